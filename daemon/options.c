@@ -88,7 +88,7 @@ static const struct option table[] = {
     {"scheduler.max_seq_len", KIND_INT, AT(max_seq_len), 0, INT32_MAX, NULL, "0",
      "maximum tokens of a sequence, prompt and answer; 0: the model's length"},
     {"scheduler.max_preemptions", KIND_INT, AT(max_preemptions), 0, 1000, NULL, "3",
-     "a sequence that was preempted this often is not preempted again"},
+     "a sequence that was preempted this often is the last of its priority to be preempted again"},
     {"scheduler.max_step_ms", KIND_INT, AT(max_step_ms), 0, 3600000, NULL, "50",
      "prompts are cut so that a step which others wait for takes no longer; 0: no bound"},
     {"scheduler.shares", KIND_SHARES, AT(shares), 0, 0, NULL, "",

@@ -2,10 +2,10 @@
  * the prefix cache.
  *
  * Sequences are looked at in fair.h's order. One begins when there are a slot, rows in the step and
- * all the blocks that its known tokens need; where it lacks a slot or blocks that are its user's
- * part, others are preempted for it (preempt.c). One that does not fit lets others pass, up to a
- * bound. One whose prefix another sequence computes, or a lower tier has, waits for that instead,
- * outside the queue. */
+ * all the blocks that its known tokens and the next one need; where it lacks a slot or blocks that
+ * are its user's part, others are preempted for it (preempt.c). One that does not fit lets others
+ * pass, up to a bound. One whose prefix another sequence computes, or a lower tier has, waits for
+ * that instead, outside the queue. */
 #include <string.h>
 
 #include "engine/core/core_impl.h"
@@ -39,8 +39,8 @@ static int32_t blocks_promised(const struct core *c)
     return n;
 }
 
-/* Blocks that s may take now. A user with nothing that runs need not heed the watermark: its first
- * sequence pushes nobody out again and again. */
+/* Blocks that s may take now. A user with nothing that runs ignores the watermark: one sequence
+ * of each user cannot cause thrashing. */
 static int64_t blocks_for(const struct core *c, const struct sequence *s, int32_t promised)
 {
     int64_t n = (int64_t)c->blocks->n_free + c->blocks->n_cached - promised;
@@ -167,7 +167,7 @@ static bool passes_sibling(const struct sequence *s)
     return s != first && !first->ran && first->state != SEQ_ENDED;
 }
 
-/* Blocks that are promised are counted up where s is admitted. */
+/* *promised grows when s is admitted. */
 static enum admission admit(struct core *c, struct step *st, struct sequence *s, int32_t *promised,
                             uint64_t now_us)
 {

@@ -12,8 +12,8 @@
  * of copies under way that hold it, and one more if it is pinned; free + cached + used = all; a
  * block is found in the prefix cache only once the step that wrote it has been committed; a block
  * that a step in flight reads or writes is neither freed nor given to another; exactly one
- * CORE_FINISHED a request; no request, no used block but pinned ones, and beside these each request
- * fits; if something fits, something runs; every request ends. */
+ * CORE_FINISHED a request; without requests only pinned blocks are in use, and each accepted
+ * request fits beside the pins; if something fits, something runs; every request ends. */
 #ifndef NVLLM_ENGINE_CORE_CORE_H
 #define NVLLM_ENGINE_CORE_CORE_H
 
@@ -34,7 +34,8 @@ struct core_options {
                                  alternate */
     int32_t max_seqs;         /* running sequences */
     int32_t max_seq_len;      /* tokens of a sequence: the model's length */
-    int32_t max_preemptions;  /* a sequence preempted so often is no victim any more; 3 */
+    int32_t max_preemptions;  /* a sequence preempted so often is the last of its class to be
+                                 preempted; 3 */
     bool prefix_cache;        /* false: blocks are shared inside one request only (n > 1) */
     bool share_all;           /* prefix_cache_scope = all: one namespace for all clients */
     bool replay;              /* what was sampled is computed again as it was first, a token a step,
@@ -83,11 +84,11 @@ enum core_reason {
 
 struct core_usage {
     int32_t prompt_tokens;
-    int32_t cached_tokens; /* of the prompt, found in the cache by choice 0 when it first ran */
+    int32_t cached_tokens; /* prompt tokens that choice 0 found in the cache on its first run */
     int32_t completion_tokens;
     int32_t preemptions;
     uint64_t arrival_us; /* core_admit */
-    uint64_t start_us;   /* first chunk scheduled; 0: never ran */
+    uint64_t start_us;   /* first slot taken; 0: never ran */
     uint64_t first_us;   /* first token committed; 0: none */
     uint64_t end_us;
 };
@@ -119,7 +120,7 @@ struct core_stats {
     int32_t seqs_running, seqs_waiting;
     int32_t requests_running, requests_waiting; /* running: at least one choice runs */
     int32_t clients;                            /* that have requests */
-    int64_t queued_tokens; /* that sequences which wait have and would compute, or find */
+    int64_t queued_tokens; /* known tokens of all waiting sequences, cached ones included */
     uint64_t queried_tokens,
         hit_tokens; /* prompt tokens looked up in and found in the prefix cache */
     uint64_t preemptions;
@@ -130,8 +131,8 @@ struct core_stats {
 int core_new(struct core **out, const struct core_options *options); /* -ENOMEM, -EINVAL */
 void core_free(struct core *c);
 
-/* Blocks that a request may come to hold: of the pool all but those pinned, save pinned ones that
- * it begins with itself. */
+/* Blocks that a request may come to hold: every unpinned block of the pool, and the pinned blocks
+ * of its own prefix. */
 int32_t core_room(const struct core *c, const struct core_request *r);
 
 /* Sets the shares of users that do not have the usual one, see fair.h. Takes over the array. */
@@ -145,16 +146,16 @@ bool core_request_bytes(size_t *out, int32_t n, int32_t n_bias, int32_t n_stop_i
 /* CORE_OK, CORE_E_…, or -ENOMEM. Blocks are not reserved here. */
 int core_admit(struct core *c, const struct core_request *r, uint64_t now_us);
 
-/* Ends a request: CORE_CHOICE_DONE for each running choice and CORE_FINISHED come at once, its
- * blocks return when no step in flight uses them. An unknown id is nothing. */
+/* Ends a request: CORE_CHOICE_DONE for each choice that has not ended and CORE_FINISHED come at
+ * once, its blocks return when no step in flight uses them. Unknown ids are ignored. */
 void core_cancel(struct core *c, uint64_t id, enum core_reason reason, uint64_t now_us);
 
 /* Ends one choice because its text is complete (a stop string). */
 void core_stop(struct core *c, uint64_t id, int32_t choice, uint64_t now_us);
 
 /* Proposes tokens [n] that may come next in a choice of a request with drafts: they are computed
- * beside the next token, and those that equal what is sampled in their place are told with it. They
- * change no token. How many are kept, at most CORE_MAX_DRAFTS: 0 while the next token is being
+ * beside the next token, and those that equal what is sampled in their place are reported with it.
+ * They change no token. How many are kept, at most CORE_MAX_DRAFTS: 0 while the next token is being
  * sampled, where the sampling needs history, and with options.replay. Drafts not planned when a
  * token is told are forgotten. */
 enum { CORE_MAX_DRAFTS = 8 };
@@ -186,7 +187,7 @@ const struct core_event *core_events(struct core *c, int32_t *n);
 
 void core_stats(const struct core *c, struct core_stats *out);
 
-/* The next step's batch would not be empty or steps are in flight. */
+/* There are requests, steps in flight or copies under way. */
 bool core_busy(const struct core *c);
 
 /* ---- inspection: the answers to the queries of inspect.h

@@ -1,8 +1,8 @@
 /* core_impl.h - the core's own state: for the core's own files, and for tests that look inside; for
  * nobody else.
  *
- * A sequence with a slot is in exactly one of the lists prefilling, decoding and draining. Draining
- * are those that run no more while a step in flight still reads or writes their blocks. */
+ * A sequence with a slot is in exactly one of the lists prefilling, decoding and draining. A
+ * draining sequence has stopped, but a step in flight still uses its blocks. */
 #ifndef NVLLM_ENGINE_CORE_CORE_IMPL_H
 #define NVLLM_ENGINE_CORE_CORE_IMPL_H
 
@@ -34,19 +34,19 @@ struct core {
     struct prefix_cache *cache;
     struct fair fair;
     struct id_map requests; /* by id */
-    struct list all;        /* the same */
+    struct list all;        /* the same requests, in order of arrival */
     struct list deadlines;  /* struct request, the next one first */
     uint64_t last_order;
 
     struct list prefilling; /* in order of admission */
     struct list decoding;   /* the least recently planned first */
     struct list draining;
-    struct list loading;
+    struct list loading; /* in SEQ_LOADING */
     int32_t n_prefilling, n_decoding;
     int64_t n_queued_tokens; /* known tokens of the sequences that wait */
     int32_t n_requests, n_requests_running;
     int64_t n_alive;     /* choices that have not ended */
-    int32_t n_returning; /* blocks that the end of those draining will free */
+    int32_t n_returning; /* blocks freed when the draining sequences finish */
 
     struct sequence **slots; /* [max_seqs] who has it, or NULL */
     int32_t *free_slots;     /* [n_free_slots] */
@@ -130,9 +130,10 @@ static inline int32_t core_n_running(const struct core *c)
 
 /* core.c */
 void core_emit(struct core *c, const struct core_event *e);
-/* Puts a sequence in the queue; lets it wait outside until its prefix is there; ends either. */
 void core_enqueue(struct sequence *s);
+/* Takes a sequence from the queue until its prefix is there. */
 void core_hold_back(struct sequence *s, enum sequence_state state, struct list *waiters);
+/* Takes it from the queue, or from where it was held back. */
 void core_unqueue(struct sequence *s);
 /* Takes a running sequence from its list: nothing is planned for it any more. Its blocks return
  * at once, or where a step in flight has it, with that step. */
@@ -154,7 +155,7 @@ void core_copy_down(struct core *c, struct step *st);
 void core_commit_copies(struct core *c, const struct step_result *r);
 
 /* drafts.c */
-/* The next token of s can be sampled in this step: the host has said what it has to. */
+/* The next token of s can be sampled in this step: any mask it needs has been set. */
 bool core_may_sample(const struct core *c, const struct step *st, const struct sequence *s);
 /* How many of its drafts s may have in the step, were there rows and blocks. */
 int32_t core_n_drafts(const struct core *c, const struct step *st, const struct sequence *s);
@@ -170,12 +171,13 @@ int32_t core_pinned_prefix(const struct core *c, struct cache_namespace *ns, con
                            int32_t n_prompt);
 
 /* preempt.c */
-/* The sequence that goes when blocks run out; NULL: only one runs. */
+/* The sequence to preempt when blocks run out; NULL: only one runs. */
 struct sequence *core_victim(const struct core *c);
 void core_preempt(struct core *c, struct sequence *s);
-/* Where the user of s, which waits, has less than its part: preempts one of a user that has more,
- * for its slot, or as many as give n blocks. They come with the steps in flight. One slot at a
- * time: once its sequence has begun, the user may not be the next any more. */
+/* Where the user of s, which waits, has less than its part, or for blocks has nothing that runs:
+ * preempts a sequence of a user that has more, for its slot, or as many as free n blocks. These
+ * become free when the steps in flight are committed. One slot at a time: once its sequence has
+ * begun, the user may not be the next any more. */
 void core_claim_slot(struct core *c, const struct sequence *s);
 void core_claim_blocks(struct core *c, const struct sequence *s, int64_t n);
 /* Whose slot s may claim; NULL: nobody's. */

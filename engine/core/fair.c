@@ -2,7 +2,7 @@
  *
  * Each user has a virtual time: the microseconds it was charged, divided by its share (Goyal, Vin
  * and Cheng, "Start-time fair queueing", 1996). Each decode and each prompt row is charged to its
- * user once, when it is planned, at what it is estimated to add to the step; what a step takes by
+ * user when it is planned, once, at what it is estimated to add to the step; what a step takes by
  * itself is split by share among the users in it. The user with the least virtual time goes next:
  * for rows of a step, for slots and for blocks. A user that comes back starts at the least virtual
  * time of those that are active, or at its own if that is greater, so idleness is no credit; and a
@@ -13,9 +13,11 @@
  *
  *     T = min over u of alone(u) / share(u)        (u of the highest class that has rows)
  *
- * but for the first row granted. So, with estimates that are right:
+ * but for the first row granted, and at most PRECISION one-decode steps. So, with estimates that
+ * are right:
  *
- * - each token of u takes at most 1 / share(u) times as long as it would take alone;
+ * - each token of u, of that class, takes at most 1 / share(u) times as long as it would take
+ * alone;
  * - of two users that want more than they get over some time, the microseconds charged, divided by
  *   the shares, differ by at most one grant of each: a row, a chunk, or, where slots are short,
  *   what the requests in the slots take;
@@ -184,7 +186,7 @@ void fair_step_begin(struct fair *f, const struct step_cost *cost)
     }
 }
 
-/* Between one decode and all of them a line: what each adds, and the rest. */
+/* Prices decodes on the line between one decode and all of them; the rest is base_us. */
 static void set_price(struct fair *f, int32_t decodes)
 {
     const double one = step_cost_us(f->cost, 1, 0);

@@ -39,7 +39,7 @@ struct fair_user {
 
     /* Of the step being planned, from fair_step_begin() on. */
     int32_t decodes;            /* that its running sequences could have */
-    int32_t rows[FAIR_CLASSES]; /* prompt rows, of at least this class, up to a step's rows */
+    int32_t rows[FAIR_CLASSES]; /* prompt rows wanted by this class and above, up to a step's */
     int32_t klass;              /* the highest of these; -1: none */
     int32_t n_planned;          /* of both */
     double quota_us;            /* its part of the step, if it wants so much */
@@ -95,9 +95,9 @@ void fair_leave(struct fair *f, struct fair_user *u);
 
 void fair_push(struct fair_item *item);
 void fair_remove(struct fair_item *item);
-/* The next to be admitted: class first; then users without skipped items; then virtual time, with
- * what the user has admitted and not computed yet; then arrival. Closed users are left out. NULL:
- * none. */
+/* The next to be admitted: class first; then the users with the fewest skipped items; then virtual
+ * time, with what the user has admitted and not computed yet; then arrival. Closed users are left
+ * out. NULL: none. */
 struct fair_item *fair_top(const struct fair *f);
 
 /* Overtaking. An item that does not fit is skipped, out of the queue until all are put back; others

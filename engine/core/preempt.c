@@ -43,8 +43,8 @@ static bool may_yield(const struct core *c, const struct sequence *v, const stru
            u->vtime >= claims->vtime && (what == SLOTS || v->n_taken > 0) && excess(c, u, what) > 0;
 }
 
-/* The lowest class; those not preempted max_preemptions times; the user furthest over its part; the
- * newest. */
+/* Order of preemption: the lowest class first; then sequences not yet preempted max_preemptions
+ * times; then the user furthest over its part; then the newest. */
 static bool goes_before(const struct core *c, const struct sequence *a, const struct sequence *b,
                         enum resource what)
 {

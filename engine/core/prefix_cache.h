@@ -13,7 +13,8 @@
  * A chain is named by its last node, or by the root of its namespace, as one number. The number of
  * a node that is gone is not used again: a chain with that name finds nothing.
  *
- * The core reads the fields; prefix_cache.c alone changes them. Owned by the engine thread. */
+ * The core reads the fields; prefix_cache.c changes them, and admission counts hits. Owned by the
+ * engine thread. */
 #ifndef NVLLM_ENGINE_CORE_PREFIX_CACHE_H
 #define NVLLM_ENGINE_CORE_PREFIX_CACHE_H
 
@@ -151,8 +152,8 @@ int32_t prefix_cache_remove(struct prefix_cache *p, struct node *n);
 /* ---- tiers */
 
 /* A block of the tier to write to, with one reference: a free one, or else a cached one, dropped
- * from its node. Of these it is one that no tier above has, if there is one among the `within`
- * released first: a block that is copied down never displaces one that would be copied down again.
+ * from its node. Of these it is one that no tier above has, among the `within` released
+ * first, or none: a block that is copied down never displaces one that would be copied down again.
  * BLOCKS_OK, BLOCKS_E_EMPTY. */
 int prefix_cache_take(struct prefix_cache *p, enum tier tier, int32_t within, int32_t *block_id);
 

@@ -16,10 +16,9 @@
 
 enum { PROMPT_PART = 8 }; /* 1/8 of a step's rows, or of the steps, is for prompts before decodes */
 
-/* Rows of a step that make good products of matrices: so many are computed at a time, and of many
- * rows so many are an even share for each of a GPU's multiprocessors. (Products of 8B's layers on
- * an H200: 17.7 us a row at 1,024, 18.6 at 1,152, 19.0 at 1,408.) They also make few sizes occur.
- */
+/* Rows of a step that make good matrix products: 128 are computed at a time, and multiples of 1,024
+ * divide evenly among a GPU's multiprocessors. (Products of 8B's layers on an H200: 17.7 us a row
+ * at 1,024, 18.6 at 1,152, 19.0 at 1,408.) They also make few sizes occur. */
 static const int32_t row_tiles[] = {1024, 128};
 
 /* The step being planned. */
@@ -50,8 +49,8 @@ static bool take_block(struct core *c, struct sequence *s)
 /* As take_block, but preempts where there is none. False: none in this step, because the blocks
  * freed come back with a step in flight, or s itself was preempted.
  *
- * From a preemption on admission leaves each running sequence room to grow, less with each one that
- * ends: otherwise the one preempted would be back at once and push out the next. (256 requests of
+ * After a preemption, admission keeps a reserve, the watermark, that shrinks as sequences end:
+ * otherwise the preempted sequence would be back at once and push out the next. (256 requests of
  * about 1,100 tokens on 2,000 to 10,000 blocks of 16: a third of the preemptions, as many steps.)
  */
 static bool take_block_or_preempt(struct core *c, struct sequence *s)
@@ -334,8 +333,8 @@ static void grant_decode(struct core *c, struct plan *p, struct fair_user *u)
         p->n_rows += plan_decode(c, p->step, s, drafts < left ? (int32_t)drafts : left);
 }
 
-/* A chunk takes no more than what is left of the step, and at first of the user's quota, rounded up
- * as for decodes; but a row at least. */
+/* A chunk takes no more than what is left of the step, and in the first pass of the user's quota,
+ * rounded up; but a row at least. */
 static void grant_chunk(struct core *c, struct plan *p, struct fair_user *u)
 {
     const double row_us = c->fair.row_us;

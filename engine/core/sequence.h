@@ -1,7 +1,7 @@
 /* sequence.h - one request and the timelines of its choices.
  *
- * Plain data shared by the files of the core, with the functions that need nothing else;
- * schedule.c, commit.c and core.c change it. */
+ * Plain data that the files of the core share and change, with the functions that need nothing
+ * else. */
 #ifndef NVLLM_ENGINE_CORE_SEQUENCE_H
 #define NVLLM_ENGINE_CORE_SEQUENCE_H
 
@@ -33,7 +33,7 @@ struct sequence {
     struct list waiters;   /* sequences that wait for what this one computes */
     int32_t prefix_blocks; /* WAITING_PREFIX: until so many are written */
     int32_t n_lacking;     /* WAITING: blocks it needs, where it did not fit; else 0 */
-    uint64_t retry_step;   /* WAITING: it is looked up again by then */
+    uint64_t retry_step;   /* WAITING: its prefix is looked up again by this step */
 
     int32_t *generated; /* [cap_generated] */
     int32_t n_generated, cap_generated;
@@ -54,9 +54,9 @@ struct sequence {
     int32_t n_table;
     int32_t n_planned;     /* positions of steps planned so far */
     int32_t n_written;     /* positions of steps committed */
-    int32_t n_sampling;    /* rows sampled from in steps in flight: 0 .. 2 */
+    int32_t n_sampling;    /* steps in flight that sample from it: 0 .. 2 */
     uint64_t chain;        /* of its listed blocks; 0: no more are listed */
-    int32_t n_taken;       /* blocks of the table that were not found, while it runs */
+    int32_t n_taken;       /* blocks of the table that it allocated, while it runs */
     int32_t n_chained;     /* blocks at the start of the table that are written and listed */
     int32_t n_returning;   /* draining: blocks that its end frees */
     uint64_t last_step;    /* the last one it takes part in */
@@ -69,7 +69,7 @@ struct sequence {
 
 struct request {
     uint64_t id;
-    struct list in_core;     /* of all that are not forgotten */
+    struct list in_core;     /* link in core.all */
     struct list by_deadline; /* while deadline_us > 0 */
     uint64_t deadline_us;
     enum core_priority priority;

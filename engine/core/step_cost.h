@@ -28,7 +28,8 @@ void step_cost_learn(struct step_cost *c, int32_t n_decodes, int32_t n_rows, dou
 /* What such a step takes; 0: unknown. Never less for more. */
 double step_cost_us(const struct step_cost *c, int32_t n_decodes, int32_t n_rows);
 
-/* Prompt rows that a step may have beside so many decodes by max_step_us; INT32_MAX: any. */
+/* Prompt rows that a step may have beside so many decodes: what max_step_us leaves, or three times
+ * the decodes' time where that is longer, and a few at least; INT32_MAX: any. */
 int32_t step_cost_rows(const struct step_cost *c, int32_t n_decodes);
 
 #endif
