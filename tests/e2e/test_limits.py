@@ -336,10 +336,10 @@ class OfOneUser(Case):
             for i in range(1000, 1008):
                 w.send(i, generate={**large, "n": 1})
             ends = [a.error for a in w.collect(range(1000, 1008)).values()]
-            self.assertIn(None, ends)
-            self.assertGreater(len(set(map(bool, ends))), 1)
+            self.assertTrue(any(ends))  # on a slow machine all of them
             for error in filter(None, ends):
                 self.busy(error, "request_bytes_per_uid", 1 << 20)
+            self.assertIsNone(w.generate(**{**large, "n": 1}).error)  # the memory is back
             self.assertIsNone(other.generate(**SHORT).error)
         with self.instant_daemon(300, "limits.request_bytes=1M") as d, roles.connect(d, roles.USER) as w:
             self.assertEqual(w.generate(**large).error["limit"], "limits.request_bytes")
