@@ -201,7 +201,7 @@ static int check_group(const struct listener_options *o, struct err *e)
     gid_t gid = 0;
     int r = rights_find_group(&gid, o->group, o->group_option, e);
 
-    if (r < 0 || !*o->group || geteuid() == 0 || group_member(gid))
+    if (r < 0 || !*o->group || geteuid() == 0 || getegid() == gid || group_member(gid))
         return r;
     return err_set(e, -EPERM, "%s: %s gets the socket from its members alone", o->group_option,
                    o->group);

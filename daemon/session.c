@@ -474,7 +474,8 @@ void sessions_settle(struct server *s)
 {
     struct session *one;
 
-    server_settled(s);
+    connections_flush(&s->connections);
+    server_settled(s); /* frames taken while flushing count, too */
     connections_flush(&s->connections);
     shed_all(s);
     while ((one = connections_next_gone(&s->connections))) {

@@ -42,7 +42,7 @@ static void *arena_take(struct unpacked *u, size_t n)
     void *p;
 
     if (c->cap - c->used < n) {
-        size_t cap = c->cap < CHUNK_MAX_BYTES ? 2 * c->cap : c->cap;
+        size_t cap = c->cap < CHUNK_MAX_BYTES / 2 ? 2 * c->cap : CHUNK_MAX_BYTES;
 
         if (cap < n)
             cap = n;

@@ -213,7 +213,7 @@ enum nvllm_code client_wait(struct nvllm_client *c, int64_t deadline, struct nvl
     left = clock_left_ms(deadline);
     if (left == 0)
         return error_copy(err, &none_in_time);
-    own = nvllm_timeout(c);
+    own = clock_left_ms(own_deadline(c)); /* queued events of other requests wake nobody */
     p.events =
         (short)((wants & NVLLM_WANT_READ ? POLLIN : 0) | (wants & NVLLM_WANT_WRITE ? POLLOUT : 0));
     poll(&p, 1, own >= 0 && (left < 0 || own < left) ? own : left);
