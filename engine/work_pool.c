@@ -40,9 +40,11 @@ void work_queue_add(struct work_queue *q, struct work *w, uint64_t client)
 {
     w->client = client;
     w->round = q->round + 1;
-    LIST_EACH (struct work, other, link, &q->works)
-        if (other->client == client)
-            w->round = other->round + 1;
+    for (struct list *l = q->works.prev; l != &q->works; l = l->prev)
+        if (work_of(l)->client == client) {
+            w->round = work_of(l)->round + 1;
+            break;
+        }
     list_insert(&q->works, &w->link, round_less);
 }
 

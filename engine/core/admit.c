@@ -69,13 +69,20 @@ void core_needs(struct core *c, const struct sequence *s, int32_t *needed, int32
 
 /* ---- prefixes that another sequence computes */
 
-/* Of the first max blocks of s, how many a knows with the same tokens. */
+/* Of the first max blocks of s, how many a knows with the same tokens. chain: what s has found, and
+ * a has not listed more; where a's is a part of it, that need not be compared. */
 static int32_t equal_blocks(struct core *c, const struct sequence *a, const struct sequence *s,
-                            int32_t max)
+                            uint64_t chain, int32_t max)
 {
+    const struct node *of_a = prefix_cache_node(c->cache, a->chain);
+    const struct node *of_s = prefix_cache_node(c->cache, chain);
     const int32_t len = c->options.block_len;
-    int32_t n = 0;
+    int32_t n = of_a->depth + 1;
 
+    while (of_s->depth > of_a->depth)
+        of_s = of_s->parent;
+    if (of_s != of_a)
+        return 0;
     while (n < max && memcmp(sequence_tokens(a, n * len, len, c->block_tokens),
                              sequence_tokens(s, n * len, len, c->block_tokens + len),
                              (size_t)len * sizeof(int32_t)) == 0)
@@ -97,7 +104,8 @@ static int32_t positions_to_come(const struct core *c, const struct sequence *a,
 
 /* Where another sequence computes the block after the n that s found, s waits until that one has
  * written all that both begin with. max is how many blocks s can use. */
-static bool wait_for_prefix(struct core *c, struct sequence *s, int32_t n, int32_t max)
+static bool wait_for_prefix(struct core *c, struct sequence *s, int32_t n, int32_t max,
+                            uint64_t chain)
 {
     const int64_t len = c->options.block_len;
 
@@ -109,7 +117,7 @@ static bool wait_for_prefix(struct core *c, struct sequence *s, int32_t n, int32
             !prefix_cache_node(c->cache, a->chain))
             continue;
         end = positions_to_come(c, a, s) / (int32_t)len;
-        if (end <= n || (end = equal_blocks(c, a, s, least(end, max))) <= n)
+        if (end <= n || (end = equal_blocks(c, a, s, chain, least(end, max))) <= n)
             continue;
         core_hold_back(s, SEQ_WAITING_PREFIX, &a->waiters);
         s->prefix_blocks = end;
@@ -186,7 +194,7 @@ static enum admission admit(struct core *c, struct step *st, struct sequence *s,
            prefix_cache_hold(c->cache, &chain, sequence_tokens(s, n * len, len, c->block_tokens),
                              &table[n]))
         n++;
-    if (!wait_for_prefix(c, s, n, max)) {
+    if (!wait_for_prefix(c, s, n, max, chain)) {
         s->n_lacking = blocks_to_begin(c, s) - n;
         if (!alone && (s->n_lacking > blocks_for(c, s, *promised) ||
                        !fair_may_pass(&c->fair, &s->item, s->n_lacking, core_pool(c)))) {

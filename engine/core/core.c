@@ -265,7 +265,11 @@ int core_admit(struct core *c, const struct core_request *r, uint64_t now_us)
 
 void core_wake(struct core *c, struct sequence *writer, bool all)
 {
-    SEQUENCE_EACH (s, &writer->waiters) {
+    /* From the last one on: each is then queued before those already there, in constant time. */
+    for (struct list *l = writer->waiters.prev, *before; l != &writer->waiters; l = before) {
+        struct sequence *s = CONTAINER_OF(l, struct sequence, link);
+
+        before = l->prev;
         if (!all && (PLANT(PLANT_LOST_WAKE) ||
                      (int64_t)s->prefix_blocks * c->options.block_len > writer->n_written))
             continue;

@@ -7,7 +7,7 @@
 #include "engine/util/must.h"
 #include "engine/util/plant.h"
 
-enum { MAX_IDLE = 1024 }; /* accounts kept of idle users; those of later ones are forgotten */
+enum { MAX_IDLE = 1024 }; /* accounts kept of idle users; of more, the least charged is forgotten */
 
 void fair_init(struct fair *f)
 {
@@ -102,6 +102,9 @@ int fair_join(struct fair *f, struct fair_user **out, uint64_t id)
 
 void fair_leave(struct fair *f, struct fair_user *u)
 {
+    struct fair_user *least = NULL;
+    size_t at = 0;
+
     must(u->n_joined > 0);
     if (--u->n_joined > 0)
         return;
@@ -112,6 +115,9 @@ void fair_leave(struct fair *f, struct fair_user *u)
     f->vtime = fmax(f->vtime, u->vtime);
     if (f->users.n - (size_t)f->n_active <= MAX_IDLE)
         return;
-    must(id_map_take(&f->users, u->id) == u);
-    free(u);
+    while ((u = id_map_next(&f->users, &at)))
+        if (u->n_joined == 0 && (!least || u->vtime < least->vtime))
+            least = u;
+    must(id_map_take(&f->users, least->id) == least);
+    free(least);
 }
