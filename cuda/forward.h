@@ -7,6 +7,7 @@
 
 #include "cuda/gemm.h"
 #include "cuda/kernels/kernels.h"
+#include "cuda/kernels/resident/resident.h"
 #include "engine/model/weights.h"
 
 enum { FORWARD_SPARE_ROWS = 128 }; /* prompts begin at any row there, and end at a rounded one */

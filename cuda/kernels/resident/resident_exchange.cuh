@@ -16,6 +16,7 @@
 #define NVLLM_CUDA_KERNELS_RESIDENT_RESIDENT_EXCHANGE_CUH
 
 #include "cuda/kernels/common.cuh"
+#include "cuda/kernels/resident/resident.h"
 
 typedef uint64_t tagged_word;
 

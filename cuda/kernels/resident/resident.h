@@ -1,0 +1,85 @@
+/* resident.h - the whole decode step of few rows, embedding to logits, as one kernel whose blocks
+ * stay on their multiprocessors. Compute capability 9.0 alone.
+ *
+ * Blocks hand each other results as messages through memory, see resident_exchange.cuh. */
+#ifndef NVLLM_CUDA_KERNELS_RESIDENT_RESIDENT_H
+#define NVLLM_CUDA_KERNELS_RESIDENT_RESIDENT_H
+
+#include "cuda/kernels/kernels.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum {
+    RESIDENT_MAX_ROWS = 16,
+    RESIDENT_MAX_GROUP = 8,     /* query heads of a KV head */
+    RESIDENT_MAX_COLUMNS = 128, /* of q, k, v or of the residual that one block computes */
+    RESIDENT_COPIES = 4,        /* of exchanged data, so that fewer blocks poll one line of L2 */
+};
+
+/* Of layer 0; those of layer i are i * layer_stride elements further. As in layer_weights. */
+struct resident_weights {
+    const uint16_t *attn_norm, *qkv, *qkv_bias, *q_norm, *k_norm, *o, *mlp_norm, *gate_up, *down;
+    int64_t layer_stride;
+    const uint16_t *embed, *lm_head, *norm;
+};
+
+struct resident {
+    struct resident_weights w;
+    int n_layers, hidden, ffn, n_heads, vocab_size;
+    float eps;
+    const float *rope; /* rope_table() */
+    struct kv_pool kv;
+    struct step_view step;  /* decodes alone: row i is sequence i */
+    const int32_t *sampled; /* by rows of the step before */
+    float *logits;          /* of counts->n_rows rows, stride logits_stride */
+    int64_t logits_stride;
+    void *exchange;   /* resident_exchange_bytes(), by resident_clear() once */
+    int max_rows;     /* counts->n_tokens is at most that */
+    int n_blocks;     /* one a multiprocessor */
+    long long *marks; /* for benchmarks that are built for it: clocks, [n_blocks, RESIDENT_MARKS] */
+};
+
+enum { RESIDENT_MARKS = 1024 };
+
+/* What depends on the model and on the number of blocks alone. */
+size_t resident_exchange_bytes(const struct resident *r);
+
+/* Bytes at the beginning of each of the RESIDENT_COPIES equal parts of the exchange that are all
+ * ones between two steps: sentinels. For tests. */
+size_t resident_sentinel_bytes(const struct resident *r);
+
+/* Whether the kernel can compute steps of up to r->max_rows rows: the model's shape, and whether
+ * activations of so many rows leave shared memory for the weights on their way. */
+bool resident_supports(const struct resident *r);
+
+/* Tags for a run: counts->tag is the one after *last, and each layer takes one. No tag may recur
+ * while words that bear it may still lie in memory, and none may be UINT32_MAX. Returns whether
+ * tags start again: then resident_clear() comes first, after the earlier runs. *last is 0 at the
+ * start. */
+static inline bool resident_take_tags(uint32_t *tag, uint32_t *last, int n_layers)
+{
+    const uint32_t n = (uint32_t)n_layers + 1;
+    const bool again = *last >= UINT32_MAX - n;
+
+    if (again)
+        *last = 0;
+    *tag = *last + 1;
+    *last += n;
+    return again;
+}
+
+/* Enqueues that the exchange holds nothing: once at the start, and where tags start again. */
+cudaError_t resident_clear(const struct launch *l, const struct resident *r);
+
+/* False where the kernel was not compiled for 9.0a: it is empty then. */
+cudaError_t resident_compiled(bool *out);
+cudaError_t resident_init(void); /* once a device: its shared memory is over the default */
+cudaError_t resident_run(const struct launch *l, const struct resident *r);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif
