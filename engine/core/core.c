@@ -12,12 +12,12 @@
 #include "engine/util/must.h"
 #include "engine/util/plant.h"
 
-static struct request *request_of_deadline(const struct list *n)
+static struct request *request_of_deadline(const struct heap_node *n)
 {
     return CONTAINER_OF(n, struct request, by_deadline);
 }
 
-static bool deadline_less(const struct list *a, const struct list *b)
+static bool deadline_less(const struct heap_node *a, const struct heap_node *b)
 {
     return request_of_deadline(a)->deadline_us < request_of_deadline(b)->deadline_us;
 }
@@ -74,7 +74,7 @@ int core_new(struct core **out, const struct core_options *options)
     list_init(&c->prefilling);
     list_init(&c->decoding);
     list_init(&c->draining);
-    list_init(&c->deadlines);
+    heap_init(&c->deadlines, deadline_less);
     fair_init(&c->fair);
     rc = core_tiers_init(c);
     if (rc == 0)
@@ -252,7 +252,7 @@ int core_admit(struct core *c, const struct core_request *r, uint64_t now_us)
     }
     list_append(&c->all, &q->in_core);
     if (q->deadline_us)
-        list_insert(&c->deadlines, &q->by_deadline, deadline_less);
+        heap_insert(&c->deadlines, &q->by_deadline);
     for (int32_t i = 0; i < q->n; i++)
         core_enqueue(&q->choices[i]);
     c->n_queued_tokens += (int64_t)q->n * q->n_prompt;
@@ -346,7 +346,7 @@ static void finish_request(struct core *c, struct request *q, uint64_t now_us)
     must(id_map_take(&c->requests, q->id) == q);
     list_remove(&q->in_core);
     if (q->deadline_us)
-        list_remove(&q->by_deadline);
+        heap_remove(&c->deadlines, &q->by_deadline);
     fair_leave(&c->fair, q->user);
     q->user = NULL;
     c->n_requests--;
@@ -432,8 +432,8 @@ void core_stop(struct core *c, uint64_t id, int32_t choice, uint64_t now_us)
 
 uint64_t core_expire(struct core *c, uint64_t now_us)
 {
-    while (!list_empty(&c->deadlines)) {
-        struct request *q = request_of_deadline(c->deadlines.next);
+    for (const struct heap_node *n; (n = heap_top(&c->deadlines));) {
+        struct request *q = request_of_deadline(n);
 
         if (q->deadline_us > now_us)
             return q->deadline_us;

@@ -10,6 +10,7 @@
 #include "engine/core/blocks.h"
 #include "engine/core/core.h"
 #include "engine/core/fair.h"
+#include "engine/util/heap.h"
 #include "engine/util/id_map.h"
 #include "engine/inspect.h"
 #include "engine/util/list.h"
@@ -35,7 +36,7 @@ struct core {
     struct fair fair;
     struct id_map requests; /* by id */
     struct list all;        /* the same requests, in order of arrival */
-    struct list deadlines;  /* struct request, the next one first */
+    struct heap deadlines;  /* struct request */
     uint64_t last_order;
 
     struct list prefilling; /* in order of admission */

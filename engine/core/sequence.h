@@ -10,6 +10,7 @@
 
 #include "engine/core/core.h"
 #include "engine/core/fair.h"
+#include "engine/util/heap.h"
 #include "engine/util/list.h"
 #include "engine/core/prefix_cache.h"
 
@@ -69,8 +70,8 @@ struct sequence {
 
 struct request {
     uint64_t id;
-    struct list in_core;     /* link in core.all */
-    struct list by_deadline; /* while deadline_us > 0 */
+    struct list in_core;          /* link in core.all */
+    struct heap_node by_deadline; /* while deadline_us > 0 */
     uint64_t deadline_us;
     enum core_priority priority;
     uint64_t client_id;
