@@ -280,12 +280,11 @@ int engine_start(struct engine *g, const struct engine_request *r)
 
 size_t engine_request_bytes(const struct engine_request *r)
 {
-    size_t told, scheduled, bytes;
+    const uint64_t scheduled =
+        core_request_bytes(r->n, r->sampling.n_bias, r->sampling.n_stop_ids + MODEL_MAX_EOS);
+    size_t told, bytes;
 
-    if (!generation_bytes(&told, r) ||
-        !core_request_bytes(&scheduled, r->n, r->sampling.n_bias,
-                            r->sampling.n_stop_ids + MODEL_MAX_EOS) ||
-        !size_add(&bytes, told, scheduled) || !size_add(&bytes, bytes, sizeof(struct job)))
+    if (!generation_bytes(&told, r) || !size_add(&bytes, told, scheduled + sizeof(struct job)))
         return SIZE_MAX;
     return bytes;
 }

@@ -7,7 +7,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
-#include "engine/core/step_cost.h"
+#include "engine/step_cost.h"
 #include "engine/engine.h"
 #include "engine/text/text_stream.h"
 #include "engine/util/id_map.h"

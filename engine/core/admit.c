@@ -9,8 +9,6 @@
 #include <string.h>
 
 #include "engine/core/core_impl.h"
-#include "engine/util/must.h"
-#include "engine/util/plant.h"
 
 enum {
     LOOK_AHEAD = 32,  /* waiting sequences that one step finds not to fit */
@@ -153,7 +151,7 @@ static void begin(struct core *c, struct sequence *s, int32_t n_found, uint64_t 
         c->n_requests_running++;
     q->user->n_running++;
     s->loaded = s->tried_load = false;
-    s->n_lacking = s->item.n_passed = 0;
+    s->n_lacking = s->n_passed = 0;
     if (n_found > 0)
         prefix_cache_first(prefix_cache_node(c->cache, chain))->hits++;
     if (s->ran)
@@ -197,11 +195,11 @@ static enum admission admit(struct core *c, struct step *st, struct sequence *s,
     if (!wait_for_prefix(c, s, n, max, chain)) {
         s->n_lacking = blocks_to_begin(c, s) - n;
         if (!alone && (s->n_lacking > blocks_for(c, s, *promised) ||
-                       !fair_may_pass(&c->fair, &s->item, s->n_lacking, core_pool(c)))) {
+                       !fair_may_pass(&c->fair, s, core_pool(c)))) {
             s->retry_step = c->planned + RETRY_STEPS;
             result = NO_ROOM;
         } else if (!core_load(c, st, s, n, max, chain)) {
-            fair_pass(&c->fair, &s->item, s->n_lacking, core_pool(c));
+            fair_pass(&c->fair, s, core_pool(c));
             *promised += s->n_lacking;
             begin(c, s, n, chain, now_us);
             core_count_runnable(c, st, s);
@@ -230,23 +228,22 @@ static bool may_begin(struct core *c, const struct sequence *s, int32_t promised
 void core_admit_waiting(struct core *c, struct step *st, uint64_t now_us)
 {
     int32_t n_vain = 0, promised = blocks_promised(c);
-    struct fair_item *item;
+    struct sequence *s;
 
-    while (n_vain < LOOK_AHEAD && (item = fair_top(&c->fair))) {
-        struct sequence *s = CONTAINER_OF(item, struct sequence, item);
+    while (n_vain < LOOK_AHEAD && (s = fair_top(&c->fair))) {
         enum admission result;
 
         if (!may_begin(c, s, promised)) {
-            item->user->closed = true;
+            s->request->user->closed = true;
             continue;
         }
         result = admit(c, st, s, &promised, now_us);
         n_vain += result != ADMITTED;
         if (result != NO_ROOM)
             continue;
-        if (item->user->n_skipped == 0)
+        if (s->request->user->n_skipped == 0)
             core_claim_blocks(c, s, s->n_lacking - blocks_for(c, s, promised) - c->n_returning);
-        fair_skip(&c->fair, item);
+        fair_skip(&c->fair, s);
     }
     fair_unskip(&c->fair);
 }

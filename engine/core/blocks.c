@@ -38,37 +38,36 @@ static struct block *block_of(const struct list *l)
     return CONTAINER_OF(l, struct block, link);
 }
 
-/* Puts a block without references where it belongs. */
-static void settle(struct blocks *b, struct block *k, bool released)
+static bool is_older(const struct list *a, const struct list *b)
 {
-    struct list *at = released ? &b->cached : b->cached.next;
-
-    if (!k->node) {
-        list_append(&b->free, &k->link);
-        b->n_free++;
-        return;
-    }
-    if (released)
-        k->released = ++b->n_released;
-    while (at != &b->cached && block_of(at)->released < k->released)
-        at = at->next;
-    list_append(at, &k->link);
-    b->n_cached++;
+    return block_of(a)->released < block_of(b)->released;
 }
 
-int blocks_take(struct blocks *b, int32_t *block_id)
+/* Puts a block without references where it belongs. */
+static void settle(struct blocks *b, struct block *k)
+{
+    if (k->node) {
+        list_insert(&b->cached, &k->link, is_older);
+        b->n_cached++;
+    } else {
+        list_append(&b->free, &k->link);
+        b->n_free++;
+    }
+}
+
+bool blocks_take(struct blocks *b, int32_t *block_id)
 {
     struct block *k;
 
     if (b->n_free == 0)
-        return BLOCKS_E_EMPTY;
+        return false;
     k = block_of(b->free.prev);
     *block_id = (int32_t)(k - b->block);
     must(k->refs == 0 && !k->node);
     list_remove(&k->link);
     b->n_free--;
     k->refs = 1;
-    return BLOCKS_OK;
+    return true;
 }
 
 void blocks_ref(struct blocks *b, int32_t block_id)
@@ -82,23 +81,20 @@ void blocks_ref(struct blocks *b, int32_t block_id)
     b->n_cached--;
 }
 
-static void unref(struct blocks *b, int32_t block_id, bool released)
+void blocks_put_back(struct blocks *b, int32_t block_id)
 {
     struct block *k = block_at(b, block_id);
 
     must(k->refs > 0);
     if (--k->refs == 0)
-        settle(b, k, released);
+        settle(b, k);
 }
 
 void blocks_unref(struct blocks *b, int32_t block_id)
 {
-    unref(b, block_id, true);
-}
-
-void blocks_put_back(struct blocks *b, int32_t block_id)
-{
-    unref(b, block_id, false);
+    if (blocks_refs(b, block_id) == 1)
+        block_at(b, block_id)->released = ++b->n_released;
+    blocks_put_back(b, block_id);
 }
 
 void blocks_list(struct blocks *b, int32_t block_id, struct node *node)
@@ -111,7 +107,7 @@ void blocks_list(struct blocks *b, int32_t block_id, struct node *node)
         return;
     list_remove(&k->link);
     b->n_cached--;
-    settle(b, k, false);
+    settle(b, k);
 }
 
 int32_t blocks_next_cached(const struct blocks *b, int32_t block_id)

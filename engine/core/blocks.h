@@ -34,12 +34,8 @@ struct blocks {
 int blocks_new(struct blocks **out, int32_t n_blocks); /* -ENOMEM */
 void blocks_free(struct blocks *b);
 
-enum {
-    BLOCKS_OK,
-    BLOCKS_E_EMPTY, /* no free block; cached ones may be left */
-};
-
-int blocks_take(struct blocks *b, int32_t *block_id);  /* a free block, with one reference */
+/* A free block, with one reference. False: there is none; cached ones may be left. */
+bool blocks_take(struct blocks *b, int32_t *block_id);
 void blocks_ref(struct blocks *b, int32_t block_id);   /* of a held or a cached block */
 void blocks_unref(struct blocks *b, int32_t block_id); /* the last one frees or caches it */
 /* The same, but a block that is then cached takes the place that it had before it was held. */

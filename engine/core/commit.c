@@ -2,8 +2,6 @@
 #include <string.h>
 
 #include "engine/core/core_impl.h"
-#include "engine/util/must.h"
-#include "engine/util/plant.h"
 
 static bool is_stop_id(const struct sampling *s, int32_t id)
 {
@@ -129,8 +127,8 @@ void core_commit(struct core *c, const struct step_result *result, uint64_t now_
 
     c->cache->now_us = now_us;
     must(core_in_flight(c) > 0);
-    must(result->step == st->number && result->n_rows == st->batch->n_rows);
-    for (int32_t i = 0; i < st->n_entries; i++)
+    must(result->step == st->head.step && result->n_rows == st->batch->n_rows);
+    for (int32_t i = 0; i < st->head.n_seqs; i++)
         commit_entry(c, &st->entries[i], result, now_us);
     core_commit_copies(c, result);
     c->committed++; /* only now: until here each of this step's sequences must keep its blocks */

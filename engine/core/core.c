@@ -7,10 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "engine/util/checked.h"
 #include "engine/core/core_impl.h"
-#include "engine/util/must.h"
-#include "engine/util/plant.h"
 
 static struct request *request_of_deadline(const struct heap_node *n)
 {
@@ -108,7 +105,7 @@ void core_free(struct core *c)
         core_end_request(c, CONTAINER_OF(c->all.next, struct request, in_core),
                          CORE_REASON_CANCELLED, 0);
     while (!list_empty(&c->draining))
-        core_drained(c, CONTAINER_OF(c->draining.next, struct sequence, link));
+        core_drained(c, sequence_of(c->draining.next));
     for (int i = 0; i < BACKEND_IN_FLIGHT; i++)
         step_deinit(&c->steps[i]);
     prefix_cache_free(c->cache);
@@ -163,20 +160,13 @@ const struct core_event *core_events(struct core *c, int32_t *n)
 void core_enqueue(struct sequence *s)
 {
     s->state = SEQ_WAITING;
-    s->item = (struct fair_item){
-        .user = s->request->user,
-        .order = s->order,
-        .klass = (int32_t)s->request->priority,
-        .front = s->n_preempted > 0,
-        .n_passed = s->item.n_passed,
-    };
-    fair_push(&s->item);
+    fair_push(s);
 }
 
 void core_unqueue(struct sequence *s)
 {
     if (s->state == SEQ_WAITING)
-        fair_remove(&s->item);
+        fair_remove(s);
     else
         list_remove(&s->link);
 }
@@ -199,19 +189,14 @@ int32_t core_room(const struct core *c, const struct core_request *r)
     return c->options.n_blocks - n_pinned + core_pinned_prefix(c, ns, r->prompt, r->n_prompt);
 }
 
-bool core_request_bytes(size_t *out, int32_t n, int32_t n_bias, int32_t n_stop_ids)
+uint64_t core_request_bytes(int32_t n, int32_t n_bias, int32_t n_stop_ids)
 {
-    size_t bytes, bias, stop_ids;
+    const uint64_t request = sizeof(struct request) + sizeof(struct core_event);
+    const uint64_t choice = sizeof(struct sequence) + sizeof(struct core_event);
 
-    must(n >= 1 && n_bias >= 0 && n_stop_ids >= 0);
-    if (!size_mul(&bytes, (size_t)n, sizeof(struct sequence) + sizeof(struct core_event)) ||
-        !size_add(&bytes, bytes, sizeof(struct request) + sizeof(struct core_event)) ||
-        !size_mul(&bias, (size_t)n_bias, sizeof(struct logit_bias)) ||
-        !size_mul(&stop_ids, (size_t)n_stop_ids, sizeof(int32_t)) ||
-        !size_add(&bytes, bytes, bias) || !size_add(&bytes, bytes, stop_ids))
-        return false;
-    *out = bytes;
-    return true;
+    must(n >= 1 && n_bias >= 0 && n_stop_ids >= 0); /* three 31-bit counts: no sum overflows */
+    return request + (uint64_t)n * choice + (uint64_t)n_bias * sizeof(struct logit_bias) +
+           (uint64_t)n_stop_ids * sizeof(int32_t);
 }
 
 /* No step in flight has a row of it: nothing of it can be listed any more. */
@@ -267,7 +252,7 @@ void core_wake(struct core *c, struct sequence *writer, bool all)
 {
     /* From the last one on: each is then queued before those already there, in constant time. */
     for (struct list *l = writer->waiters.prev, *before; l != &writer->waiters; l = before) {
-        struct sequence *s = CONTAINER_OF(l, struct sequence, link);
+        struct sequence *s = sequence_of(l);
 
         before = l->prev;
         if (!all && (PLANT(PLANT_LOST_WAKE) ||
@@ -422,12 +407,20 @@ void core_cancel(struct core *c, uint64_t id, enum core_reason reason, uint64_t 
         core_end_request(c, q, reason, now_us);
 }
 
-void core_stop(struct core *c, uint64_t id, int32_t choice, uint64_t now_us)
+struct sequence *core_choice(struct core *c, uint64_t id, int32_t choice)
 {
     struct request *q = id_map_get(&c->requests, id);
+    struct sequence *s = q && choice >= 0 && choice < q->n ? &q->choices[choice] : NULL;
 
-    if (q && choice >= 0 && choice < q->n && q->choices[choice].state != SEQ_ENDED)
-        end_choice_without_token(c, &q->choices[choice], CORE_REASON_STOP, now_us);
+    return s && s->state != SEQ_ENDED ? s : NULL;
+}
+
+void core_stop(struct core *c, uint64_t id, int32_t choice, uint64_t now_us)
+{
+    struct sequence *s = core_choice(c, id, choice);
+
+    if (s)
+        end_choice_without_token(c, s, CORE_REASON_STOP, now_us);
 }
 
 uint64_t core_expire(struct core *c, uint64_t now_us)

@@ -140,8 +140,8 @@ struct fair_share;
 void core_set_shares(struct core *c, struct fair_share *shares, int32_t n);
 
 /* Bytes that n choices with so many entries of bias and stop ids take, their last events included,
- * before any token. False: more than fits. */
-bool core_request_bytes(size_t *out, int32_t n, int32_t n_bias, int32_t n_stop_ids);
+ * before any token. */
+uint64_t core_request_bytes(int32_t n, int32_t n_bias, int32_t n_stop_ids);
 
 /* CORE_OK, CORE_E_…, or -ENOMEM. Blocks are not reserved here. */
 int core_admit(struct core *c, const struct core_request *r, uint64_t now_us);

@@ -4,8 +4,6 @@
 #include <stdlib.h>
 
 #include "engine/core/core_impl.h"
-#include "engine/util/must.h"
-#include "engine/util/plant.h"
 
 /* A cache that all clients share belongs to none of them. */
 static bool may_touch(const struct core *c, const struct inspect_query *q)

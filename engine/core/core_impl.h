@@ -14,11 +14,12 @@
 #include "engine/util/id_map.h"
 #include "engine/inspect.h"
 #include "engine/util/list.h"
+#include "engine/util/must.h"
 #include "engine/util/plant.h"
 #include "engine/core/prefix_cache.h"
 #include "engine/core/sequence.h"
 #include "engine/core/step.h"
-#include "engine/core/step_cost.h"
+#include "engine/step_cost.h"
 
 /* A copy under way; its id is its place in core.copies. */
 struct core_copy {
@@ -130,6 +131,8 @@ static inline int32_t core_n_running(const struct core *c)
 }
 
 /* core.c */
+/* A choice that has not ended; or NULL. */
+struct sequence *core_choice(struct core *c, uint64_t id, int32_t choice);
 void core_emit(struct core *c, const struct core_event *e);
 void core_enqueue(struct sequence *s);
 /* Takes a sequence from the queue until its prefix is there. */

@@ -4,7 +4,6 @@
 #include <string.h>
 
 #include "engine/core/core_impl.h"
-#include "engine/util/must.h"
 
 void inspect_report_free(struct inspect_report *r)
 {
@@ -83,8 +82,8 @@ static struct row *sorted_rows(const struct core *c)
     FAIR_EACH (u, &c->fair) {
         double vtime = u->vtime; /* when what is before has run */
 
-        for (int k = FAIR_CLASSES - 1; k >= 0; k--) {
-            LIST_EACH (const struct sequence, s, item.link, &u->items[k]) {
+        for (int k = CORE_N_PRIORITIES - 1; k >= 0; k--) {
+            SEQUENCE_EACH (s, &u->waiting[k]) {
                 if (furthest_of(s->request) != s)
                     continue;
                 *row++ = (struct row){s->request,
@@ -294,17 +293,19 @@ static int list_clients(struct core *c, const struct inspect_query *q, struct in
  * cache that all clients share is nobody's own. */
 static uint8_t letter_of(const struct core *c, const struct inspect_query *q, int32_t block_id)
 {
+    const struct node *node = blocks_node(c->blocks, block_id);
     int32_t refs = blocks_refs(c->blocks, block_id);
     int32_t seen = q->all ? refs : c->block_refs[block_id];
-    bool pinned = refs == 1 && prefix_cache_is_pinned(c->cache, block_id);
+    bool pinned = refs == 1 && node && node->n_pins > 0;
 
     if (seen > 1)
         return 's';
     if (seen == 1 && !(q->all && pinned))
         return 'u';
-    if (refs == 0 && !blocks_node(c->blocks, block_id))
+    if (refs == 0 && !node)
         return 'f';
-    if (!q->all && (c->options.share_all || !prefix_cache_is_of(c->cache, block_id, q->viewer)))
+    if (!q->all &&
+        (c->options.share_all || !node || !prefix_cache_is_in_reach(node, q->viewer, false)))
         return 'o';
     return refs == 0 ? 'c' : pinned ? 'p' : 'o';
 }
@@ -314,8 +315,11 @@ static int list_blocks(struct core *c, const struct inspect_query *q, struct ins
     const int32_t n = c->options.n_blocks;
     const struct sequence *s;
 
-    for (int32_t i = 0; i < n; i++)
-        out->pinned_blocks += blocks_refs(c->blocks, i) == 1 && prefix_cache_is_pinned(c->cache, i);
+    for (int32_t i = 0; i < n; i++) {
+        const struct node *node = blocks_node(c->blocks, i);
+
+        out->pinned_blocks += blocks_refs(c->blocks, i) == 1 && node && node->n_pins > 0;
+    }
     if (!q->map)
         return 0;
     out->map = malloc((size_t)n);

@@ -3,23 +3,13 @@
  * Both are for one place in the text, so a sequence that may have them is planned only when all
  * that it sampled is committed. */
 #include "engine/core/core_impl.h"
-#include "engine/util/must.h"
-#include "engine/util/plant.h"
-
-/* The choice, if its next token is not being sampled already; or NULL. */
-static struct sequence *find_choice(struct core *c, uint64_t id, int32_t choice)
-{
-    struct request *q = id_map_get(&c->requests, id);
-    struct sequence *s = q && choice >= 0 && choice < q->n ? &q->choices[choice] : NULL;
-
-    return s && s->state != SEQ_ENDED && s->n_sampling == 0 ? s : NULL;
-}
 
 int32_t core_draft(struct core *c, uint64_t id, int32_t choice, const int32_t *tokens, int32_t n)
 {
-    struct sequence *s = find_choice(c, id, choice);
+    struct sequence *s = core_choice(c, id, choice);
 
-    if (!s || !s->request->drafts || c->options.replay || sampling_needs_history(&s->sampling))
+    if (!s || !s->request->drafts || s->n_sampling > 0 || c->options.replay ||
+        sampling_needs_history(&s->sampling))
         return 0;
     s->n_drafts = least(n, CORE_MAX_DRAFTS);
     for (int32_t i = 0; i < s->n_drafts; i++) {
@@ -31,9 +21,9 @@ int32_t core_draft(struct core *c, uint64_t id, int32_t choice, const int32_t *t
 
 bool core_set_mask(struct core *c, uint64_t id, int32_t choice, const uint32_t *masks, int32_t n)
 {
-    struct sequence *s = find_choice(c, id, choice);
+    struct sequence *s = core_choice(c, id, choice);
 
-    if (!s || !s->request->masks)
+    if (!s || !s->request->masks || s->n_sampling > 0)
         return false;
     s->masks = n > 0 ? masks : NULL;
     s->n_masks = n;
@@ -47,7 +37,7 @@ bool core_may_sample(const struct core *c, const struct step *st, const struct s
     if ((q->drafts || q->masks) && s->n_sampling > 0 && !PLANT(PLANT_HOST_IN_FLIGHT))
         return false;
     return !q->masks || PLANT(PLANT_MASK_PENDING) ||
-           (s->masks && st->n_masks < c->options.max_masks);
+           (s->masks && st->head.n_masks < c->options.max_masks);
 }
 
 int32_t core_n_drafts(const struct core *c, const struct step *st, const struct sequence *s)
@@ -57,7 +47,7 @@ int32_t core_n_drafts(const struct core *c, const struct step *st, const struct 
     /* Each running sequence may take one of the wanted rows. */
     n = least(n, st->max.n_seqs - st->n_drafts - core_n_running(c));
     if (s->request->masks)
-        n = least(n, least(s->n_masks, c->options.max_masks - st->n_masks) - 1);
+        n = least(n, least(s->n_masks, c->options.max_masks - st->head.n_masks) - 1);
     return n > 0 ? n : 0;
 }
 
@@ -71,7 +61,7 @@ void core_want_rows(struct step *st, struct step_entry *e, int32_t n_drafts)
     e->counter = (uint32_t)(s->n_generated + s->n_sampling++);
     e->masks = s->masks;
     st->n_drafts += n_drafts;
-    st->n_masks += s->masks ? e->wanted : 0;
+    st->head.n_masks += s->masks ? e->wanted : 0;
     s->masks = NULL;
     s->n_masks = s->n_drafts = 0;
 }

@@ -29,6 +29,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "engine/core/sequence.h"
 #include "engine/util/must.h"
 #include "engine/util/plant.h"
 
@@ -38,104 +39,108 @@
  * otherwise users that ask alike would take from each other all the time. */
 enum { PRECISION = 16 };
 
-/* Items admitted past one that does not fit, until the queue waits for it. While small requests go
- * on passing, a step is full; then blocks come free until the large one fits, which takes no longer
- * than the answers that are running. */
+/* Sequences admitted past one that does not fit, until the queue waits for it. While small requests
+ * go on passing, a step is full; then blocks come free until the large one fits, which takes no
+ * longer than the answers that are running. */
 enum { MAX_PASSED = 64 };
 
 /* ---- the queue */
 
-static struct fair_item *item_of(const struct list *n)
+static bool goes_first(const struct list *a, const struct list *b)
 {
-    return CONTAINER_OF(n, struct fair_item, link);
+    const struct sequence *x = sequence_of(a), *y = sequence_of(b);
+    const bool again = x->n_preempted > 0;
+
+    return again != (y->n_preempted > 0) ? again : x->order < y->order;
 }
 
-static bool item_less(const struct list *a, const struct list *b)
+void fair_push(struct sequence *s)
 {
-    const struct fair_item *x = item_of(a), *y = item_of(b);
+    struct request *q = s->request;
 
-    return x->front != y->front ? x->front : x->order < y->order;
+    list_insert(&q->user->waiting[q->priority], &s->link, goes_first);
+    q->user->n_waiting++;
 }
 
-void fair_push(struct fair_item *item)
+void fair_remove(struct sequence *s)
 {
-    must(item->klass >= 0 && item->klass < FAIR_CLASSES);
-    list_insert(&item->user->items[item->klass], &item->link, item_less);
-    item->user->n_waiting++;
+    list_remove(&s->link);
+    s->request->user->n_waiting--;
 }
 
-void fair_remove(struct fair_item *item)
+/* With what the user has admitted and not computed yet. */
+static double vtime_of(const struct fair *f, const struct fair_user *u)
 {
-    list_remove(&item->link);
-    item->user->n_waiting--;
+    return u->vtime + fair_vtime_of(u, u->rows[0] * f->row_us);
 }
 
-struct fair_item *fair_top(const struct fair *f)
+/* Of two users' first sequences of one class. */
+static bool is_next(const struct fair *f, const struct sequence *a, const struct sequence *b)
 {
-    struct fair_item *best = NULL;
-    double best_vtime = 0;
+    const struct fair_user *u = a->request->user, *v = b->request->user;
+    const double x = vtime_of(f, u), y = vtime_of(f, v);
 
-    for (int k = FAIR_CLASSES - 1; k >= 0 && !best; k--) {
+    if (u->n_skipped != v->n_skipped)
+        return u->n_skipped < v->n_skipped;
+    return x != y ? x < y : a->order < b->order;
+}
+
+struct sequence *fair_top(const struct fair *f)
+{
+    struct sequence *best = NULL;
+
+    for (int k = CORE_N_PRIORITIES - 1; k >= 0 && !best; k--)
         FAIR_EACH (u, f) {
-            struct fair_item *i = item_of(u->items[k].next);
-            const double vtime = u->vtime + fair_vtime_of(u, u->rows[0] * f->row_us);
+            struct sequence *s = sequence_of(u->waiting[k].next);
 
-            if (list_empty(&u->items[k]) || u->closed)
-                continue;
-            if (best && u->n_skipped != best->user->n_skipped) {
-                if (u->n_skipped > best->user->n_skipped)
-                    continue;
-            } else if (best &&
-                       (vtime > best_vtime || (vtime == best_vtime && i->order > best->order))) {
-                continue;
-            }
-            best = i;
-            best_vtime = vtime;
+            if (!list_empty(&u->waiting[k]) && !u->closed && (!best || is_next(f, s, best)))
+                best = s;
         }
-    }
     return best;
 }
 
 /* ---- overtaking */
 
-void fair_skip(struct fair *f, struct fair_item *item)
+void fair_skip(struct fair *f, struct sequence *s)
 {
-    fair_remove(item);
-    item->user->n_skipped++;
-    list_append(&f->skipped, &item->link);
+    fair_remove(s);
+    s->request->user->n_skipped++;
+    list_append(&f->skipped, &s->link);
 }
 
 void fair_unskip(struct fair *f)
 {
-    LIST_EACH (struct fair_item, i, link, &f->skipped) {
-        list_remove(&i->link);
-        i->user->n_skipped--;
-        fair_push(i);
+    SEQUENCE_EACH (s, &f->skipped) {
+        list_remove(&s->link);
+        s->request->user->n_skipped--;
+        fair_push(s);
     }
 }
 
-/* Whether item takes from i, which it passes, what i could have. */
-static bool overtakes(const struct fair *f, const struct fair_item *item, const struct fair_item *i,
-                      int32_t need, int32_t pool)
+/* Whether s takes from one that it passes what that one could have. */
+static bool overtakes(const struct fair *f, const struct sequence *s, const struct sequence *passed,
+                      int32_t pool)
 {
-    return item->user == i->user || item->klass < i->klass ||
-           i->user->n_blocks < fair_part(f, i->user, pool) ||
-           item->user->n_blocks + need > fair_part(f, item->user, pool);
+    const struct request *q = s->request, *p = passed->request;
+
+    return q->user == p->user || q->priority < p->priority ||
+           p->user->n_blocks < fair_part(f, p->user, pool) ||
+           q->user->n_blocks + s->n_lacking > fair_part(f, q->user, pool);
 }
 
-bool fair_may_pass(const struct fair *f, const struct fair_item *item, int32_t need, int32_t pool)
+bool fair_may_pass(const struct fair *f, const struct sequence *s, int32_t pool)
 {
-    LIST_EACH (struct fair_item, i, link, &f->skipped)
-        if (i->n_passed >= MAX_PASSED && !PLANT(PLANT_NO_PASS_LIMIT) &&
-            overtakes(f, item, i, need, pool))
+    SEQUENCE_EACH (passed, &f->skipped)
+        if (passed->n_passed >= MAX_PASSED && !PLANT(PLANT_NO_PASS_LIMIT) &&
+            overtakes(f, s, passed, pool))
             return false;
     return true;
 }
 
-void fair_pass(struct fair *f, const struct fair_item *item, int32_t need, int32_t pool)
+void fair_pass(struct fair *f, const struct sequence *s, int32_t pool)
 {
-    LIST_EACH (struct fair_item, i, link, &f->skipped)
-        i->n_passed += overtakes(f, item, i, need, pool);
+    SEQUENCE_EACH (passed, &f->skipped)
+        passed->n_passed += overtakes(f, s, passed, pool);
 }
 
 /* ---- slots and blocks */
@@ -180,9 +185,8 @@ void fair_step_begin(struct fair *f, const struct step_cost *cost)
         u->quota_us = INFINITY;
         u->planned_us = u->charged_us = 0;
         u->closed = false;
-        u->decode = u->prompt = NULL;
-        u->decode_end = &u->decode;
-        u->prompt_end = &u->prompt;
+        list_init(&u->decoding);
+        list_init(&u->prompts);
     }
 }
 

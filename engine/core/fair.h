@@ -1,18 +1,18 @@
 /* fair.h - users, their virtual times, and the queue of what waits for a slot.
  *
- * fair.c states the rule and what it guarantees. Items are embedded by the caller; once a user has
- * joined nothing here can fail. Owned by the engine thread. */
+ * fair.c states the rule and what it guarantees. Once a user has joined nothing here can fail.
+ * Owned by the engine thread. */
 #ifndef NVLLM_ENGINE_CORE_FAIR_H
 #define NVLLM_ENGINE_CORE_FAIR_H
 
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "engine/core/step_cost.h"
+#include "engine/core/core.h"
+#include "engine/step_cost.h"
 #include "engine/util/id_map.h"
 #include "engine/util/list.h"
 
-enum { FAIR_CLASSES = 3 }; /* the highest goes first */
 enum { FAIR_USUAL_SHARE = 100, FAIR_MAX_SHARE = 10000 };
 
 /* A user whose share is not the usual one. */
@@ -29,8 +29,8 @@ struct fair_user {
     int32_t share;
     double vtime; /* µs charged, as of the usual share */
     int64_t n_joined;
-    struct list link;                /* among the active, while n_joined > 0 */
-    struct list items[FAIR_CLASSES]; /* those that wait, in order */
+    struct list link;                       /* among the active, while n_joined > 0 */
+    struct list waiting[CORE_N_PRIORITIES]; /* sequences of each class, in order */
 
     /* What the schedule counts; all zero when the user leaves. */
     int32_t n_running; /* sequences */
@@ -38,32 +38,24 @@ struct fair_user {
     int32_t n_blocks;  /* taken by its running sequences; blocks found in the cache do not count */
 
     /* Of the step being planned, from fair_step_begin() on. */
-    int32_t decodes;            /* that its running sequences could have */
-    int32_t rows[FAIR_CLASSES]; /* prompt rows wanted by this class and above, up to a step's */
-    int32_t klass;              /* the highest of these; -1: none */
-    int32_t n_planned;          /* of both */
-    double quota_us;            /* its part of the step, if it wants so much */
-    double planned_us;          /* what its rows add to the step */
+    int32_t decodes; /* that its running sequences could have */
+    int32_t
+        rows[CORE_N_PRIORITIES]; /* prompt rows wanted by this class and above, up to a step's */
+    int32_t klass;               /* the highest of these; -1: none */
+    int32_t n_planned;           /* of both */
+    double quota_us;             /* its part of the step, if it wants so much */
+    double planned_us;           /* what its rows add to the step */
     double charged_us;
-    int32_t n_skipped;                     /* waiting sequences that do not fit now */
-    bool closed;                           /* admits no more */
-    struct sequence *decode, **decode_end; /* yet to be planned, in order */
-    struct sequence *prompt, **prompt_end; /* the same, of the class being planned */
-};
-
-struct fair_item {
-    struct list link; /* among those that its user waits with, or among the skipped */
-    struct fair_user *user;
-    uint64_t order;   /* arrival; never equal */
-    int32_t klass;    /* 0 .. FAIR_CLASSES - 1 */
-    bool front;       /* before all of its user and class that are not */
-    int32_t n_passed; /* items admitted past it since it was first skipped */
+    int32_t n_skipped;    /* waiting sequences that do not fit now */
+    bool closed;          /* admits no more */
+    struct list decoding; /* sequences with a decode yet to be planned, in order */
+    struct list prompts;  /* the same of a chunk, of the class being planned */
 };
 
 struct fair {
     struct id_map users;
     struct list active;
-    struct list skipped; /* struct fair_item, while sequences are admitted */
+    struct list skipped; /* sequences, while others are admitted */
     int32_t n_active;
     int64_t active_shares;     /* all together */
     double vtime;              /* the greatest of those that have left */
@@ -91,23 +83,23 @@ void fair_set_shares(struct fair *f, struct fair_share *shares, int32_t n);
 int fair_join(struct fair *f, struct fair_user **out, uint64_t id);
 void fair_leave(struct fair *f, struct fair_user *u);
 
-/* ---- the queue */
+/* ---- the queue, of sequences that wait for a slot */
 
-void fair_push(struct fair_item *item);
-void fair_remove(struct fair_item *item);
-/* The next to be admitted: class first; then the users with the fewest skipped items; then virtual
- * time, with what the user has admitted and not computed yet; then arrival. Closed users are left
- * out. NULL: none. */
-struct fair_item *fair_top(const struct fair *f);
+void fair_push(struct sequence *s);
+void fair_remove(struct sequence *s);
+/* The next to be admitted: class first; then the users with the fewest skipped sequences; then
+ * virtual time, with what the user has admitted and not computed yet; then arrival. Closed users
+ * are left out. Of one user and class those that were preempted go first. NULL: none. */
+struct sequence *fair_top(const struct fair *f);
 
-/* Overtaking. An item that does not fit is skipped, out of the queue until all are put back; others
- * may pass it until that has happened too often. An item of a user that stays within its part of
- * the pool's blocks passes one whose user has its part: it takes nothing that the other could
- * claim. */
-void fair_skip(struct fair *f, struct fair_item *item);
+/* Overtaking. A sequence that does not fit is skipped, out of the queue until all are put back;
+ * others may pass it until that has happened too often. One of a user that stays within its part of
+ * the pool's blocks, with the n_lacking that it needs, passes one whose user has its part: it takes
+ * nothing that the other could claim. */
+void fair_skip(struct fair *f, struct sequence *s);
 void fair_unskip(struct fair *f);
-bool fair_may_pass(const struct fair *f, const struct fair_item *item, int32_t need, int32_t pool);
-void fair_pass(struct fair *f, const struct fair_item *item, int32_t need, int32_t pool);
+bool fair_may_pass(const struct fair *f, const struct sequence *s, int32_t pool);
+void fair_pass(struct fair *f, const struct sequence *s, int32_t pool);
 
 /* Of n slots or blocks, the user's part by its share among the active users; at least one. */
 int32_t fair_part(const struct fair *f, const struct fair_user *u, int32_t n);

@@ -4,7 +4,6 @@
  * A user's part of max_seqs and of the pool follows its share among the active users. What is
  * preempted goes to the front of its queue and finds its blocks again unless they were needed. */
 #include "engine/core/core_impl.h"
-#include "engine/util/plant.h"
 
 /* What users divide. */
 enum resource { SLOTS, BLOCKS };

@@ -275,13 +275,13 @@ void prefix_cache_drop(struct prefix_cache *p, struct node *n, enum tier tier)
         n->location[tier] = -1;
 }
 
-int prefix_cache_take(struct prefix_cache *p, enum tier tier, int32_t within, int32_t *block_id)
+bool prefix_cache_take(struct prefix_cache *p, enum tier tier, int32_t within, int32_t *block_id)
 {
     struct blocks *b = p->tiers[tier];
     int32_t id = -1;
 
-    if (blocks_take(b, block_id) == BLOCKS_OK)
-        return BLOCKS_OK;
+    if (blocks_take(b, block_id))
+        return true;
     while (within-- > 0 && (id = blocks_next_cached(b, id)) >= 0) {
         if (is_in(blocks_node(b, id), TIER_DEVICE, tier))
             continue;
@@ -289,7 +289,7 @@ int prefix_cache_take(struct prefix_cache *p, enum tier tier, int32_t within, in
         p->n_evicted += tier == TIER_DEVICE;
         return blocks_take(b, block_id);
     }
-    return BLOCKS_E_EMPTY;
+    return false;
 }
 
 struct node *prefix_cache_next_copy(const struct prefix_cache *p, enum tier from, enum tier to,

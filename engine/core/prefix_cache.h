@@ -154,8 +154,8 @@ int32_t prefix_cache_remove(struct prefix_cache *p, struct node *n);
 /* A block of the tier to write to, with one reference: a free one, or else a cached one, dropped
  * from its node. Of these it is one that no tier above has, among the `within` released
  * first, or none: a block that is copied down never displaces one that would be copied down again.
- * BLOCKS_OK, BLOCKS_E_EMPTY. */
-int prefix_cache_take(struct prefix_cache *p, enum tier tier, int32_t within, int32_t *block_id);
+ * False: none. */
+bool prefix_cache_take(struct prefix_cache *p, enum tier tier, int32_t within, int32_t *block_id);
 
 /* Lists a block that the caller holds as the copy in the tier of a chain's last node. False, and
  * the block stays unlisted: the node is gone or has a copy there. */
@@ -175,25 +175,10 @@ void prefix_cache_set_pin(struct prefix_cache *p, struct node *n, bool pinned);
 /* Removes the nodes of a client, or of all clients, but no private ones; how many. */
 int32_t prefix_cache_clear(struct prefix_cache *p, uint64_t client, bool all);
 
-static inline bool prefix_cache_is_pinned(const struct prefix_cache *p, int32_t block_id)
-{
-    const struct node *n = blocks_node(p->tiers[TIER_DEVICE], block_id);
-
-    return n && n->n_pins > 0;
-}
-
 /* A node of this client, under whatever salt, or of all clients; but no private one. */
 static inline bool prefix_cache_is_in_reach(const struct node *n, uint64_t client, bool all)
 {
     return n->ns && !n->ns->private && (all || n->ns->client == client);
-}
-
-static inline bool prefix_cache_is_of(const struct prefix_cache *p, int32_t block_id,
-                                      uint64_t client)
-{
-    const struct node *n = blocks_node(p->tiers[TIER_DEVICE], block_id);
-
-    return n && prefix_cache_is_in_reach(n, client, false);
 }
 
 #endif

@@ -11,8 +11,6 @@
 #include <math.h>
 
 #include "engine/core/core_impl.h"
-#include "engine/util/must.h"
-#include "engine/util/plant.h"
 
 enum { PROMPT_PART = 8 }; /* 1/8 of a step's rows, or of the steps, is for prompts before decodes */
 
@@ -38,7 +36,7 @@ struct plan {
 static bool take_block(struct core *c, struct sequence *s)
 {
     must(s->n_table < c->max_blocks);
-    if (prefix_cache_take(c->cache, TIER_DEVICE, 1, &s->table[s->n_table]) != BLOCKS_OK)
+    if (!prefix_cache_take(c->cache, TIER_DEVICE, 1, &s->table[s->n_table]))
         return false;
     s->n_table++;
     s->n_taken++;
@@ -112,7 +110,7 @@ static bool replays(const struct sequence *s)
 
 static bool may_decode(const struct core *c, const struct step *st, const struct sequence *s)
 {
-    return s->state == SEQ_DECODE && s->last_step != st->number &&
+    return s->state == SEQ_DECODE && s->last_step != st->head.step &&
            s->n_generated + s->n_sampling < s->request->max_tokens &&
            (replays(s) || core_may_sample(c, st, s));
 }
@@ -137,7 +135,7 @@ static int32_t plan_decode(struct core *c, struct step *st, struct sequence *s, 
     int32_t n_drafts;
     struct step_entry *e;
 
-    must(!sampling || s->last_step == st->number - 1);
+    must(!sampling || s->last_step == st->head.step - 1);
     must(replays(s) ? c->options.replay : s->n_planned == sequence_n_tokens(s) - !sampling);
     if (core_needs_block(c, s) && !take_block_or_preempt(c, s))
         return 0;
@@ -239,19 +237,12 @@ static int32_t decode_budget(const struct core *c, uint64_t step)
     return max - (max / PROMPT_PART > 1 ? max / PROMPT_PART : 1);
 }
 
-/* A user's sequences that rows may be granted to, in order. */
-static void line_up(struct sequence ***end, struct sequence *s)
+/* Of a user's sequences that rows may be granted to. */
+static struct sequence *take_turn(struct list *turns)
 {
-    s->next = NULL;
-    **end = s;
-    *end = &s->next;
-}
+    struct sequence *s = CONTAINER_OF(turns->next, struct sequence, turn);
 
-static struct sequence *pop(struct sequence **first)
-{
-    struct sequence *s = *first;
-
-    *first = s->next;
+    list_remove(&s->turn);
     return s;
 }
 
@@ -260,17 +251,15 @@ static bool line_up_prompts(struct core *c, const struct step *st, int32_t klass
 {
     bool any = false;
 
-    FAIR_EACH (u, &c->fair) {
-        u->prompt = NULL;
-        u->prompt_end = &u->prompt;
-    }
+    FAIR_EACH (u, &c->fair)
+        list_init(&u->prompts);
     SEQUENCE_EACH (s, &c->prefilling) {
         struct fair_user *u = s->request->user;
 
-        if ((int32_t)s->request->priority != klass || s->last_step == st->number ||
+        if ((int32_t)s->request->priority != klass || s->last_step == st->head.step ||
             chunk_left(c, st, s) == 0)
             continue;
-        line_up(&u->prompt_end, s);
+        list_append(&u->prompts, &s->turn);
         any = true;
     }
     return any;
@@ -278,25 +267,25 @@ static bool line_up_prompts(struct core *c, const struct step *st, int32_t klass
 
 static bool is_empty(const struct plan *p)
 {
-    return p->step->n_decodes + p->n_rows == 0;
+    return p->step->head.n_decodes + p->n_rows == 0;
 }
 
 static bool may_have_decode(const struct core *c, const struct plan *p, const struct fair_user *u)
 {
     int32_t max = p->last ? c->options.max_batch_tokens - p->n_rows : p->max_decodes;
 
-    return u->decode && !p->decodes_full &&
-           p->step->n_decodes < least(max, c->options.max_batch_tokens - p->n_rows);
+    return !list_empty(&u->decoding) && !p->decodes_full &&
+           p->step->head.n_decodes < least(max, c->options.max_batch_tokens - p->n_rows);
 }
 
 static int32_t prompt_rows_left(const struct core *c, const struct plan *p)
 {
-    return least(p->max_rows, c->options.max_batch_tokens - p->step->n_decodes) - p->n_rows;
+    return least(p->max_rows, c->options.max_batch_tokens - p->step->head.n_decodes) - p->n_rows;
 }
 
 static bool may_have_prompt(const struct core *c, const struct plan *p, const struct fair_user *u)
 {
-    return u->prompt && !p->prompts_full && prompt_rows_left(c, p) > 0;
+    return !list_empty(&u->prompts) && !p->prompts_full && prompt_rows_left(c, p) > 0;
 }
 
 /* The user whose row is granted next; NULL: there is none. */
@@ -317,8 +306,9 @@ static struct fair_user *next_user(const struct core *c, const struct plan *p)
 /* A decode, with drafts as far as rows, the step and at first the user's quota have room. */
 static void grant_decode(struct core *c, struct plan *p, struct fair_user *u)
 {
-    const int32_t left = c->options.max_batch_tokens - p->step->n_decodes - p->n_rows - 1;
-    double us = p->limit_us - step_cost_us(&c->cost, p->step->n_decodes + 1, p->n_rows), drafts;
+    const int32_t left = c->options.max_batch_tokens - p->step->head.n_decodes - p->n_rows - 1;
+    double us = p->limit_us - step_cost_us(&c->cost, p->step->head.n_decodes + 1, p->n_rows),
+           drafts;
     struct sequence *s;
 
     if (us < 0 && !is_empty(p)) {
@@ -328,7 +318,7 @@ static void grant_decode(struct core *c, struct plan *p, struct fair_user *u)
     if (!p->last)
         us = fmin(us, u->quota_us - u->planned_us - c->fair.decode_us);
     drafts = fmax(us / c->fair.row_us, 0);
-    s = pop(&u->decode);
+    s = take_turn(&u->decoding);
     if (may_decode(c, p->step, s)) /* not preempted since */
         p->n_rows += plan_decode(c, p->step, s, drafts < left ? (int32_t)drafts : left);
 }
@@ -339,7 +329,7 @@ static void grant_chunk(struct core *c, struct plan *p, struct fair_user *u)
 {
     const double row_us = c->fair.row_us;
     const int32_t left = prompt_rows_left(c, p);
-    double us = p->limit_us - step_cost_us(&c->cost, p->step->n_decodes, p->n_rows), rows;
+    double us = p->limit_us - step_cost_us(&c->cost, p->step->head.n_decodes, p->n_rows), rows;
     struct sequence *s;
 
     if (us < row_us && !is_empty(p)) {
@@ -350,7 +340,7 @@ static void grant_chunk(struct core *c, struct plan *p, struct fair_user *u)
     if (!p->last)
         rows = fmin(rows, ceil((u->quota_us - u->planned_us) / row_us));
     rows = fmax(rows, 1);
-    s = pop(&u->prompt);
+    s = take_turn(&u->prompts);
     if (s->state == SEQ_PREFILL && (s->loaded || step_has_room_for_update(p->step, s)))
         p->n_rows += plan_chunk(c, p->step, s, rows < left ? (int32_t)rows : left);
 }
@@ -386,17 +376,22 @@ void core_count_runnable(const struct core *c, const struct step *st, const stru
         u->klass = klass;
 }
 
-/* Counts what each user's running sequences could have, and lines up its decodes. */
+/* Counts what each user's running sequences could have. */
 static void count_running(const struct core *c, const struct step *st)
 {
     SEQUENCE_EACH (s, &c->prefilling)
         core_count_runnable(c, st, s);
-    SEQUENCE_EACH (s, &c->decoding) {
-        if (!may_decode(c, st, s))
-            continue;
-        core_count_runnable(c, st, s);
-        line_up(&s->request->user->decode_end, s);
-    }
+    SEQUENCE_EACH (s, &c->decoding)
+        if (may_decode(c, st, s))
+            core_count_runnable(c, st, s);
+}
+
+/* Only after admission, which may preempt a decode and begin it again. */
+static void line_up_decodes(struct core *c, const struct step *st)
+{
+    SEQUENCE_EACH (s, &c->decoding)
+        if (may_decode(c, st, s))
+            list_append(&s->request->user->decoding, &s->turn);
 }
 
 static void schedule(struct core *c, struct step *st, uint64_t now_us)
@@ -407,17 +402,18 @@ static void schedule(struct core *c, struct step *st, uint64_t now_us)
     fair_step_begin(&c->fair, &c->cost);
     count_running(c, st);
     core_admit_waiting(c, st, now_us);
+    line_up_decodes(c, st);
     p.limit_us = fair_step_limit(&c->fair, c->options.max_batch_tokens);
-    p.max_decodes = decode_budget(c, st->number);
+    p.max_decodes = decode_budget(c, st->head.step);
     p.max_rows = prompt_budget(c, least(c->n_decoding, p.max_decodes));
-    p.prompts_first = !isinf(p.limit_us) && st->number % PROMPT_PART == 0;
+    p.prompts_first = !isinf(p.limit_us) && st->head.step % PROMPT_PART == 0;
     if (isinf(p.limit_us) && c->n_decoding <= p.max_decodes) /* all go: in any order */
         FAIR_EACH (u, &c->fair)
-            while (u->decode)
+            while (!list_empty(&u->decoding))
                 grant_decode(c, &p, u);
     plan_pass(c, &p);
     p.last = true;
-    p.max_rows = prompt_budget(c, st->n_decodes);
+    p.max_rows = prompt_budget(c, st->head.n_decodes);
     plan_pass(c, &p);
     fair_step_end(&c->fair);
 }
@@ -435,7 +431,7 @@ int core_next(struct core *c, const struct batch **batch, uint64_t now_us)
     if (c->n_requests > 0)
         schedule(c, st, now_us);
     core_copy_down(c, st);
-    if (st->n_entries + st->n_copies == 0) {
+    if (st->head.n_seqs + st->head.n_copies == 0) {
         if (c->n_requests == 0 && c->n_copies == 0)
             return CORE_IDLE;
         if (core_in_flight(c) > 0 || c->n_copies == 0) /* for a commit, or for masks */

@@ -29,11 +29,11 @@ struct sequence {
     int32_t choice;
     enum sequence_state state;
     uint64_t order;        /* of arrival among all sequences: also its rank among the running */
-    struct fair_item item; /* WAITING */
-    struct list link;      /* in the waiters of another, or in one of the core's lists */
+    struct list link;      /* in the queue, the waiters of another, or one of the core's lists */
     struct list waiters;   /* sequences that wait for what this one computes */
     int32_t prefix_blocks; /* WAITING_PREFIX: until so many are written */
     int32_t n_lacking;     /* WAITING: blocks it needs, where it did not fit; else 0 */
+    int32_t n_passed;      /* admitted past it since it was first skipped */
     uint64_t retry_step;   /* WAITING: its prefix is looked up again by this step */
 
     int32_t *generated; /* [cap_generated] */
@@ -53,17 +53,17 @@ struct sequence {
     int32_t slot;   /* sampler state and row of tables; -1: none */
     int32_t *table; /* block ids */
     int32_t n_table;
-    int32_t n_planned;     /* positions of steps planned so far */
-    int32_t n_written;     /* positions of steps committed */
-    int32_t n_sampling;    /* steps in flight that sample from it: 0 .. 2 */
-    uint64_t chain;        /* of its listed blocks; 0: no more are listed */
-    int32_t n_taken;       /* blocks of the table that it allocated, while it runs */
-    int32_t n_chained;     /* blocks at the start of the table that are written and listed */
-    int32_t n_returning;   /* draining: blocks that its end frees */
-    uint64_t last_step;    /* the last one it takes part in */
-    bool loaded;           /* a step has set its sampler state */
-    struct sequence *next; /* of its user, in the step being planned */
-    int32_t last_row;      /* its place in batch.rows of last_step, where it has one */
+    int32_t n_planned;   /* positions of steps planned so far */
+    int32_t n_written;   /* positions of steps committed */
+    int32_t n_sampling;  /* steps in flight that sample from it: 0 .. 2 */
+    uint64_t chain;      /* of its listed blocks; 0: no more are listed */
+    int32_t n_taken;     /* blocks of the table that it allocated, while it runs */
+    int32_t n_chained;   /* blocks at the start of the table that are written and listed */
+    int32_t n_returning; /* draining: blocks that its end frees */
+    uint64_t last_step;  /* the last one it takes part in */
+    bool loaded;         /* a step has set its sampler state */
+    struct list turn;    /* among those of its user, in the step being planned */
+    int32_t last_row;    /* its place in batch.rows of last_step, where it has one */
 
     struct sampling sampling; /* seed + choice; the arrays are the request's */
 };
@@ -94,6 +94,11 @@ struct request {
 
 /* for each sequence of a list, from which it may be removed */
 #define SEQUENCE_EACH(s, head) LIST_EACH (struct sequence, s, link, head)
+
+static inline struct sequence *sequence_of(const struct list *link)
+{
+    return CONTAINER_OF(link, struct sequence, link);
+}
 
 static inline int32_t sequence_n_tokens(const struct sequence *s)
 {

@@ -38,20 +38,19 @@ void step_deinit(struct step *st)
 
 void step_begin(struct step *st, uint64_t number)
 {
-    st->number = number;
-    st->n_entries = st->n_decodes = st->n_updates = st->n_copies = 0;
-    st->n_history = st->n_bias = st->n_stop_ids = st->n_masks = st->n_drafts = 0;
+    st->head = (struct batch){.step = number};
+    st->n_drafts = 0;
 }
 
 struct step_entry *step_add(struct step *st, struct sequence *s, bool decode)
 {
-    struct step_entry *e = &st->entries[st->n_entries];
+    struct step_entry *e = &st->entries[st->head.n_seqs];
 
-    must(st->n_entries < st->max.n_seqs);
+    must(st->head.n_seqs < st->max.n_seqs);
     *e = (struct step_entry){.sequence = s, .decode = decode};
-    s->last_step = st->number;
-    st->n_entries++;
-    st->n_decodes += decode;
+    s->last_step = st->head.step;
+    st->head.n_seqs++;
+    st->head.n_decodes += decode;
     return e;
 }
 
@@ -62,8 +61,9 @@ static int32_t history_of(const struct sequence *s)
 
 bool step_has_room_for_update(const struct step *st, const struct sequence *s)
 {
-    return st->n_updates < st->max.n_seqs && history_of(s) <= st->max.n_history - st->n_history &&
-           s->sampling.n_bias <= MAX_BIAS - st->n_bias;
+    return st->head.n_updates < st->max.n_seqs &&
+           history_of(s) <= st->max.n_history - st->head.n_history &&
+           s->sampling.n_bias <= MAX_BIAS - st->head.n_bias;
 }
 
 void step_add_update(struct step *st, struct step_entry *e)
@@ -72,24 +72,25 @@ void step_add_update(struct step *st, struct step_entry *e)
 
     must(step_has_room_for_update(st, s) && s->sampling.n_stop_ids <= SAMPLING_MAX_STOP_IDS);
     e->update = s->loaded = true;
-    st->n_updates++;
-    st->n_history += history_of(s);
-    st->n_bias += s->sampling.n_bias;
-    st->n_stop_ids += s->sampling.n_stop_ids;
+    st->head.n_updates++;
+    st->head.n_history += history_of(s);
+    st->head.n_bias += s->sampling.n_bias;
+    st->head.n_stop_ids += s->sampling.n_stop_ids;
 }
 
-static void copy(void *to, const void *from, int32_t n, size_t size)
+/* Appends n entries to an array that has *filled; returns where they begin. */
+static int32_t append(void *array, int32_t *filled, const void *from, int32_t n, size_t size)
 {
+    const int32_t at = *filled;
+
     if (n > 0)
-        memcpy(to, from, (size_t)n * size);
+        memcpy((char *)array + (size_t)at * size, from, (size_t)n * size);
+    *filled += n;
+    return at;
 }
 
-/* How much of the batch is filled. */
-struct filled {
-    int32_t n_seqs, n_tokens, n_rows, n_masks, n_updates, n_history, n_bias, n_stop_ids;
-};
-
-static void build_update(struct batch *b, const struct sequence *s, struct filled *f)
+/* f counts what the arrays of b hold so far. */
+static void build_update(struct batch *b, const struct sequence *s, struct batch *f)
 {
     const struct sampling *from = &s->sampling;
     struct sampler_update *u = (struct sampler_update *)batch_at(b, b->updates_at) + f->n_updates++;
@@ -99,23 +100,19 @@ static void build_update(struct batch *b, const struct sequence *s, struct fille
         .n_prompt = history_of(s) ? s->request->n_prompt : 0,
         .n_history = history_of(s),
         .history_at = f->n_history,
-        .bias_at = f->n_bias,
-        .stop_ids_at = f->n_stop_ids,
+        .bias_at = append(batch_at(b, b->bias_at), &f->n_bias, from->bias, from->n_bias,
+                          sizeof(*from->bias)),
+        .stop_ids_at = append(batch_at(b, b->stop_ids_at), &f->n_stop_ids, from->stop_ids,
+                              from->n_stop_ids, sizeof(*from->stop_ids)),
         .sampling = *from,
     };
     u->sampling.bias = NULL;
     u->sampling.stop_ids = NULL;
     sequence_copy_tokens(s, 0, u->n_history, (int32_t *)batch_at(b, b->history_at) + f->n_history);
-    copy((struct logit_bias *)batch_at(b, b->bias_at) + f->n_bias, from->bias, from->n_bias,
-         sizeof(*from->bias));
-    copy((int32_t *)batch_at(b, b->stop_ids_at) + f->n_stop_ids, from->stop_ids, from->n_stop_ids,
-         sizeof(*from->stop_ids));
     f->n_history += u->n_history;
-    f->n_bias += from->n_bias;
-    f->n_stop_ids += from->n_stop_ids;
 }
 
-static void build_rows(struct batch *b, struct step_entry *e, struct filled *f)
+static void build_rows(struct batch *b, struct step_entry *e, struct batch *f)
 {
     struct batch_row *rows = batch_at(b, b->rows_at);
     const size_t words = (size_t)b->mask_words;
@@ -136,13 +133,12 @@ static void build_rows(struct batch *b, struct step_entry *e, struct filled *f)
             .ban_stops = (int64_t)counter < s->sampling.min_tokens,
         };
         if (e->masks)
-            memcpy(masks + (size_t)f->n_masks++ * words, e->masks + (size_t)mask * words,
-                   words * sizeof(*masks));
+            append(masks, &f->n_masks, e->masks + (size_t)mask * words, 1, words * sizeof(*masks));
     }
 }
 
 /* Appends one entry to the arrays. */
-static void build_entry(struct batch *b, struct step_entry *e, int shift, struct filled *f)
+static void build_entry(struct batch *b, struct step_entry *e, int shift, struct batch *f)
 {
     struct sequence *s = e->sequence;
     int32_t *tokens = (int32_t *)batch_at(b, b->tokens_at) + f->n_tokens;
@@ -157,7 +153,8 @@ static void build_entry(struct batch *b, struct step_entry *e, int shift, struct
         tokens[0] = e->token;
     else
         sequence_copy_tokens(s, e->start, n_known, tokens);
-    copy(tokens + n_known, e->drafts, e->n_drafts, sizeof(*tokens));
+    for (int32_t i = 0; i < e->n_drafts; i++)
+        tokens[n_known + i] = e->drafts[i];
     for (int32_t i = 0, pos = e->start; i < e->n; i++, pos++) {
         positions[i] = pos;
         slots[i] = (s->table[pos >> shift] << shift) + (pos & mask);
@@ -176,22 +173,12 @@ static void build_entry(struct batch *b, struct step_entry *e, int shift, struct
 const struct batch *step_build(struct step *st, int32_t block_len)
 {
     struct batch *b = st->batch;
-    struct filled f = {0};
+    struct batch filled = {0};
     const int shift = __builtin_ctz((unsigned)block_len);
 
-    *b = (struct batch){
-        .step = st->number,
-        .n_seqs = st->n_entries,
-        .n_decodes = st->n_decodes,
-        .n_updates = st->n_updates,
-        .n_history = st->n_history,
-        .n_bias = st->n_bias,
-        .n_stop_ids = st->n_stop_ids,
-        .n_masks = st->n_masks,
-        .mask_words = st->n_masks ? st->max.mask_words : 0,
-        .n_copies = st->n_copies,
-    };
-    for (int32_t i = 0; i < st->n_entries; i++) {
+    *b = st->head;
+    b->mask_words = b->n_masks ? st->max.mask_words : 0;
+    for (int32_t i = 0; i < st->head.n_seqs; i++) {
         const struct step_entry *e = &st->entries[i];
 
         b->n_tokens += e->n;
@@ -204,10 +191,11 @@ const struct batch *step_build(struct step *st, int32_t block_len)
     must(batch_layout(b) == 0 && b->bytes <= st->max.bytes);
     ((int32_t *)batch_at(b, b->q_start_at))[0] = 0;
     for (int decode = 1; decode >= 0; decode--)
-        for (int32_t i = 0; i < st->n_entries; i++)
+        for (int32_t i = 0; i < st->head.n_seqs; i++)
             if (st->entries[i].decode == decode)
-                build_entry(b, &st->entries[i], shift, &f);
-    copy(batch_at(b, b->copies_at), st->copies, st->n_copies, sizeof(*st->copies));
+                build_entry(b, &st->entries[i], shift, &filled);
+    append(batch_at(b, b->copies_at), &filled.n_copies, st->copies, st->head.n_copies,
+           sizeof(*st->copies));
     batch_seal(b);
     return b;
 }

@@ -29,15 +29,12 @@ struct step_entry {
 };
 
 struct step {
-    uint64_t number;
-    struct batch max;    /* sizes that a batch of this memory can have */
-    struct batch *batch; /* once built */
-    int32_t n_entries, n_decodes;
-    struct step_entry *entries; /* [max.n_seqs] in the order of planning */
-    int32_t n_updates, n_history, n_bias, n_stop_ids;
-    int32_t n_masks, n_drafts; /* of the entries */
-    int32_t n_copies;
-    struct batch_copy *copies; /* [max.n_copies] */
+    struct batch max;           /* sizes that a batch of this memory can have */
+    struct batch head;          /* number of the step, and counts of what is planned so far */
+    struct batch *batch;        /* once built */
+    struct step_entry *entries; /* [max.n_seqs] head.n_seqs, in the order of planning */
+    int32_t n_drafts;           /* of the entries */
+    struct batch_copy *copies;  /* [max.n_copies] head.n_copies */
 };
 
 /* max: n_tokens, n_seqs, max_blocks, n_history (tokens of one sequence), n_masks, mask_words and

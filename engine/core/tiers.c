@@ -14,8 +14,6 @@
 #include <string.h>
 
 #include "engine/core/core_impl.h"
-#include "engine/util/must.h"
-#include "engine/util/plant.h"
 
 /* A copy never stays in a tier, so zeros are one that is not under way. */
 static bool is_idle(const struct core_copy *k)
@@ -61,15 +59,15 @@ static bool begin_copy(struct core *c, struct step *st, const struct node *n, en
     const int32_t from = n->location[from_tier];
     const uint64_t node = prefix_cache_chain(c->cache, n); /* which making room may remove */
     int32_t id, to;
-    int rc;
+    bool taken;
 
     if (c->n_copies == c->max_copies)
         return false;
     blocks_ref(c->tiers[from_tier], from); /* making room must not take it */
-    rc = prefix_cache_take(c->cache, to_tier, blocks_of_steps(c), &to);
-    if (rc != BLOCKS_OK || PLANT(PLANT_COPY_NO_HOLD))
+    taken = prefix_cache_take(c->cache, to_tier, blocks_of_steps(c), &to);
+    if (!taken || PLANT(PLANT_COPY_NO_HOLD))
         blocks_put_back(c->tiers[from_tier], from);
-    if (rc != BLOCKS_OK)
+    if (!taken)
         return false;
     while (!is_idle(&c->copies[c->next_copy]))
         c->next_copy = (c->next_copy + 1) % c->max_copies;
@@ -77,7 +75,7 @@ static bool begin_copy(struct core *c, struct step *st, const struct node *n, en
     c->next_copy = (id + 1) % c->max_copies;
     c->copies[id] = (struct core_copy){node, (uint8_t)from_tier, (uint8_t)to_tier, from, to};
     c->n_copies++;
-    st->copies[st->n_copies++] = (struct batch_copy){
+    st->copies[st->head.n_copies++] = (struct batch_copy){
         .id = (uint32_t)id,
         .from_tier = (uint8_t)from_tier,
         .to_tier = (uint8_t)to_tier,

@@ -8,7 +8,7 @@
 #include <time.h>
 
 #include "engine/core/core.h"
-#include "engine/core/step_cost.h"
+#include "engine/step_cost.h"
 
 enum { BENCH_TOKENS = 500, BENCH_BLOCK_LEN = 16 };
 

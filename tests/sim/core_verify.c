@@ -106,7 +106,7 @@ static const char *verify_refs(const struct core *c)
             for (int32_t k = 0; c->slots[i] && k < c->slots[i]->n_table; k++)
                 refs[c->slots[i]->table[k]]++;
         for (int32_t i = 0; t == TIER_DEVICE && c->cache->n_pinned > 0 && i < b->n_blocks; i++)
-            refs[i] += prefix_cache_is_pinned(c->cache, i);
+            refs[i] += blocks_node(b, i) && blocks_node(b, i)->n_pins > 0;
         for (int32_t i = 0; c->n_copies > 0 && i < c->max_copies; i++) {
             const struct core_copy *k = &c->copies[i];
 
@@ -192,7 +192,7 @@ static const char *verify_steps(const struct core *c)
     for (uint64_t n = c->committed + 1; n <= c->planned; n++) {
         const struct step *st = &c->steps[n % BACKEND_IN_FLIGHT];
 
-        for (int32_t i = 0; i < st->n_entries; i++) {
+        for (int32_t i = 0; i < st->head.n_seqs; i++) {
             const struct step_entry *e = &st->entries[i];
             const struct sequence *s = e->sequence;
 

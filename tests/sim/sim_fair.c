@@ -100,7 +100,7 @@ static void count_rows(struct world *w, const struct step *st, struct rows rows[
 
     for (int k = 0; k < N_CLIENTS; k++)
         rows[k] = (struct rows){.klass = -1};
-    for (int32_t i = 0; i < st->n_entries; i++) {
+    for (int32_t i = 0; i < st->head.n_seqs; i++) {
         const struct step_entry *e = &st->entries[i];
         struct rows *r = &rows[e->sequence->request->client_id];
 
@@ -116,7 +116,8 @@ static void count_rows(struct world *w, const struct step *st, struct rows rows[
     for (const struct list *l = c->decoding.next; l != &c->decoding; l = l->next) {
         const struct sequence *s = CONTAINER_OF(l, struct sequence, link);
 
-        if (s->last_step != st->number && s->n_generated + s->n_sampling < s->request->max_tokens)
+        if (s->last_step != st->head.step &&
+            s->n_generated + s->n_sampling < s->request->max_tokens)
             add_possible(rows, s, 1, 0);
     }
 }

@@ -49,7 +49,7 @@ void sim_host_planned(struct world *w, uint64_t step)
 {
     const struct step *st = &w->core->steps[step % BACKEND_IN_FLIGHT];
 
-    for (int32_t i = 0; i < st->n_entries; i++) {
+    for (int32_t i = 0; i < st->head.n_seqs; i++) {
         const struct step_entry *e = &st->entries[i];
         struct oracle_request *q = sim_find(w, e->sequence->request->id);
         struct oracle_choice *c = q ? &q->choices[e->sequence->choice] : NULL;

@@ -349,7 +349,7 @@ static const char *check_turns(struct world *w, const struct batch *batch, bool 
     w->n_without_chunk = prompts && !chunk && !blocks_short ? w->n_without_chunk + 1 : 0;
     if (w->n_without_chunk > (shared ? 2000 : 8))
         return "decodes starve prompts";
-    for (int32_t i = 0; i < st->n_entries; i++)
+    for (int32_t i = 0; i < st->head.n_seqs; i++)
         w->n_decodes[st->entries[i].sequence->request->client_id] += st->entries[i].decode;
     for (struct list *l = w->core->decoding.next; l != &w->core->decoding; l = l->next) {
         const struct sequence *s = CONTAINER_OF(l, struct sequence, link);
@@ -372,14 +372,12 @@ static const char *check_turns(struct world *w, const struct batch *batch, bool 
 static const char *check_shares(struct world *w, bool blocks_short)
 {
     struct core *c = w->core;
-    const struct fair_item *top;
     const struct sequence *s;
     bool waits;
 
     FAIR_EACH (u, &c->fair)
         u->closed = false;
-    top = fair_top(&c->fair);
-    s = top ? CONTAINER_OF(top, struct sequence, item) : NULL;
+    s = fair_top(&c->fair);
     waits = s && s->n_lacking == 0 && c->n_free_slots == 0 && list_empty(&c->draining) &&
             !blocks_short && s->request->user->rows[0] == 0 && core_slot_victim(c, s);
     w->n_kept_waiting = !waits ? 0 : s->order == w->kept_waiting ? w->n_kept_waiting + 1 : 1;

@@ -1,5 +1,5 @@
 /* test_core_rows.c - how many rows of a step prompts take, and how those fill tiles. */
-#include "engine/core/step_cost.h"
+#include "engine/step_cost.h"
 #include "tests/unit/core_rig.h"
 #include "tests/unit/run_suite.h"
 

@@ -127,7 +127,7 @@ static int32_t rows_of(uint64_t client)
     const struct step *st = &rig.core->steps[rig.core->planned % BACKEND_IN_FLIGHT];
     int32_t n = 0;
 
-    for (int32_t i = 0; i < st->n_entries; i++)
+    for (int32_t i = 0; i < st->head.n_seqs; i++)
         n += st->entries[i].sequence->request->client_id == client ? st->entries[i].n : 0;
     return n;
 }
@@ -198,7 +198,8 @@ TEST(steps_are_short_among_several, .timeout = 300)
     for (int i = 0; i < 50; i++) {
         step_once();
         ck_assert_int_gt(rows_of(1), 8);
-        ck_assert_double_le(rig.core->steps[rig.core->planned % BACKEND_IN_FLIGHT].n_decodes, 16);
+        ck_assert_double_le(rig.core->steps[rig.core->planned % BACKEND_IN_FLIGHT].head.n_decodes,
+                            16);
     }
     rig_end();
 }

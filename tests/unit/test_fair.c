@@ -2,16 +2,18 @@
 #include <math.h>
 #include <stdlib.h>
 
-#include "engine/core/fair.h"
+#include "engine/core/sequence.h"
 #include "tests/sim/rng.h"
 #include "tests/unit/run_suite.h"
 
 static struct fair fair;
 static struct step_cost cost;
+static struct list requests;
 
 static void set_up(void)
 {
     cost = (struct step_cost){.row_us = 1};
+    list_init(&requests);
     fair_init(&fair);
     fair_step_begin(&fair, &cost);
 }
@@ -22,6 +24,8 @@ static void tear_down(void)
         while (u->n_joined > 0)
             fair_leave(&fair, u);
     fair_deinit(&fair);
+    LIST_EACH (struct request, q, in_core, &requests)
+        free(q);
 }
 
 static struct fair_user *join(uint64_t id)
@@ -32,14 +36,20 @@ static struct fair_user *join(uint64_t id)
     return c;
 }
 
-static struct fair_item item(struct fair_user *c, uint64_t order, int32_t klass)
+static struct sequence item(struct fair_user *c, uint64_t order, enum core_priority priority)
 {
-    return (struct fair_item){.user = c, .order = order, .klass = klass};
+    struct request *q = calloc(1, sizeof(*q));
+
+    ck_assert_ptr_nonnull(q);
+    *q = (struct request){.user = c, .priority = priority};
+    list_init(&q->in_core);
+    list_append(&requests, &q->in_core);
+    return (struct sequence){.request = q, .order = order, .n_lacking = 1};
 }
 
 static uint64_t next_order(void)
 {
-    struct fair_item *i = fair_top(&fair);
+    struct sequence *i = fair_top(&fair);
 
     ck_assert_ptr_nonnull(i);
     fair_remove(i);
@@ -50,8 +60,8 @@ static uint64_t next_order(void)
 TEST(class_then_arrival)
 {
     struct fair_user *a = join(1);
-    struct fair_item low = item(a, 1, 0), normal = item(a, 2, 1), late = item(a, 4, 2),
-                     high = item(a, 3, 2);
+    struct sequence low = item(a, 1, CORE_LOW), normal = item(a, 2, CORE_NORMAL),
+                    late = item(a, 4, CORE_HIGH), high = item(a, 3, CORE_HIGH);
 
     fair_push(&low);
     fair_push(&normal);
@@ -68,7 +78,8 @@ TEST(class_then_arrival)
 TEST(served_least_goes_first)
 {
     struct fair_user *a = join(1), *b = join(2);
-    struct fair_item a1 = item(a, 1, 1), a2 = item(a, 2, 1), b3 = item(b, 3, 1);
+    struct sequence a1 = item(a, 1, CORE_NORMAL), a2 = item(a, 2, CORE_NORMAL),
+                    b3 = item(b, 3, CORE_NORMAL);
 
     fair_push(&a1);
     fair_push(&a2);
@@ -84,13 +95,13 @@ TEST(served_least_goes_first)
 TEST(idleness_is_no_credit)
 {
     struct fair_user *a = join(1), *b;
-    struct fair_item a1 = item(a, 1, 1), b2, b3;
+    struct sequence a1 = item(a, 1, CORE_NORMAL), b2, b3;
 
     fair_charge(&fair, a, 0, 1000);
     fair_push(&a1);
     b = join(2);
-    b2 = item(b, 2, 1);
-    b3 = item(b, 3, 1);
+    b2 = item(b, 2, CORE_NORMAL);
+    b3 = item(b, 3, CORE_NORMAL);
     fair_push(&b2);
     fair_push(&b3);
     ck_assert_uint_eq(next_order(), 1);
@@ -104,12 +115,12 @@ TEST(idleness_is_no_credit)
 TEST(a_short_leave_forgives_nothing)
 {
     struct fair_user *a = join(1), *b = join(2);
-    struct fair_item a1, b2 = item(b, 2, 1);
+    struct sequence a1, b2 = item(b, 2, CORE_NORMAL);
 
     fair_charge(&fair, a, 0, 100);
     fair_leave(&fair, a);
     a = join(1);
-    a1 = item(a, 1, 1);
+    a1 = item(a, 1, CORE_NORMAL);
     fair_push(&a1);
     fair_push(&b2);
     ck_assert_uint_eq(next_order(), 2);
@@ -120,9 +131,10 @@ TEST(a_short_leave_forgives_nothing)
 TEST(front_is_of_its_own_client)
 {
     struct fair_user *a = join(1), *b = join(2);
-    struct fair_item a1 = item(a, 1, 1), a9 = item(a, 9, 1), b5 = item(b, 5, 1);
+    struct sequence a1 = item(a, 1, CORE_NORMAL), a9 = item(a, 9, CORE_NORMAL),
+                    b5 = item(b, 5, CORE_NORMAL);
 
-    a9.front = true;
+    a9.n_preempted = 1;
     fair_charge(&fair, a, 0, 5);
     fair_push(&a1);
     fair_push(&a9);
@@ -173,7 +185,7 @@ TEST(sorted_list_agrees_with_a_plain_array)
 TEST(shares_are_kept)
 {
     struct fair_user *c[2] = {join(1), join(2)};
-    struct fair_item items[2] = {item(c[0], 1, 1), item(c[1], 2, 1)};
+    struct sequence items[2] = {item(c[0], 1, CORE_NORMAL), item(c[1], 2, CORE_NORMAL)};
     struct fair_share *shares = calloc(2, sizeof(*shares));
     int served[2] = {0, 0};
 
@@ -183,10 +195,10 @@ TEST(shares_are_kept)
     for (int i = 0; i < 2; i++)
         fair_push(&items[i]);
     for (int i = 0; i < 4000; i++) {
-        struct fair_item *top = fair_top(&fair);
+        struct sequence *top = fair_top(&fair);
 
         served[top == &items[1]]++;
-        fair_charge(&fair, top->user, 0, 1);
+        fair_charge(&fair, top->request->user, 0, 1);
     }
     ck_assert_int_ge(served[1], 2970);
     ck_assert_int_le(served[1], 3030);
@@ -204,7 +216,7 @@ TEST(shares_are_kept)
 TEST(what_is_not_wanted_is_no_credit)
 {
     struct fair_user *a = join(1), *b = join(2);
-    struct fair_item a1 = item(a, 1, 1), b2 = item(b, 2, 1);
+    struct sequence a1 = item(a, 1, CORE_NORMAL), b2 = item(b, 2, CORE_NORMAL);
 
     fair_push(&a1);
     fair_push(&b2);
@@ -310,21 +322,25 @@ TEST(the_base_is_split_by_share)
 TEST(passing_is_bounded)
 {
     struct fair_user *a = join(1), *b = join(2);
-    struct fair_item large = item(a, 1, 1), small = item(a, 2, 1), other = item(b, 3, 1);
+    struct sequence large = item(a, 1, CORE_NORMAL), small = item(a, 2, CORE_NORMAL),
+                    other = item(b, 3, CORE_NORMAL);
 
     a->n_blocks = 60;
     fair_push(&large);
     fair_skip(&fair, &large);
     for (int i = 0; i < 64; i++) {
-        ck_assert(fair_may_pass(&fair, &small, 1, 100));
-        fair_pass(&fair, &small, 1, 100);
-        fair_pass(&fair, &other, 1, 100); /* is not counted */
+        ck_assert(fair_may_pass(&fair, &small, 100));
+        fair_pass(&fair, &small, 100);
+        fair_pass(&fair, &other, 100); /* is not counted */
     }
-    ck_assert(!fair_may_pass(&fair, &small, 1, 100));
-    ck_assert(fair_may_pass(&fair, &other, 50, 100));
-    ck_assert(!fair_may_pass(&fair, &other, 51, 100));
+    ck_assert(!fair_may_pass(&fair, &small, 100));
+    other.n_lacking = 50;
+    ck_assert(fair_may_pass(&fair, &other, 100));
+    other.n_lacking = 51;
+    ck_assert(!fair_may_pass(&fair, &other, 100));
+    other.n_lacking = 1;
     a->n_blocks = 49;
-    ck_assert(!fair_may_pass(&fair, &other, 1, 100));
+    ck_assert(!fair_may_pass(&fair, &other, 100));
     a->n_blocks = 0;
     fair_unskip(&fair);
     ck_assert_uint_eq(next_order(), 1);
@@ -334,7 +350,8 @@ TEST(passing_is_bounded)
 TEST(skipped_users_come_last)
 {
     struct fair_user *a = join(1), *b = join(2);
-    struct fair_item a1 = item(a, 1, 1), a2 = item(a, 2, 1), b3 = item(b, 3, 1);
+    struct sequence a1 = item(a, 1, CORE_NORMAL), a2 = item(a, 2, CORE_NORMAL),
+                    b3 = item(b, 3, CORE_NORMAL);
 
     fair_charge(&fair, b, 0, 100);
     fair_push(&a1);

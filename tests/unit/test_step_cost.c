@@ -2,7 +2,7 @@
 #include <math.h>
 #include <stdlib.h>
 
-#include "engine/core/step_cost.h"
+#include "engine/step_cost.h"
 #include "tests/unit/run_suite.h"
 
 static struct step_cost cost;

@@ -3,8 +3,8 @@
  * A point for each power of two of decodes with a line between neighbours, and one cost for each
  * prompt row. Plain data: the engine thread learns and the schedule reads, so the schedule needs no
  * clock. */
-#ifndef NVLLM_ENGINE_CORE_STEP_COST_H
-#define NVLLM_ENGINE_CORE_STEP_COST_H
+#ifndef NVLLM_ENGINE_STEP_COST_H
+#define NVLLM_ENGINE_STEP_COST_H
 
 #include <stdint.h>
 

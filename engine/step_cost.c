@@ -1,5 +1,5 @@
 /* step_cost.c - see step_cost.h. */
-#include "engine/core/step_cost.h"
+#include "engine/step_cost.h"
 
 #include <math.h>
 
