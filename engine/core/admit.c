@@ -20,8 +20,7 @@ enum {
 /* Blocks that a sequence needs to get through its known tokens and begin to decode. */
 static int32_t blocks_to_begin(const struct core *c, const struct sequence *s)
 {
-    return least(core_blocks_for(c, sequence_n_tokens(s)) + 1,
-                 core_blocks_for(c, s->request->n_prompt + s->request->max_tokens - 1));
+    return least(core_blocks_for(c, sequence_n_tokens(s)) + 1, core_blocks_at_most(c, s->request));
 }
 
 /* Blocks promised to running sequences: to those in prefill all that they begin with, to each

@@ -124,17 +124,14 @@ void core_free(struct core *c)
 /* Room for n more events than are untaken. */
 static int reserve_events(struct core *c, int64_t n)
 {
-    int64_t need = c->n_events + n;
-    int64_t max = c->max_events ? c->max_events : 64;
+    const int64_t need = c->n_events + n, max = need + need / 2;
     struct core_event *p;
 
     if (need <= c->max_events)
         return 0;
-    while (max < need)
-        max *= 2;
-    if (max > INT32_MAX || (uint64_t)max > SIZE_MAX / sizeof(*p))
+    if (max > INT32_MAX)
         return -ENOMEM;
-    p = realloc(c->events, (size_t)max * sizeof(*p));
+    p = reallocarray(c->events, (size_t)max, sizeof(*p));
     if (!p)
         return -ENOMEM;
     c->events = p;
@@ -221,7 +218,7 @@ int core_admit(struct core *c, const struct core_request *r, uint64_t now_us)
     must(!r->masks || c->options.max_masks > 0);
     if (longest > c->options.max_seq_len)
         return CORE_E_TOO_LONG;
-    if (core_blocks_at_most(c, r->n_prompt, r->max_tokens) > core_room(c, r))
+    if (core_blocks_for(c, (int32_t)longest - 1) > core_room(c, r))
         return CORE_E_NEVER_FITS;
 
     if (reserve_events(c, c->n_events_owed + n_terminal + 2 * (int64_t)c->options.max_seqs) < 0)

@@ -30,18 +30,15 @@ enum core_priority { CORE_LOW, CORE_NORMAL, CORE_HIGH, CORE_N_PRIORITIES };
 struct core_options {
     int32_t n_blocks;
     int32_t block_len;        /* power of two, 16 .. 4096 */
-    int32_t max_batch_tokens; /* rows of a step; may be smaller than max_seqs: decodes then
-                                 alternate */
+    int32_t max_batch_tokens; /* rows of a step; with fewer than max_seqs decodes alternate */
     int32_t max_seqs;         /* running sequences */
     int32_t max_seq_len;      /* tokens of a sequence: the model's length */
-    int32_t max_preemptions;  /* a sequence preempted so often is the last of its class to be
-                                 preempted; 3 */
+    int32_t max_preemptions;  /* one preempted so often is the last of its class to be; 3 */
     bool prefix_cache;        /* false: blocks are shared inside one request only (n > 1) */
     bool share_all;           /* prefix_cache_scope = all: one namespace for all clients */
-    bool replay;              /* what was sampled is computed again as it was first, a token a step,
-                               * and only blocks of prompts are found: so a sequence's numbers do
-                               * not change with preemptions and hits where chunks and decodes
-                               * round differently */
+    bool replay; /* what was sampled is computed again a token a step, and only blocks of prompts
+                  * are found: where chunks and decodes round differently, a sequence's numbers do
+                  * not change with preemptions and hits */
     int32_t tier_blocks[N_TIERS]; /* of the tiers below the device, 0: none; [TIER_DEVICE] unused */
     int32_t mask_words;           /* (vocab_size + 31) / 32, where max_masks */
     int32_t max_masks;            /* rows of a step with a mask; 0: no request may have masks */
@@ -95,8 +92,7 @@ struct core_usage {
 
 enum core_event_type {
     CORE_TOKEN,       /* one token of one choice; a stop id is reported too, with reason set */
-    CORE_CHOICE_DONE, /* a choice ended without a new token (cancel, deadline, numerics, core_stop)
-                       */
+    CORE_CHOICE_DONE, /* a choice ended without a new token: cancel, deadline, numerics, stop */
     CORE_FINISHED,    /* the request's one terminal event; its id is forgotten */
 };
 
@@ -181,8 +177,7 @@ int core_next(struct core *c, const struct batch **batch, uint64_t now_us);
 /* Takes the result of the oldest step in flight. */
 void core_commit(struct core *c, const struct step_result *result, uint64_t now_us);
 
-/* Events since the last call, in order; the array holds until the next call of any core function.
- */
+/* Events since the last call, in order; they hold until the next call of any core function. */
 const struct core_event *core_events(struct core *c, int32_t *n);
 
 void core_stats(const struct core *c, struct core_stats *out);
@@ -192,10 +187,9 @@ bool core_busy(const struct core *c);
 
 /* ---- inspection: the answers to the queries of inspect.h
  *
- * The size of a report is bounded by the query's limit; its cost is not: REQUESTS and
- * EXPLAIN_REQUEST sort all requests, BLOCKS visits each block that a sequence holds (with a map,
- * each block), CACHE and CACHE_CLEAR each block, PIN and EXPLAIN_PROMPT each block of the prompt.
- * tests/unit/test_core_inspect.c has figures. */
+ * The query's limit bounds the size of a report, not its cost: REQUESTS and EXPLAIN_REQUEST sort
+ * all requests; BLOCKS visits each block that is held (with a map, each block), CACHE and
+ * CACHE_CLEAR each block, PIN and EXPLAIN_PROMPT each block of the prompt. */
 struct inspect_report;
 struct inspect_query;
 

@@ -135,15 +135,13 @@ int32_t core_pinned_prefix(const struct core *c, struct cache_namespace *ns, con
 }
 
 /* Blocks that the largest request under way may come to hold. */
-static int64_t most_needed(const struct core *c)
+static int32_t most_needed(const struct core *c)
 {
-    int64_t most = 0;
+    int32_t most = 0;
 
-    LIST_EACH (struct request, q, in_core, &c->all) {
-        int64_t n = core_blocks_at_most(c, q->n_prompt, q->max_tokens);
-
-        most = n > most ? n : most;
-    }
+    LIST_EACH (const struct request, q, in_core, &c->all)
+        if (core_blocks_at_most(c, q) > most)
+            most = core_blocks_at_most(c, q);
     return most;
 }
 
@@ -209,9 +207,8 @@ static int32_t compare(const struct core *c, const struct node *node, const int3
     return most;
 }
 
-/* What a generate would find now, and how much further some cached prompt agrees with this one. The
- * latter is withheld where that prompt may be another client's: it could be guessed token by token.
- */
+/* What a generate would find now, and how much further some cached prompt agrees with this one: the
+ * latter not where that may be another client's, which could then be guessed token by token. */
 static int explain(const struct core *c, const struct inspect_query *q, const int32_t *prompt,
                    int32_t n_prompt, struct inspect_report *out)
 {

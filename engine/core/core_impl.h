@@ -7,19 +7,37 @@
 #define NVLLM_ENGINE_CORE_CORE_IMPL_H
 
 #include "engine/backend.h"
-#include "engine/core/blocks.h"
-#include "engine/core/core.h"
-#include "engine/core/fair.h"
-#include "engine/util/heap.h"
-#include "engine/util/id_map.h"
 #include "engine/inspect.h"
-#include "engine/util/list.h"
 #include "engine/util/must.h"
 #include "engine/util/plant.h"
-#include "engine/core/prefix_cache.h"
 #include "engine/core/sequence.h"
-#include "engine/core/step.h"
-#include "engine/step_cost.h"
+
+/* ---- a step between plan and commit: which sequences take part with which positions */
+
+struct step_entry {
+    struct sequence *sequence;
+    bool decode;           /* else a prefill chunk, or drafts */
+    bool update;           /* sets the sequence's sampler state */
+    int32_t start;         /* first position */
+    int32_t n;             /* positions */
+    int32_t token;         /* a decode's input: an id or ~row */
+    int32_t n_drafts;      /* a chunk's last positions hold these, not known tokens */
+    const int32_t *drafts; /* [n_drafts] */
+    int32_t wanted;        /* its last rows, so many, are sampled from */
+    int32_t first_row;     /* of these in batch.rows, once built */
+    uint32_t counter;      /* of the token that the first of them samples */
+    const uint32_t *masks; /* [wanted, mask_words], or NULL */
+};
+
+/* Its memory is taken at start, so nothing that a backend reads moves. */
+struct step {
+    struct batch max;           /* sizes that a batch of this memory can have */
+    struct batch head;          /* number of the step, and counts of what is planned so far */
+    struct batch *batch;        /* once built */
+    struct step_entry *entries; /* [max.n_seqs] head.n_seqs, in the order of planning */
+    int32_t n_drafts;           /* of the entries */
+    struct batch_copy *copies;  /* [max.n_copies] head.n_copies */
+};
 
 /* A copy under way; its id is its place in core.copies. */
 struct core_copy {
@@ -83,22 +101,18 @@ struct core {
     uint64_t n_drafts, n_accepted;
 };
 
-/* Full blocks of so many tokens: block_len is a power of two, and division is slow. */
-static inline int64_t core_full_blocks(const struct core *c, int64_t n_tokens)
-{
-    return n_tokens >> __builtin_ctz((unsigned)c->options.block_len);
-}
-
+/* Blocks for so many tokens: block_len is a power of two, and division is slow. */
 static inline int32_t core_blocks_for(const struct core *c, int32_t n_tokens)
 {
-    return (int32_t)core_full_blocks(c, (int64_t)n_tokens + c->options.block_len - 1);
+    const int64_t len = c->options.block_len;
+
+    return (int32_t)((n_tokens + len - 1) >> __builtin_ctz((unsigned)len));
 }
 
 /* Of a sequence at its end; the last token needs no slot. */
-static inline int64_t core_blocks_at_most(const struct core *c, int32_t n_prompt,
-                                          int32_t max_tokens)
+static inline int32_t core_blocks_at_most(const struct core *c, const struct request *q)
 {
-    return core_full_blocks(c, (int64_t)n_prompt + max_tokens - 1 + c->options.block_len - 1);
+    return core_blocks_for(c, q->n_prompt + q->max_tokens - 1);
 }
 
 /* How many of its tokens a sequence computes in chunks and may share with others: those known when
@@ -129,6 +143,20 @@ static inline int32_t core_n_running(const struct core *c)
 {
     return c->n_prefilling + c->n_decoding;
 }
+
+/* step.c */
+/* max: n_tokens, n_seqs, max_blocks, n_history (tokens of one sequence), n_masks, mask_words and
+ * n_copies of the largest batch. -ENOMEM, -EOVERFLOW. */
+int step_init(struct step *st, const struct batch *max);
+void step_deinit(struct step *st);
+
+struct step_entry *step_add(struct step *st, struct sequence *s, bool decode);
+
+/* True when there is room for what the update of s brings; always for the first. */
+bool step_has_room_for_update(const struct step *st, const struct sequence *s);
+void step_add_update(struct step *st, struct step_entry *e);
+
+const struct batch *step_build(struct step *st, int32_t block_len);
 
 /* core.c */
 /* A choice that has not ended; or NULL. */

@@ -14,8 +14,7 @@ static int32_t excess(const struct core *c, const struct fair_user *u, enum reso
                          : fair_excess(&c->fair, u, u->n_blocks, core_pool(c));
 }
 
-/* The oldest sequence of the highest class is never preempted: so it ends, and every request does.
- */
+/* The oldest sequence of the highest class is never preempted: so it ends, and so all do. */
 static const struct sequence *find_oldest(const struct core *c)
 {
     const struct sequence *oldest = NULL;

@@ -12,11 +12,6 @@
 #include "engine/util/must.h"
 #include "engine/util/plant.h"
 
-static struct node *node_of_sibling(const struct list *l)
-{
-    return CONTAINER_OF(l, struct node, sibling);
-}
-
 static int alloc_nodes(struct prefix_cache *p, size_t n)
 {
     size_t n_tokens, digest_bytes = 2 * sizeof(XXH128_hash_t);
@@ -164,7 +159,7 @@ void prefix_cache_close(struct prefix_cache *p, struct cache_namespace *ns)
     must(ns->n_holders > 0);
     /* The holder still counts, so that removing the last node does not free the namespace. */
     while (ns->private && !list_empty(&ns->root.children))
-        prefix_cache_remove(p, node_of_sibling(ns->root.children.next));
+        prefix_cache_remove(p, CONTAINER_OF(ns->root.children.next, struct node, sibling));
     ns->n_holders--;
     drop_unused(p, ns);
 }
@@ -404,7 +399,7 @@ int32_t prefix_cache_remove(struct prefix_cache *p, struct node *n)
 
     for (int32_t n_removed = 1;; n_removed++, at = parent) {
         while (!list_empty(&at->children))
-            at = node_of_sibling(at->children.next);
+            at = CONTAINER_OF(at->children.next, struct node, sibling);
         parent = at->parent;
         remove_leaf(p, at);
         if (at == n)

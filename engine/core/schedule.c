@@ -47,10 +47,9 @@ static bool take_block(struct core *c, struct sequence *s)
 /* As take_block, but preempts where there is none. False: none in this step, because the blocks
  * freed come back with a step in flight, or s itself was preempted.
  *
- * After a preemption, admission keeps a reserve, the watermark, that shrinks as sequences end:
- * otherwise the preempted sequence would be back at once and push out the next. (256 requests of
- * about 1,100 tokens on 2,000 to 10,000 blocks of 16: a third of the preemptions, as many steps.)
- */
+ * After a preemption admission keeps a reserve, the watermark, that shrinks as sequences end: else
+ * the preempted sequence would be back at once and push out the next. (256 requests of about 1,100
+ * tokens on 2,000 to 10,000 blocks of 16: a third of the preemptions in as many steps.) */
 static bool take_block_or_preempt(struct core *c, struct sequence *s)
 {
     while (!take_block(c, s)) {
@@ -427,7 +426,8 @@ int core_next(struct core *c, const struct batch **batch, uint64_t now_us)
     if (core_in_flight(c) == BACKEND_IN_FLIGHT)
         return CORE_WAIT;
     c->cache->now_us = now_us;
-    step_begin(st, c->planned + 1);
+    st->head = (struct batch){.step = c->planned + 1};
+    st->n_drafts = 0;
     if (c->n_requests > 0)
         schedule(c, st, now_us);
     core_copy_down(c, st);

@@ -8,10 +8,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "engine/core/core.h"
 #include "engine/core/fair.h"
 #include "engine/util/heap.h"
-#include "engine/util/list.h"
 #include "engine/core/prefix_cache.h"
 
 enum sequence_state {

@@ -1,13 +1,9 @@
-/* step.c - see step.h. */
-#include "engine/core/step.h"
-
+/* step.c - collects what takes part in a step, and lays out the batch that says so. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "engine/core/sequence.h"
-#include "engine/util/must.h"
-#include "engine/util/plant.h"
+#include "engine/core/core_impl.h"
 
 enum { MAX_BIAS = 4 * SAMPLING_MAX_BIAS }; /* of a step's updates */
 
@@ -34,12 +30,6 @@ void step_deinit(struct step *st)
     free(st->batch);
     free(st->entries);
     free(st->copies);
-}
-
-void step_begin(struct step *st, uint64_t number)
-{
-    st->head = (struct batch){.step = number};
-    st->n_drafts = 0;
 }
 
 struct step_entry *step_add(struct step *st, struct sequence *s, bool decode)

@@ -157,7 +157,7 @@ static const char *verify_waiters(const struct core *c, const struct sequence *s
 /* Blocks not written in full yet belong to one sequence alone and are found by nobody. */
 static const char *verify_unwritten(const struct core *c, const struct sequence *s)
 {
-    for (int32_t b = (int32_t)core_full_blocks(c, s->n_written); b < s->n_table; b++) {
+    for (int32_t b = s->n_written / c->options.block_len; b < s->n_table; b++) {
         if (blocks_refs(c->blocks, s->table[b]) != 1)
             return "a block that is still written to is shared";
         if (blocks_node(c->blocks, s->table[b]))
@@ -214,7 +214,7 @@ static const char *verify_pins(const struct core *c)
     if (n_pinned > core_pin_limit(c))
         return "more is pinned than may be";
     LIST_EACH (struct request, q, in_core, &c->all)
-        if (core_blocks_at_most(c, q->n_prompt, q->max_tokens) >
+        if (core_blocks_at_most(c, q) >
             c->options.n_blocks - n_pinned + core_pinned_prefix(c, q->ns, q->prompt, q->n_prompt))
             return "a request can never run beside what is pinned";
     return NULL;
