@@ -5,10 +5,12 @@
  * nothing. Permissions are read from owner, group and mode; access lists are ignored. */
 #include <errno.h>
 #include <fcntl.h>
+#include <fnmatch.h>
 #include <glob.h>
 #include <grp.h>
 #include <inttypes.h>
 #include <jansson.h>
+#include <libgen.h>
 #include <limits.h>
 #include <obstack.h>
 #include <pwd.h>
@@ -49,12 +51,11 @@ enum {
 
 enum level { OK, NOTE, WRONG };
 
-/* The user that the daemon runs as. */
 struct user {
-    char name[33];
+    char name[33]; /* or the number */
     uid_t uid;
     gid_t groups[256]; /* [n_groups] */
-    int n_groups;
+    int n_groups;      /* 0: the user has no entry in the database */
 };
 
 struct doctor {
@@ -72,8 +73,8 @@ struct doctor {
     const char *given_model; /* --model */
     json_t *of_model;        /* nvllmd's findings on the folder */
     const char *model;       /* the folder; NULL: unknown */
-    struct user user;
-    bool user_given;       /* --user */
+    struct user me;
+    struct user user;      /* that the daemon runs as */
     uint64_t weight_bytes; /* of the model's files */
     struct obstack texts;  /* what format() and quote() give */
 };
@@ -104,6 +105,11 @@ static const char *quote(struct doctor *d, const char *text)
     size_t n = 4 * strlen(text) + 3;
 
     return program_quote(obstack_alloc(&d->texts, n), n, text);
+}
+
+static const char *folder_of(struct doctor *d, const char *path)
+{
+    return dirname((char *)format(d, "%s", path));
 }
 
 /* Adds a finding: what it is about and, unless NULL, the command that fixes it, which root sees
@@ -230,17 +236,17 @@ static const char *edit_command(struct doctor *d)
 
 /* ---- users and paths */
 
-static bool find_user(struct user *user, const char *name)
+/* Fills *user from an entry of the database; false for NULL. */
+static bool take_user(struct user *user, const struct passwd *entry)
 {
-    const struct passwd *found = getpwnam(name);
     int n = sizeof(user->groups) / sizeof(user->groups[0]);
 
-    if (!found)
+    if (!entry)
         return false;
-    snprintf(user->name, sizeof(user->name), "%s", name);
-    user->uid = found->pw_uid;
+    snprintf(user->name, sizeof(user->name), "%s", entry->pw_name);
+    user->uid = entry->pw_uid;
     user->n_groups = n;
-    if (getgrouplist(name, found->pw_gid, user->groups, &n) >= 0)
+    if (getgrouplist(entry->pw_name, entry->pw_gid, user->groups, &n) >= 0)
         user->n_groups = n;
     return true;
 }
@@ -257,13 +263,12 @@ static bool is_in_group(const struct user *user, gid_t group)
 static bool say_missing(struct doctor *d, const char *about, const struct user *user,
                         const char *part, int why)
 {
-    int n = (int)(strrchr(part, '/') - part);
-    const char *folder = quote(d, n > 0 ? format(d, "%.*s", n, part) : "/");
+    bool denied = why == EACCES;
+    const char *fix =
+        denied ? again_command(d) : format(d, "ls -la %s", quote(d, folder_of(d, part)));
 
-    if (why == EACCES)
-        return say(d, user->uid != geteuid() ? NOTE : WRONG, about, again_command(d), "%s: %s",
-                   part, strerror(why));
-    return say(d, WRONG, about, format(d, "ls -la %s", folder), "%s: %s", part, strerror(why));
+    return say(d, denied && user->uid != geteuid() ? NOTE : WRONG, about, fix, "%s: %s", part,
+               strerror(why));
 }
 
 /* Checks that the user may enter each folder above path and, of R_OK, W_OK and X_OK, do `want` with
@@ -318,45 +323,35 @@ static bool read_start(char *text, size_t n, const char *path)
 
 /* ---- the socket */
 
-/* The process has the groups of its login; the user may have joined others since. */
-static bool process_in_group(gid_t group)
-{
-    struct user process = {.n_groups = getgroups(256, process.groups)};
-
-    return is_in_group(&process, group) || getegid() == group;
-}
-
 static void explain_denied(struct doctor *d, const struct stat *st)
 {
-    const struct passwd *me = getpwuid(geteuid());
     const struct group *group = getgrgid(st->st_gid);
-    const char *path = d->ctl->socket_path;
-    struct user user = {0};
-    const char *fix;
+    const char *path = d->ctl->socket_path, *fix;
 
-    if (!me || !group || !(st->st_mode & 020) || process_in_group(st->st_gid)) {
+    /* The process has the groups of its login; the user may have joined others since. */
+    if (d->me.n_groups == 0 || !group || !(st->st_mode & 020) || group_member(st->st_gid) ||
+        getegid() == st->st_gid) {
         fix = format(d, "%schmod o+w %s   # until the next start; see daemon.socket_mode",
                      sudo_for(st->st_uid), quote(d, path));
         say(d, WRONG, "socket", fix, "%s: this user may not connect (mode %04o)", path,
             (unsigned)st->st_mode & 07777);
         return;
     }
-    if (find_user(&user, me->pw_name) && is_in_group(&user, st->st_gid))
+    if (is_in_group(&d->me, st->st_gid))
         fix = format(d, "newgrp %s   # or log in again", group->gr_name);
     else
-        fix = format(d, "sudo usermod -aG %s %s   # and log in again", group->gr_name, me->pw_name);
+        fix = format(d, "sudo usermod -aG %s %s   # and log in again", group->gr_name, d->me.name);
     say(d, WRONG, "socket", fix, "%s is for members of group %s", path, group->gr_name);
 }
 
 /* Nothing is there: the daemon was not started, or has no folder to create a socket in. */
 static void say_none(struct doctor *d, const char *folder, int why)
 {
-    const struct passwd *me = getpwuid(geteuid());
     const char *fix = start_command(d);
 
-    if (why == ENOENT && folder && access(folder, F_OK) < 0 && !has_service() && me)
+    if (why == ENOENT && access(folder, F_OK) < 0 && !has_service())
         fix =
-            format(d, "sudo install -d -o %s -m 0755 %s && %s", me->pw_name, quote(d, folder), fix);
+            format(d, "sudo install -d -o %s -m 0755 %s && %s", d->me.name, quote(d, folder), fix);
     d->not_running = why == ENOENT;
     say(d, WRONG, "socket", fix, "%s: %s; nvllmd creates it when it starts", d->ctl->socket_path,
         strerror(why));
@@ -366,18 +361,14 @@ static void say_none(struct doctor *d, const char *folder, int why)
 static bool check_socket_file(struct doctor *d)
 {
     const size_t max = sizeof(((struct sockaddr_un *)NULL)->sun_path) - 1;
-    const char *path = d->ctl->socket_path, *slash = strrchr(path, '/'), *folder = NULL;
-    struct user me = {.uid = geteuid()};
-    const struct passwd *found = getpwuid(me.uid);
+    const char *path = d->ctl->socket_path, *folder = folder_of(d, path);
     struct stat st;
 
     if (strlen(path) > max)
         return say(d, WRONG, "socket", "export NVLLM_SOCKET=" NVLLM_DEFAULT_SOCKET,
                    "%s: the path of a socket has at most %zu bytes", path, max);
-    if (slash && slash > path)
-        folder = format(d, "%.*s", (int)(slash - path), path);
-    if (folder && folder[0] == '/' && access(folder, F_OK) == 0 && found &&
-        find_user(&me, found->pw_name) && !check_path(d, "socket", &me, folder, X_OK))
+    if (folder[0] == '/' && access(folder, F_OK) == 0 && d->me.n_groups > 0 &&
+        !check_path(d, "socket", &d->me, folder, X_OK))
         return false;
     if (lstat(path, &st) < 0) {
         say_none(d, folder, errno);
@@ -426,18 +417,19 @@ static bool is_other_process(const struct doctor *d, pid_t listener)
 }
 
 /* The process that listens, also at a socket that does not answer; pid 0 if unknown. */
-static struct ucred find_listener(const char *path)
+static struct ucred find_listener(struct doctor *d)
 {
     struct sockaddr_un addr = {.sun_family = AF_UNIX};
     int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     struct ucred who = {0};
     socklen_t n = sizeof(who);
 
-    snprintf(addr.sun_path, sizeof(addr.sun_path), "%s", path);
+    snprintf(addr.sun_path, sizeof(addr.sun_path), "%s", d->ctl->socket_path);
     if (fd >= 0 && connect(fd, (const struct sockaddr *)&addr, sizeof(addr)) == 0)
         getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &who, &n);
     if (fd >= 0)
         close(fd);
+    d->not_service = is_other_process(d, who.pid);
     return who;
 }
 
@@ -479,23 +471,11 @@ static void say_failure(struct doctor *d, int64_t asked_ms, const struct nvllm_e
             (int)had_ms);
         return;
     }
-    who = find_listener(d->ctl->socket_path);
-    d->not_service = is_other_process(d, who.pid);
+    who = find_listener(d);
     if (err->code == NVLLM_E_TIMEOUT)
         say_silent(d, &who, err->message);
     else
         say(d, WRONG, "daemon", log_command(d), "%s", err->message);
-}
-
-/* The listening process is the model's user, unless it is systemd, which passes the socket on. */
-static void take_listener(struct doctor *d)
-{
-    struct ucred who = find_listener(d->ctl->socket_path);
-    const struct passwd *found = getpwuid(who.uid);
-
-    d->not_service = is_other_process(d, who.pid);
-    if (!d->user_given && who.pid > 1 && found)
-        find_user(&d->user, found->pw_name);
 }
 
 static void check_socket(struct doctor *d)
@@ -506,6 +486,7 @@ static void check_socket(struct doctor *d)
     struct nvllm_client *client = NULL;
     struct nvllm_options options;
     struct nvllm_error err;
+    struct ucred who;
 
     if (!check_socket_file(d))
         return;
@@ -517,7 +498,9 @@ static void check_socket(struct doctor *d)
         nvllm_get_status(client, clock_left_ms(deadline), &status, &err) == NVLLM_OK) {
         d->is_running = true;
         d->model = format(d, "%s", status->model_folder);
-        take_listener(d);
+        who = find_listener(d);
+        if (who.pid > 1 && !ctl_option(d->ctl, "user")) /* 1: systemd, which passes the socket on */
+            take_user(&d->user, getpwuid(who.uid));
         say_state(d, status);
     } else {
         say_failure(d, asked_ms, &err);
@@ -530,8 +513,7 @@ static void check_socket(struct doctor *d)
 /* Beside this program, as installed and as built, or in the PATH of the shell or of root. */
 static void find_program(struct doctor *d)
 {
-    const char *path = getenv("PATH"), *slash = strrchr(d->own, '/');
-    const char *own = format(d, "%.*s", slash ? (int)(slash - d->own) : 0, d->own);
+    const char *path = getenv("PATH"), *own = folder_of(d, d->own);
     char *folders, *folder, *rest, real[PATH_MAX];
     struct stat st;
 
@@ -601,27 +583,27 @@ static bool is_reliable(const struct doctor *d, const char *about)
 }
 
 /* Adds one of nvllmd's findings; with its own path in the command, for a shell may not find it. */
-static void say_finding(struct doctor *d, const char *about, const json_t *f)
+static void say_finding(struct doctor *d, json_t *f)
 {
-    const char *level = json_string_value(json_object_get(f, "level"));
-    const char *fix = json_string_value(json_object_get(f, "mend"));
+    const char *level, *about, *text, *fix = NULL;
 
+    json_unpack(f, "{sssssss?s}", "level", &level, "about", &about, "text", &text, "mend", &fix);
     if (fix && strncmp(fix, "nvllmd ", 7) == 0)
         fix = format(d, "%s %s", quote(d, d->nvllmd), fix + 7);
     say(d,
         strcmp(level, "wrong") == 0  ? WRONG
         : strcmp(level, "note") == 0 ? NOTE
                                      : OK,
-        about, fix, "%s", json_string_value(json_object_get(f, "text")));
+        about, fix, "%s", text);
 }
 
 static bool say_model_findings(struct doctor *d)
 {
     int before = d->n_wrong;
-    const json_t *f;
+    json_t *f;
     size_t i;
 
-    json_array_foreach(d->of_model, i, f) say_finding(d, "model", f);
+    json_array_foreach(d->of_model, i, f) say_finding(d, f);
     return d->n_wrong == before;
 }
 
@@ -642,11 +624,10 @@ static void take_findings(struct doctor *d, json_t *findings)
 
     json_array_foreach(findings, i, f)
     {
-        const char *level = json_string_value(json_object_get(f, "level"));
-        const char *about = json_string_value(json_object_get(f, "about"));
-        const char *text = json_string_value(json_object_get(f, "text"));
+        const char *level, *about, *text;
 
-        if (!level || !about || !text || !is_reliable(d, about))
+        if (json_unpack(f, "{ssssss}", "level", &level, "about", &about, "text", &text) < 0 ||
+            !is_reliable(d, about))
             continue;
         if (strcmp(level, "ok") == 0 && strcmp(about, "config") != 0)
             continue;
@@ -658,7 +639,7 @@ static void take_findings(struct doctor *d, json_t *findings)
             continue; /* of default options */
         if (!d->is_running && strcmp(about, "socket") == 0 && is_of_socket(d, text))
             continue;
-        say_finding(d, about, f);
+        say_finding(d, f);
     }
 }
 
@@ -825,7 +806,7 @@ static void check_model(struct doctor *d)
     else if (check_files(d) && say_model_findings(d) && access(d->model, R_OK | X_OK) == 0 &&
              d->weight_bytes > 0)
         say(d, OK, "model", NULL, "%s: %.1f MiB of weights, readable by user %s", d->model,
-            (double)d->weight_bytes / (1 << 20), d->user.name);
+            show_mib(d->weight_bytes), d->user.name);
 }
 
 /* ---- devices */
@@ -833,20 +814,15 @@ static void check_model(struct doctor *d)
 /* NVIDIA display and 3D controllers on the PCI bus. */
 static int count_gpus(void)
 {
-    glob_t folders = {0};
+    glob_t devices = {0};
+    char kind[128];
     int n = 0;
 
-    glob("/sys/bus/pci/devices/*", 0, NULL, &folders);
-    for (size_t i = 0; i < folders.gl_pathc; i++) {
-        char path[400], vendor[32], class[32];
-
-        snprintf(path, sizeof(path), "%s/vendor", folders.gl_pathv[i]);
-        if (!read_start(vendor, sizeof(vendor), path) || strcmp(vendor, "0x10de") != 0)
-            continue;
-        snprintf(path, sizeof(path), "%s/class", folders.gl_pathv[i]);
-        n += read_start(class, sizeof(class), path) && strncmp(class, "0x03", 4) == 0;
-    }
-    globfree(&folders);
+    glob("/sys/bus/pci/devices/*/modalias", 0, NULL, &devices);
+    for (size_t i = 0; i < devices.gl_pathc; i++)
+        n += read_start(kind, sizeof(kind), devices.gl_pathv[i]) &&
+             fnmatch("pci:v000010DEd*bc03sc*", kind, 0) == 0;
+    globfree(&devices);
     return n;
 }
 
@@ -909,14 +885,14 @@ static void check_memory(struct doctor *d)
         total = limit;
     if (on_cpu && d->weight_bytes > total)
         say(d, WRONG, "memory", edit_command(d), "%.1f MiB of weights, but only %.1f MiB of memory",
-            (double)d->weight_bytes / (1 << 20), (double)total / (1 << 20));
+            show_mib(d->weight_bytes), show_mib(total));
     else if (on_cpu && !d->is_running && d->weight_bytes > free_bytes)
         say(d, WRONG, "memory", "ps -eo pid,rss,comm --sort=-rss | head",
-            "%.1f MiB of weights, but only %.1f MiB of memory available",
-            (double)d->weight_bytes / (1 << 20), (double)free_bytes / (1 << 20));
+            "%.1f MiB of weights, but only %.1f MiB of memory available", show_mib(d->weight_bytes),
+            show_mib(free_bytes));
     else
-        say(d, OK, "memory", NULL, "%.1f MiB of %.1f MiB available", (double)free_bytes / (1 << 20),
-            (double)total / (1 << 20));
+        say(d, OK, "memory", NULL, "%.1f MiB of %.1f MiB available", show_mib(free_bytes),
+            show_mib(total));
     if (read_number("/proc/sys/vm/overcommit_memory") == 2)
         say(d, NOTE, "memory", "sudo sysctl vm.overcommit_memory=0",
             "overcommit is off: the whole KV cache counts as used at once");
@@ -933,34 +909,30 @@ static void check_limits(struct doctor *d)
     getrlimit(RLIMIT_NOFILE, &files);
     if (files.rlim_max < FEW_DESCRIPTORS)
         ok = say(d, WRONG, "limits", "sudo prlimit --pid $$ --nofile=65536:65536",
-                 "at most %llu open files: each client needs one",
-                 (unsigned long long)files.rlim_max);
+                 "at most %" PRIu64 " open files: each client needs one", files.rlim_max);
     if (waiting > 0 && waiting < FEW_WAITING)
         ok = say(d, WRONG, "limits", "sudo sysctl net.core.somaxconn=4096",
                  "net.core.somaxconn is %" PRIu64 ": clients that connect at once are refused",
                  waiting);
     if (ok)
-        say(d, OK, "limits", NULL, "%llu open files, %" PRIu64 " waiting connections",
-            (unsigned long long)files.rlim_max, waiting);
+        say(d, OK, "limits", NULL, "%" PRIu64 " open files, %" PRIu64 " waiting connections",
+            files.rlim_max, waiting);
 }
 
 /* ---- the command */
 
 /* The daemon's user: the given one, else the service's if there is one, else the caller. */
-static void choose_user(struct doctor *d, const char *given)
+static void choose_user(struct doctor *d)
 {
-    const struct passwd *me;
+    const char *given = ctl_option(d->ctl, "user");
 
-    d->user_given = given != NULL;
-    if (given && !find_user(&d->user, given))
-        ctl_usage(d->ctl, "there is no user “%s”", given);
-    if (given || find_user(&d->user, SERVICE_USER))
-        return;
-    me = getpwuid(geteuid());
-    if (!me || !find_user(&d->user, me->pw_name)) {
-        snprintf(d->user.name, sizeof(d->user.name), "%u", (unsigned)geteuid());
-        d->user.uid = geteuid();
+    if (!take_user(&d->me, getpwuid(geteuid()))) {
+        snprintf(d->me.name, sizeof(d->me.name), "%u", (unsigned)geteuid());
+        d->me.uid = geteuid();
     }
+    d->user = d->me;
+    if (!take_user(&d->user, getpwnam(given ? given : SERVICE_USER)) && given)
+        ctl_usage(d->ctl, "there is no user “%s”", given);
 }
 
 int ctl_doctor(struct ctl *ctl)
@@ -979,7 +951,7 @@ int ctl_doctor(struct ctl *ctl)
     obstack_init(&d.texts);
     d.own = realpath("/proc/self/exe", own) && access(own, X_OK) == 0 ? own : "nvllmctl";
     d.has_config = config || access(d.config, F_OK) == 0;
-    choose_user(&d, ctl_option(ctl, "user"));
+    choose_user(&d);
     find_program(&d);
     check_socket(&d);
     check_config(&d);

@@ -23,6 +23,11 @@ double show_percent(uint64_t part, uint64_t whole)
     return whole ? 100.0 * (double)part / (double)whole : 0;
 }
 
+double show_mib(uint64_t bytes)
+{
+    return (double)bytes / (1 << 20);
+}
+
 const char *show_duration(char *out, size_t n, uint64_t us)
 {
     double s = (double)us / 1e6;

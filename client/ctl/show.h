@@ -15,6 +15,8 @@ const char *show_user(char *out, size_t n, uint32_t uid);
 /* 0 where the whole is 0. */
 double show_percent(uint64_t part, uint64_t whole);
 
+double show_mib(uint64_t bytes);
+
 /* "3 ms", "12.3 s", "5 min", "2 h", "3 d"; needs 16 bytes. */
 const char *show_duration(char *out, size_t n, uint64_t us);
 

@@ -34,19 +34,14 @@ static void put_uptime(uint64_t ms)
     printf("%llu s\n", (unsigned long long)(s % 60));
 }
 
-static double mib(uint64_t bytes)
-{
-    return (double)bytes / (1 << 20);
-}
-
 static void print_memory(const struct nvllm_status *s)
 {
     printf("%-14s%.1f MiB of weights, %.1f MiB of KV cache, %.1f MiB of workspaces", "memory",
-           mib(s->weight_bytes), mib(s->kv_bytes), mib(s->workspace_bytes));
+           show_mib(s->weight_bytes), show_mib(s->kv_bytes), show_mib(s->workspace_bytes));
     if (s->total_bytes > 0)
         printf(", %.1f MiB of graphs, %.1f MiB of others\n%-14s%.1f MiB of %.1f MiB free",
-               mib(s->graph_bytes), mib(s->other_bytes), "", mib(s->free_bytes),
-               mib(s->total_bytes));
+               show_mib(s->graph_bytes), show_mib(s->other_bytes), "", show_mib(s->free_bytes),
+               show_mib(s->total_bytes));
     putchar('\n');
 }
 
