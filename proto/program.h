@@ -42,14 +42,14 @@ struct usage_option {
     }
 
 /* Arrays of options end with OPTIONS_END, lists of arrays with NULL. */
-enum { USAGE_MAX_GROUPS = 4, USAGE_MAX_OPTIONS = 64 };
+enum { USAGE_MAX_GROUPS = 5, USAGE_MAX_OPTIONS = 64 };
 typedef const struct usage_option *usage_groups[USAGE_MAX_GROUPS + 1];
 
 struct usage_command {
     const char *name;
-    const char *about;        /* a phrase, for the list of all commands */
-    const char *synopsis;     /* lines of usage, each without program and command */
-    const char *text;         /* paragraphs of help; NULL: none */
+    const char *about;    /* a phrase, for the list of all commands */
+    const char *synopsis; /* lines of usage, each without program and command; NULL: "[OPTION…]" */
+    const char *text;     /* paragraphs of help; NULL: none */
     usage_groups options;     /* without the common ones */
     const char *words;        /* that it takes as an argument: "show|clear"; with USAGE_WORDS */
     enum usage_values values; /* of its arguments */

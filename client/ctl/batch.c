@@ -355,15 +355,6 @@ static void open_files(struct batch *b, const char *input, const char *output)
         b->total_bytes = (uint64_t)st.st_size;
 }
 
-static int exit_code(const struct batch *b)
-{
-    if (ctl_interrupted())
-        return ctl_interrupted();
-    if (b->out_of_time)
-        return ctl_report_timeout();
-    return b->n_failed > 0 ? EXIT_ERROR : EXIT_OK;
-}
-
 int ctl_batch(struct ctl *ctl)
 {
     const char *input = ctl_option(ctl, "input"), *output = ctl_option(ctl, "output");
@@ -397,7 +388,10 @@ int ctl_batch(struct ctl *ctl)
     b.started_ms = b.drawn_ms = clock_ms();
     run(&b);
     summarise(&b);
-    rc = exit_code(&b);
+    if (b.out_of_time && !ctl_interrupted())
+        rc = ctl_report_timeout();
+    else
+        rc = b.n_failed > 0 ? EXIT_ERROR : EXIT_OK;
     if (b.out_fd > STDERR_FILENO && close(b.out_fd) != 0 && rc == EXIT_OK)
         ctl_die("%s: %s", output, strerror(errno));
     lines_deinit(&b.lines);

@@ -393,9 +393,7 @@ int ctl_bench(struct ctl *ctl)
         ctl_json_print(STDOUT_FILENO, result_json(b.result));
     else
         print_result(b.result);
-    if (ctl_interrupted())
-        b.rc = ctl_interrupted();
-    else if (b.rc == EXIT_OK && b.result->n_failed > 0)
+    if (b.rc == EXIT_OK && b.result->n_failed > 0)
         b.rc = EXIT_ERROR;
     workload_deinit(&b.workload);
     flight_deinit(&b.flight);

@@ -361,7 +361,7 @@ static int talk(struct chat *chat)
             rc = ctl_report_timeout();
     }
     text_buffer_deinit(&message);
-    return ctl_interrupted() ? ctl_interrupted() : rc;
+    return rc;
 }
 
 /* ---- around it */

@@ -11,7 +11,7 @@
 
 /* ---- options that several commands share */
 
-const struct usage_option ctl_common_options[] = {
+static const struct usage_option common_options[] = {
     OPTION("socket", "PATH", "default: $NVLLM_SOCKET, or else " NVLLM_DEFAULT_SOCKET,
            .values = USAGE_FILE),
     OPTION("timeout", "SECONDS", "give up after that long (exit code 5)"),
@@ -26,7 +26,7 @@ static const struct usage_option before_command[] = {
     OPTIONS_END,
 };
 
-const struct usage_option ctl_request_options[] = {
+static const struct usage_option request_options[] = {
     OPTION("max-tokens", "N", "end after N tokens"),
     OPTION("min-tokens", "N", "do not end before N tokens"),
     OPTION("temperature", "T", "sampling temperature; 0 is greedy"),
@@ -56,7 +56,7 @@ static const struct usage_option choice_options[] = {
     OPTIONS_END,
 };
 
-const struct usage_option ctl_prompt_options[] = {
+static const struct usage_option prompt_options[] = {
     OPTION("prompt", "TEXT", "the prompt; “-” is stdin"),
     OPTION(
         "prompt-file", "FILE",
@@ -66,6 +66,10 @@ const struct usage_option ctl_prompt_options[] = {
     OPTION("chat", NULL,
            "the prompt is a user's message (default if the model has a chat template)"),
     OPTION("raw", NULL, "the model continues the prompt as it is"),
+    OPTIONS_END,
+};
+
+static const struct usage_option chat_options[] = {
     OPTION("system", "TEXT", "begin the chat with a system message"),
     OPTION("think", NULL, "let the model reason before it answers"),
     OPTION("no-think", NULL, "do not let the model reason before it answers"),
@@ -89,18 +93,14 @@ static const struct usage_command commands[] = {
     {
         .name = "chat",
         .about = "chat with the model",
-        .synopsis = "[OPTION…]",
         .text = "A conversation, with line editing and history (Ctrl-R searches). Earlier turns\n"
                 "are found in the prefix cache; the line after each answer shows how much.\n"
                 "Without a terminal each line of stdin is a turn. Commands in the chat: /reset,\n"
                 "/system TEXT, /save FILE, /help, /quit. Ctrl-C stops an answer. Sampling\n"
                 "options default to the model's generation_config.json.\n",
-        .options = {OPTIONS(OPTION("system", "TEXT", "begin the chat with a system message"),
-                            OPTION("think", NULL, "let the model reason before it answers"),
-                            OPTION("no-think", NULL,
-                                   "do not let the model reason before it answers"),
-                            OPTION("quiet", NULL, "print the answers only, without token counts")),
-                    ctl_request_options},
+        .options = {chat_options,
+                    OPTIONS(OPTION("quiet", NULL, "print the answers only, without token counts")),
+                    request_options},
         .examples = "  nvllmctl chat --system \"Answer in one sentence.\" --no-think\n"
                     "  nvllmctl chat --temperature 0 <questions.txt >answers.txt\n",
     },
@@ -111,7 +111,7 @@ static const struct usage_command commands[] = {
         .text = "Prints the model's answer to TEXT, or to stdin if TEXT is missing or “-”, as it\n"
                 "is generated. Ctrl-C cancels. Sampling options default to the model's\n"
                 "generation_config.json.\n",
-        .options = {ctl_prompt_options, json_option, ctl_request_options, choice_options},
+        .options = {prompt_options, chat_options, json_option, request_options, choice_options},
         .max_words = 1,
         .examples =
             "  nvllmctl generate \"What is 17 + 25?\"\n"
@@ -133,7 +133,7 @@ static const struct usage_command commands[] = {
                                    .values = USAGE_FILE),
                             OPTION("concurrency", "N", "requests in flight at a time (64)"),
                             OPTION("json", NULL, "write the summary to stderr as one JSON object")),
-                    ctl_request_options, choice_options},
+                    request_options, choice_options},
         .examples = "  nvllmctl batch --input questions.jsonl --output answers.jsonl --seed 1\n"
                     "  echo '{\"prompt\": \"Once\"}' | nvllmctl batch --input - --output -\n",
     },
@@ -177,7 +177,6 @@ static const struct usage_command commands[] = {
     {
         .name = "status",
         .about = "show what nvllmd is doing",
-        .synopsis = "[OPTION…]",
         .text = "Shows what nvllmd is doing. With --wait, waits until it is ready.\n",
         .options = {json_option},
         .examples = "  nvllmctl status --wait --timeout 60\n"
@@ -186,7 +185,6 @@ static const struct usage_command commands[] = {
     {
         .name = "requests",
         .about = "list running and waiting requests",
-        .synopsis = "[OPTION…]",
         .text = "Lists running requests, then waiting ones in the order of the queue: user,\n"
                 "place in the queue, prompt tokens, cached tokens, generated tokens, tokens a\n"
                 "second, blocks. Users see their own, administrators all. A narrow terminal\n"
@@ -199,7 +197,6 @@ static const struct usage_command commands[] = {
     {
         .name = "blocks",
         .about = "show who uses the KV cache",
-        .synopsis = "[OPTION…]",
         .text = "Shows the blocks of the KV cache: used, cached (free, with content that may be\n"
                 "found again) and free, by user and by request. Users see their own and the\n"
                 "totals.\n",
@@ -224,7 +221,7 @@ static const struct usage_command commands[] = {
                             OPTION("user", "NAME|UID", "pin in that user's cache",
                                    .values = USAGE_USER),
                             OPTION("cache-salt", "TEXT", "pin under this salt")),
-                    json_option, ctl_prompt_options},
+                    json_option, prompt_options, chat_options},
         .words = "show|clear|pin|unpin",
         .values = USAGE_WORDS,
         .max_words = -1,
@@ -243,7 +240,7 @@ static const struct usage_command commands[] = {
                 "from the cached prompts, and what those have in its place.\n",
         .options = {OPTIONS(OPTION("cache-salt", "TEXT",
                                    "look the prompt up as a request with this salt would")),
-                    json_option, ctl_prompt_options},
+                    json_option, prompt_options, chat_options},
         .values = USAGE_REQUEST,
         .max_words = -1,
         .examples = "  nvllmctl explain 17\n"
@@ -252,7 +249,6 @@ static const struct usage_command commands[] = {
     {
         .name = "top",
         .about = "show requests and throughput live; q quits",
-        .synopsis = "[OPTION…]",
         .text = "Shows requests, tokens a second, blocks and the prefix cache, updated every\n"
                 "second and when the terminal is resized. q quits. A narrow terminal shows\n"
                 "fewer columns.\n",
@@ -275,7 +271,6 @@ static const struct usage_command commands[] = {
     {
         .name = "drain",
         .about = "stop accepting requests",
-        .synopsis = "[OPTION…]",
         .text = "New requests are refused, accepted ones continue; “nvllmctl resume” reverts it.\n"
                 "For administrators.\n",
         .options = {OPTIONS(
@@ -294,7 +289,6 @@ static const struct usage_command commands[] = {
     {
         .name = "reload",
         .about = "reload the configuration",
-        .synopsis = "[OPTION…]",
         .text = "Makes nvllmd reload its configuration, as SIGHUP does. Limits, shares and the\n"
                 "log level change, all or none; options that need a restart are named. For\n"
                 "administrators.\n",
@@ -314,7 +308,6 @@ static const struct usage_command commands[] = {
     {
         .name = "stop",
         .about = "shut nvllmd down",
-        .synopsis = "[OPTION…]",
         .text = "Shuts nvllmd down as SIGTERM does: it drains first. If systemd runs it and may\n"
                 "restart it, use “systemctl stop nvllmd” instead. For administrators.\n",
         .options = {OPTIONS(OPTION("wait", NULL, "wait until nvllmd has exited"))},
@@ -323,7 +316,6 @@ static const struct usage_command commands[] = {
     {
         .name = "bench",
         .about = "measure nvllmd under load",
-        .synopsis = "[OPTION…]",
         .text = "Sends prompts of random tokens, counts what comes back, and prints throughput,\n"
                 "time to the first token and time between tokens. Answers have exactly the\n"
                 "length that was asked for: end-of-sequence tokens are ignored, and only the\n"
@@ -353,7 +345,6 @@ static const struct usage_command commands[] = {
     {
         .name = "doctor",
         .about = "find what is broken, and the command that fixes it",
-        .synopsis = "[OPTION…]",
         .text = "Checks the socket and its permissions, the configuration as nvllmd itself would\n"
                 "read it, the model's folder and its parents, devices, memory and kernel limits,\n"
                 "whether nvllmd is running or not. Names each problem and the command that fixes\n"
@@ -392,6 +383,6 @@ const struct usage_program ctl_program = {
     .name = "nvllmctl",
     .commands = commands,
     .n_commands = sizeof(commands) / sizeof(commands[0]),
-    .common = ctl_common_options,
+    .common = common_options,
     .own = before_command,
 };

@@ -94,7 +94,7 @@ static int wait_drained(struct ctl *ctl)
         }
         pause_and_show(status);
     }
-    return leave(ctl_interrupted());
+    return leave(EXIT_INTERRUPTED);
 }
 
 int ctl_drain(struct ctl *ctl)
@@ -165,7 +165,7 @@ static int wait_stopped(struct ctl *ctl)
         if (code != NVLLM_E_TIMEOUT)
             ctl_check(ctl, code);
     }
-    return ctl_interrupted();
+    return EXIT_INTERRUPTED;
 }
 
 int ctl_stop(struct ctl *ctl)

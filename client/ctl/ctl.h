@@ -29,8 +29,7 @@ struct ctl {
     const char *socket_path;
     struct nvllm_client *client; /* NULL: not connected; main() closes it */
     struct nvllm_error err;      /* why ctl_outcome() fails */
-    bool any_state;   /* the command neither waits for the model nor long for an answer */
-    bool needs_model; /* this time, though the command does not always */
+    bool needs_model; /* false: the command neither waits for the model nor long for an answer */
     bool no_wait;     /* while the model is being loaded */
     bool wait;        /* until somebody listens */
     int64_t deadline; /* of --timeout, from the start; INT64_MAX: none */
@@ -39,10 +38,7 @@ struct ctl {
 /* All commands and options, from which completions and the man page are generated, too. */
 extern const struct usage_program ctl_program;
 
-/* Options of every command, and those that fill a request or name a prompt. */
-extern const struct usage_option ctl_common_options[], ctl_request_options[], ctl_prompt_options[];
-
-/* The commands. Each gives the exit code. */
+/* The commands. Each gives the exit code, which an interrupt overrides. */
 typedef int ctl_run(struct ctl *ctl);
 ctl_run ctl_batch, ctl_bench, ctl_blocks, ctl_cache, ctl_cancel, ctl_chat, ctl_detokenize;
 ctl_run ctl_doctor, ctl_drain, ctl_explain, ctl_generate, ctl_help, ctl_log_level, ctl_reload;

@@ -154,9 +154,7 @@ int ctl_generate(struct ctl *ctl)
     do
         rc = run(&job);
     while (rc == RETRY);
-    if (ctl_interrupted())
-        rc = ctl_interrupted();
-    else if (ctl_left_ms(ctl) == 0 && rc != EXIT_OK)
+    if (!ctl_interrupted() && ctl_left_ms(ctl) == 0 && rc != EXIT_OK)
         rc = ctl_report_timeout();
     ctl_result_deinit(&job.result);
     ctl_prompt_deinit(&job.prompt);

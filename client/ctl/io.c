@@ -243,7 +243,6 @@ static void show_waiting(void *arg, enum nvllm_state state, float progress)
 
 enum nvllm_code ctl_try_connect(struct ctl *ctl)
 {
-    bool any_state = ctl->any_state && !ctl->needs_model;
     struct nvllm_options options;
     enum nvllm_code code;
 
@@ -251,9 +250,9 @@ enum nvllm_code ctl_try_connect(struct ctl *ctl)
     options.socket_path = ctl->socket_path;
     options.name = "nvllmctl/" NVLLM_VERSION;
     options.wait_start = ctl->wait;
-    options.wait_ready = any_state ? ctl->wait : !ctl->no_wait;
+    options.wait_ready = ctl->needs_model ? !ctl->no_wait : ctl->wait;
     options.timeout_ms = ctl_left_ms(ctl);
-    if (options.timeout_ms < 0 && any_state && !ctl->wait)
+    if (options.timeout_ms < 0 && !ctl->needs_model && !ctl->wait)
         options.timeout_ms = ANSWER_TIMEOUT_MS;
     if (isatty(STDERR_FILENO))
         options.on_wait = show_waiting;

@@ -16,30 +16,30 @@
 static const struct {
     const char *name;
     ctl_run *run;
-    bool any_state;
+    bool needs_model; /* cache and explain: now and then */
 } actions[] = {
-    {"chat", ctl_chat, false},
-    {"generate", ctl_generate, false},
-    {"batch", ctl_batch, false},
-    {"tokenize", ctl_tokenize, false},
-    {"detokenize", ctl_detokenize, false},
-    {"render", ctl_render, false},
-    {"status", ctl_status, true},
-    {"requests", ctl_requests, true},
-    {"blocks", ctl_blocks, true},
-    {"cache", ctl_cache, true},
-    {"explain", ctl_explain, true},
-    {"top", ctl_top, true},
-    {"cancel", ctl_cancel, true},
-    {"drain", ctl_drain, true},
-    {"resume", ctl_resume, true},
-    {"reload", ctl_reload, true},
-    {"log-level", ctl_log_level, true},
-    {"stop", ctl_stop, true},
-    {"bench", ctl_bench, false},
-    {"doctor", ctl_doctor, true},
-    {"version", ctl_version, true},
-    {"help", ctl_help, true},
+    {"chat", ctl_chat, true},
+    {"generate", ctl_generate, true},
+    {"batch", ctl_batch, true},
+    {"tokenize", ctl_tokenize, true},
+    {"detokenize", ctl_detokenize, true},
+    {"render", ctl_render, true},
+    {"status", ctl_status, false},
+    {"requests", ctl_requests, false},
+    {"blocks", ctl_blocks, false},
+    {"cache", ctl_cache, false},
+    {"explain", ctl_explain, false},
+    {"top", ctl_top, false},
+    {"cancel", ctl_cancel, false},
+    {"drain", ctl_drain, false},
+    {"resume", ctl_resume, false},
+    {"reload", ctl_reload, false},
+    {"log-level", ctl_log_level, false},
+    {"stop", ctl_stop, false},
+    {"bench", ctl_bench, true},
+    {"doctor", ctl_doctor, false},
+    {"version", ctl_version, false},
+    {"help", ctl_help, false},
 };
 
 /* ---- options */
@@ -135,13 +135,13 @@ static void print_overview(void)
 
 static void print_help(const struct usage_command *command)
 {
-    const char *head = "usage:";
+    const char *head = "usage:", *line;
 
     if (!command) {
         print_overview();
         return;
     }
-    for (const char *line = command->synopsis; line; head = "      ") {
+    for (line = command->synopsis ? command->synopsis : "[OPTION…]"; line; head = "      ") {
         size_t n = strcspn(line, "\n");
 
         printf("%s nvllmctl %s%s%.*s\n", head, command->name, n ? " " : "", (int)n, line);
@@ -170,39 +170,38 @@ static int flushed(int rc)
     return EXIT_ERROR;
 }
 
+/* The value of an option of every command, unless the command has its own of that name. */
+static const char *common_option(const struct ctl *ctl, const char *name)
+{
+    bool is_own = ctl->command && usage_find_option(ctl->command->options, name);
+
+    return is_own ? NULL : usage_value(&ctl->line, name);
+}
+
 /* Takes the options apart, and acts on the common ones. Before the command there are no others. */
 static void parse(struct ctl *ctl, int argc, char **argv)
 {
     const struct usage_option *groups[USAGE_MAX_GROUPS + 2] = {ctl_program.own};
     size_t n = ctl->command ? 0 : 1;
     char why[USAGE_WHY];
+    const char *value;
 
-    while (ctl->command && ctl->command->options[n]) {
+    for (; ctl->command && ctl->command->options[n]; n++)
         groups[n] = ctl->command->options[n];
-        n++;
-    }
     groups[n] = ctl_program.common;
     if (usage_parse(&ctl->line, why, argc, argv, groups, !ctl->command) < 0)
         ctl_usage(ctl, "%s%s", why,
                   ctl->command || strchr(why, '?') ? "" : "; a command's own options go behind it");
-    for (size_t i = 0; i < ctl->line.n_given; i++) {
-        const char *name = ctl->line.given[i].option->name, *value = ctl->line.given[i].value;
-
-        if (usage_find_option(groups + n, name) != ctl->line.given[i].option)
-            continue;
-        if (strcmp(name, "socket") == 0) {
-            ctl->socket_path = value;
-        } else if (strcmp(name, "timeout") == 0) {
-            ctl->deadline = clock_ms() + (int64_t)ceil(read_real(ctl, name, value, 0, 2e6) * 1000);
-        } else if (strcmp(name, "wait") == 0) {
-            ctl->wait = true;
-        } else if (strcmp(name, "no-wait") == 0) {
-            ctl->no_wait = true;
-        } else {
-            print_help(ctl->command);
-            exit(flushed(EXIT_OK));
-        }
+    if (common_option(ctl, "help")) {
+        print_help(ctl->command);
+        exit(flushed(EXIT_OK));
     }
+    if ((value = common_option(ctl, "socket")) != NULL)
+        ctl->socket_path = value;
+    if ((value = common_option(ctl, "timeout")) != NULL)
+        ctl->deadline = clock_ms() + (int64_t)ceil(read_real(ctl, "timeout", value, 0, 2e6) * 1000);
+    ctl->wait = ctl->wait || common_option(ctl, "wait");
+    ctl->no_wait = ctl->no_wait || common_option(ctl, "no-wait");
     if (ctl->socket_path[0] == '\0')
         ctl_usage(ctl, "--socket takes the path of a socket");
 }
@@ -240,14 +239,14 @@ int ctl_version(struct ctl *ctl)
 static int run(struct ctl *ctl, int argc, char **argv)
 {
     size_t i = 0;
-    int max;
+    int max, rc;
 
     ctl->command = find_command(argv[0]);
     if (!ctl->command)
         return EXIT_USAGE;
     while (strcmp(actions[i].name, argv[0]) != 0)
         i++;
-    ctl->any_state = actions[i].any_state;
+    ctl->needs_model = actions[i].needs_model;
     parse(ctl, argc, argv);
     max = ctl->command->max_words;
     if (max >= 0 && ctl->line.n_words > max)
@@ -255,7 +254,8 @@ static int run(struct ctl *ctl, int argc, char **argv)
                   max ? "%s takes one argument, not also “%s”: put text in quotes"
                       : "%s takes no “%s”",
                   ctl->command->name, ctl->line.words[max]);
-    return actions[i].run(ctl);
+    rc = actions[i].run(ctl);
+    return ctl_interrupted() ? ctl_interrupted() : rc;
 }
 
 /* For jansson, where a missing value would look like one that the user did not give. */

@@ -240,9 +240,7 @@ static int run_live(struct top *t)
             show(t);
     } while (ok && !wait_key(t) && !ctl_interrupted());
     leave_screen();
-    if (ctl_interrupted())
-        return ctl_interrupted();
-    return ok ? EXIT_OK : ctl_report(t->ctl, &t->ctl->err);
+    return ok || ctl_interrupted() ? EXIT_OK : ctl_report(t->ctl, &t->ctl->err);
 }
 
 static int run_once(struct top *t)
