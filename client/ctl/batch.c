@@ -5,7 +5,6 @@
  * newest that has been read, so memory is bounded however long the file is. */
 #include <errno.h>
 #include <fcntl.h>
-#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -58,11 +57,11 @@ struct batch {
     uint64_t total_bytes; /* of input; 0: unknown */
     int64_t started_ms;
     int64_t drawn_ms; /* when progress was last drawn, and for how many tokens */
-    uint64_t drawn_tokens;
+    long long drawn_tokens;
     double tokens_a_second; /* smoothed */
     uint64_t written_bytes; /* of the input, up to the last answer written */
-    uint64_t n_requests, n_failed, n_tokens;
-    uint64_t prompt_tokens, cached_tokens, output_tokens;
+    /* Of the type that jansson and printf() take. */
+    long long n_requests, n_failed, n_tokens, prompt_tokens, cached_tokens, output_tokens;
 };
 
 /* ---- progress: on one line of a terminal, redrawn in place */
@@ -118,9 +117,9 @@ static void draw_progress(struct batch *b)
         return;
     if (b->total_bytes)
         fprintf(to, "%3d %%  ", (int)(share * 100));
-    fprintf(to, "%" PRIu64 " done", b->n_requests - b->flight.n_sent - b->flight.n_waiting);
+    fprintf(to, "%lld done", b->n_requests - (long long)(b->flight.n_sent + b->flight.n_waiting));
     if (b->n_failed)
-        fprintf(to, ", %" PRIu64 " failed", b->n_failed);
+        fprintf(to, ", %lld failed", b->n_failed);
     fprintf(to, ", %.0f tok/s", b->tokens_a_second);
     if (share > 0)
         put_left(to, b, share, now);
@@ -314,20 +313,16 @@ static void summarise(struct batch *b)
         ctl_message("%s", b->flight.dead.message);
     if (b->json)
         ctl_json_print(STDERR_FILENO,
-                       json_pack("{sIsIsIsIsIsfsf}", "requests", (json_int_t)b->n_requests,
-                                 "failed", (json_int_t)b->n_failed, "prompt_tokens",
-                                 (json_int_t)b->prompt_tokens, "cached_tokens",
-                                 (json_int_t)b->cached_tokens, "output_tokens",
-                                 (json_int_t)b->output_tokens, "seconds", seconds, "output_tok_s",
-                                 rate));
+                       json_pack("{sIsIsIsIsIsfsf}", "requests", b->n_requests, "failed",
+                                 b->n_failed, "prompt_tokens", b->prompt_tokens, "cached_tokens",
+                                 b->cached_tokens, "output_tokens", b->output_tokens, "seconds",
+                                 seconds, "output_tok_s", rate));
     else
         fprintf(stderr,
-                "%llu request%s, %llu failed; %llu prompt tokens (%llu cached), %llu output tokens "
+                "%lld request%s, %lld failed; %lld prompt tokens (%lld cached), %lld output tokens "
                 "in %.2f s: %.1f tok/s\n",
-                (unsigned long long)b->n_requests, b->n_requests == 1 ? "" : "s",
-                (unsigned long long)b->n_failed, (unsigned long long)b->prompt_tokens,
-                (unsigned long long)b->cached_tokens, (unsigned long long)b->output_tokens, seconds,
-                rate);
+                b->n_requests, b->n_requests == 1 ? "" : "s", b->n_failed, b->prompt_tokens,
+                b->cached_tokens, b->output_tokens, seconds, rate);
 }
 
 static bool same_file(int a, int b)

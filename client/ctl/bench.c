@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/param.h>
 #include <unistd.h>
 
 #include "client/lib/clock.h"
@@ -35,13 +36,13 @@ struct stream {
     uint64_t n_tokens;
 };
 
-/* What has been measured. */
+/* What has been measured; counts are of the type that jansson and printf() take. */
 struct result {
-    uint64_t n_done, n_failed;
-    uint64_t n_cut;  /* in flight when the time was over */
-    uint64_t n_busy; /* refusals of a busy daemon; the requests are sent again */
-    uint64_t prompt_tokens, cached_tokens; /* of finished requests */
-    uint64_t output_tokens;                /* all that have come */
+    long long n_done, n_failed;
+    long long n_cut;  /* in flight when the time was over */
+    long long n_busy; /* refusals of a busy daemon; the requests are sent again */
+    long long prompt_tokens, cached_tokens; /* of finished requests */
+    long long output_tokens;                /* all that have come */
     double seconds;
     struct quantiles ttft;    /* from when a request was due to its first token */
     struct quantiles between; /* from one delivery of a request's tokens to the next */
@@ -64,7 +65,7 @@ struct bench {
     int64_t next_ns; /* when it is due */
     int64_t start_ns, end_ns, last_ns;
     int rc;
-    struct result *result;
+    struct result result;
 };
 
 /* ---- requests */
@@ -105,7 +106,7 @@ static bool look_ahead(struct bench *b)
 /* Sends what is due. Returns the milliseconds until the next request is. */
 static int send_due(struct bench *b)
 {
-    int64_t now = flight_clock_ns();
+    int64_t now = clock_ns();
     int64_t soonest = now + flight_send(&b->flight) * INT64_C(1000000);
 
     while (!b->flight.stopping && b->flight.dead.code == NVLLM_OK && b->n_active < b->n_streams &&
@@ -113,7 +114,7 @@ static int send_due(struct bench *b)
         struct stream *s;
 
         if (b->next_ns > now) {
-            soonest = b->next_ns < soonest ? b->next_ns : soonest;
+            soonest = MIN(soonest, b->next_ns);
             break;
         }
         s = ctl_alloc(1, sizeof(*s));
@@ -143,18 +144,18 @@ static void take_tokens(struct bench *b, struct stream *s, const struct nvllm_de
         return; /* too late to be counted */
     if (s->n_tokens == 0) {
         s->first_ns = now;
-        quantiles_add(&b->result->ttft, (uint64_t)(now - s->due_ns));
+        quantiles_add(&b->result.ttft, (uint64_t)(now - s->due_ns));
     } else if (now > s->last_ns) {
-        quantiles_add(&b->result->between, (uint64_t)(now - s->last_ns));
+        quantiles_add(&b->result.between, (uint64_t)(now - s->last_ns));
     }
     s->last_ns = b->last_ns = now;
     s->n_tokens += delta->n_tokens;
-    b->result->output_tokens += delta->n_tokens;
+    b->result.output_tokens += delta->n_tokens;
 }
 
 static void take_done(struct bench *b, const struct stream *s, const struct nvllm_done *done)
 {
-    struct result *r = b->result;
+    struct result *r = &b->result;
 
     b->last_ns = b->flight.wake_ns;
     r->n_done++;
@@ -175,12 +176,12 @@ static void take(void *owner, struct flight_request *r, const struct nvllm_event
         return;
     }
     if (event && b->flight.dead.code != NVLLM_OK)
-        b->result->n_failed++;
+        b->result.n_failed++;
     else if (event && b->flight.stopping)
-        b->result->n_cut++;
+        b->result.n_cut++;
     else if (event && event->done)
         take_done(b, s, event->done);
-    else if (event && ++b->result->n_failed <= MAX_SHOWN_FAILURES)
+    else if (event && ++b->result.n_failed <= MAX_SHOWN_FAILURES)
         ctl_message("%s", event->error->message);
     b->n_active--;
     free(s);
@@ -191,13 +192,13 @@ static void take(void *owner, struct flight_request *r, const struct nvllm_event
 static bool is_over(struct bench *b)
 {
     bool out_of_time = ctl_left_ms(b->ctl) == 0;
+    int64_t now = clock_ns();
 
-    if (!b->flight.stopping && out_of_time)
-        b->rc = ctl_report_timeout();
     if (!b->flight.stopping &&
-        (ctl_interrupted() || out_of_time || (b->end_ns && flight_clock_ns() >= b->end_ns))) {
-        if (!b->end_ns || flight_clock_ns() < b->end_ns)
-            b->end_ns = flight_clock_ns();
+        (ctl_interrupted() || out_of_time || (b->end_ns && now >= b->end_ns))) {
+        if (out_of_time)
+            b->rc = ctl_report_timeout();
+        b->end_ns = b->end_ns ? MIN(b->end_ns, now) : now;
         flight_stop(&b->flight);
     }
     if (b->flight.stopping)
@@ -210,20 +211,20 @@ static void run(struct bench *b)
     struct flight *f = &b->flight;
     int wait_ms;
 
-    b->start_ns = b->last_ns = b->next_ns = flight_clock_ns();
+    b->start_ns = b->last_ns = b->next_ns = clock_ns();
     if (b->duration > 0)
         b->end_ns = b->start_ns + (int64_t)(b->duration * 1e9);
     while (wait_ms = send_due(b), f->dead.code == NVLLM_OK && !is_over(b))
         flight_wait(f, -1, wait_ms);
     if (f->dead.code != NVLLM_OK)
         b->rc = ctl_report(b->ctl, &f->dead);
-    b->result->n_busy = f->n_refused;
-    b->result->seconds = (double)((b->end_ns ? b->end_ns : b->last_ns) - b->start_ns) / 1e9;
+    b->result.n_busy = f->n_refused;
+    b->result.seconds = (double)((b->end_ns ? b->end_ns : b->last_ns) - b->start_ns) / 1e9;
 }
 
 /* ---- the result */
 
-static double a_second(const struct result *r, uint64_t n)
+static double a_second(const struct result *r, long long n)
 {
     return r->seconds > 0 ? (double)n / r->seconds : 0;
 }
@@ -240,15 +241,13 @@ static void print_result(const struct result *r)
 {
     int columns, rows, width;
 
-    printf("%-14s%llu done, %llu failed", "requests", (unsigned long long)r->n_done,
-           (unsigned long long)r->n_failed);
+    printf("%-14s%lld done, %lld failed", "requests", r->n_done, r->n_failed);
     if (r->n_cut)
-        printf(", %llu cut short at the end", (unsigned long long)r->n_cut);
+        printf(", %lld cut short at the end", r->n_cut);
     if (r->n_busy)
-        printf(", asked again %llu times", (unsigned long long)r->n_busy);
-    printf("\n%-14s%llu prompt (%llu cached), %llu output\n", "tokens",
-           (unsigned long long)r->prompt_tokens, (unsigned long long)r->cached_tokens,
-           (unsigned long long)r->output_tokens);
+        printf(", asked again %lld times", r->n_busy);
+    printf("\n%-14s%lld prompt (%lld cached), %lld output\n", "tokens", r->prompt_tokens,
+           r->cached_tokens, r->output_tokens);
     printf("%-14s%.3f s\n", "time", r->seconds);
     printf("%-14s%.1f output tok/s, %.1f prompt tok/s, %.2f requests/s\n\n", "throughput",
            a_second(r, r->output_tokens), a_second(r, r->prompt_tokens), a_second(r, r->n_done));
@@ -274,19 +273,14 @@ static json_t *times_json(const struct quantiles *q)
 
 static json_t *result_json(const struct result *r)
 {
-    json_t *o = json_pack("{sIsIsIsIsIsIsIsfsfsfsf}", "requests", (json_int_t)r->n_done, "failed",
-                          (json_int_t)r->n_failed, "cut", (json_int_t)r->n_cut, "busy",
-                          (json_int_t)r->n_busy, "prompt_tokens", (json_int_t)r->prompt_tokens,
-                          "cached_tokens", (json_int_t)r->cached_tokens, "output_tokens",
-                          (json_int_t)r->output_tokens, "seconds", r->seconds, "output_tok_s",
-                          a_second(r, r->output_tokens), "prompt_tok_s",
-                          a_second(r, r->prompt_tokens), "requests_s", a_second(r, r->n_done));
-
-    json_object_set_new(o, "ttft_ms", times_json(&r->ttft));
-    json_object_set_new(o, "between_ms", times_json(&r->between));
-    json_object_set_new(o, "token_ms", times_json(&r->token));
-    json_object_set_new(o, "request_ms", times_json(&r->request));
-    return o;
+    return json_pack("{sIsIsIsIsIsIsIsfsfsfsfsosososo}", "requests", r->n_done, "failed",
+                     r->n_failed, "cut", r->n_cut, "busy", r->n_busy, "prompt_tokens",
+                     r->prompt_tokens, "cached_tokens", r->cached_tokens, "output_tokens",
+                     r->output_tokens, "seconds", r->seconds, "output_tok_s",
+                     a_second(r, r->output_tokens), "prompt_tok_s", a_second(r, r->prompt_tokens),
+                     "requests_s", a_second(r, r->n_done), "ttft_ms", times_json(&r->ttft),
+                     "between_ms", times_json(&r->between), "token_ms", times_json(&r->token),
+                     "request_ms", times_json(&r->request));
 }
 
 /* ---- options */
@@ -360,7 +354,6 @@ int ctl_bench(struct ctl *ctl)
         .n_requests = (uint64_t)ctl_whole(ctl, "requests", 0, 1, MAX_REQUESTS),
         .rate = ctl_real(ctl, "rate", 0, 1e-6, 1e6),
         .duration = ctl_real(ctl, "duration", 0, 1e-3, 1e6),
-        .result = ctl_alloc(1, sizeof(*b.result)),
         .flight =
             {
                 .ctl = ctl,
@@ -384,19 +377,18 @@ int ctl_bench(struct ctl *ctl)
     make_workload(&b);
     ctl_connect(ctl);
     workload_find_tokens(&b.workload, ctl);
-    snprintf(salt, sizeof(salt), "bench %d %lld", (int)getpid(), (long long)flight_clock_ns());
+    snprintf(salt, sizeof(salt), "bench %d %lld", (int)getpid(), (long long)clock_ns());
     if (!ctl_option(ctl, "warm-cache")) /* prompts of earlier runs are not found */
         b.request.cache_salt = nvllm_str(salt);
     ctl_catch_interrupts(false);
     run(&b);
     if (ctl_option(ctl, "json"))
-        ctl_json_print(STDOUT_FILENO, result_json(b.result));
+        ctl_json_print(STDOUT_FILENO, result_json(&b.result));
     else
-        print_result(b.result);
-    if (b.rc == EXIT_OK && b.result->n_failed > 0)
+        print_result(&b.result);
+    if (b.rc == EXIT_OK && b.result.n_failed > 0)
         b.rc = EXIT_ERROR;
     workload_deinit(&b.workload);
     flight_deinit(&b.flight);
-    free(b.result);
     return b.rc;
 }

@@ -61,6 +61,7 @@ struct user {
 struct doctor {
     struct ctl *ctl;
     bool json;
+    const char *about; /* what is being checked */
     json_t *findings;
     int n_wrong;
     bool is_running;  /* the daemon answers */
@@ -112,10 +113,10 @@ static const char *folder_of(struct doctor *d, const char *path)
     return dirname((char *)format(d, "%s", path));
 }
 
-/* Adds a finding: what it is about and, unless NULL, the command that fixes it, which root sees
- * without “sudo ” at its beginning. True for OK. */
-__attribute__((format(printf, 5, 6))) static bool
-say(struct doctor *d, enum level level, const char *about, const char *fix, const char *fmt, ...)
+/* Adds a finding on what is being checked and, unless NULL, the command that fixes it, which root
+ * sees without “sudo ” at its beginning. True for OK. */
+__attribute__((format(printf, 4, 5))) static bool say(struct doctor *d, enum level level,
+                                                      const char *fix, const char *fmt, ...)
 {
     char *text;
     va_list args;
@@ -129,14 +130,14 @@ say(struct doctor *d, enum level level, const char *about, const char *fix, cons
     if (fix && geteuid() == 0 && strncmp(fix, "sudo ", 5) == 0)
         fix += 5;
     if (d->json) {
-        o = json_pack("{ssssso}", "level", levels[level].name, "about", about, "text",
+        o = json_pack("{ssssso}", "level", levels[level].name, "about", d->about, "text",
                       ctl_json_text(nvllm_str(text)));
         if (fix)
             json_object_set_new(o, "mend", ctl_json_text(nvllm_str(fix)));
         json_array_append_new(d->findings, o);
     } else {
         printf("%s%-5s%s  %-7s  ", show_colour(STDOUT_FILENO, levels[level].colour),
-               levels[level].name, show_colour(STDOUT_FILENO, COLOUR_END), about);
+               levels[level].name, show_colour(STDOUT_FILENO, COLOUR_END), d->about);
         ctl_put_line(stdout, text, 0);
         putchar('\n');
         if (fix && !program_has_control(fix))
@@ -260,26 +261,24 @@ static bool is_in_group(const struct user *user, gid_t group)
 }
 
 /* What cannot be looked at: because of permissions, or because it does not exist. False. */
-static bool say_missing(struct doctor *d, const char *about, const struct user *user,
-                        const char *part, int why)
+static bool say_missing(struct doctor *d, const struct user *user, const char *part, int why)
 {
     bool denied = why == EACCES;
     const char *fix =
         denied ? again_command(d) : format(d, "ls -la %s", quote(d, folder_of(d, part)));
 
-    return say(d, denied && user->uid != geteuid() ? NOTE : WRONG, about, fix, "%s: %s", part,
+    return say(d, denied && user->uid != geteuid() ? NOTE : WRONG, fix, "%s: %s", part,
                strerror(why));
 }
 
 /* Checks that the user may enter each folder above path and, of R_OK, W_OK and X_OK, do `want` with
  * path itself. False after a finding. */
-static bool check_path(struct doctor *d, const char *about, const struct user *user,
-                       const char *path, int want)
+static bool check_path(struct doctor *d, const struct user *user, const char *path, int want)
 {
     size_t n = strlen(path);
 
     if (path[0] != '/')
-        return say(d, WRONG, about, edit_command(d), "%s is not an absolute path", path);
+        return say(d, WRONG, edit_command(d), "%s is not an absolute path", path);
     for (size_t at = 0, end; at < n; at = end) {
         const char *part;
         unsigned bits = 1;
@@ -291,11 +290,11 @@ static bool check_path(struct doctor *d, const char *about, const struct user *u
         if (end == n)
             bits = (unsigned)want;
         if (stat(part, &st) < 0) /* ENOTDIR: what is above it is not a folder */
-            return say_missing(d, about, user, part, errno);
+            return say_missing(d, user, part, errno);
         class = user->uid == st.st_uid ? 0 : is_in_group(user, st.st_gid) ? 1 : 2;
         if (user->uid == 0 || ((st.st_mode >> (6 - 3 * class)) & bits) == bits)
             continue;
-        return say(d, WRONG, about,
+        return say(d, WRONG,
                    format(d, "%schmod %c+%s%s%s %s", sudo_for(st.st_uid), "ugo"[class],
                           bits & 4 ? "r" : "", bits & 2 ? "w" : "", bits & 1 ? "x" : "",
                           quote(d, part)),
@@ -333,7 +332,7 @@ static void explain_denied(struct doctor *d, const struct stat *st)
         getegid() == st->st_gid) {
         fix = format(d, "%schmod o+w %s   # until the next start; see daemon.socket_mode",
                      sudo_for(st->st_uid), quote(d, path));
-        say(d, WRONG, "socket", fix, "%s: this user may not connect (mode %04o)", path,
+        say(d, WRONG, fix, "%s: this user may not connect (mode %04o)", path,
             (unsigned)st->st_mode & 07777);
         return;
     }
@@ -341,7 +340,7 @@ static void explain_denied(struct doctor *d, const struct stat *st)
         fix = format(d, "newgrp %s   # or log in again", group->gr_name);
     else
         fix = format(d, "sudo usermod -aG %s %s   # and log in again", group->gr_name, d->me.name);
-    say(d, WRONG, "socket", fix, "%s is for members of group %s", path, group->gr_name);
+    say(d, WRONG, fix, "%s is for members of group %s", path, group->gr_name);
 }
 
 /* Nothing is there: the daemon was not started, or has no folder to create a socket in. */
@@ -353,7 +352,7 @@ static void say_none(struct doctor *d, const char *folder, int why)
         fix =
             format(d, "sudo install -d -o %s -m 0755 %s && %s", d->me.name, quote(d, folder), fix);
     d->not_running = why == ENOENT;
-    say(d, WRONG, "socket", fix, "%s: %s; nvllmd creates it when it starts", d->ctl->socket_path,
+    say(d, WRONG, fix, "%s: %s; nvllmd creates it when it starts", d->ctl->socket_path,
         strerror(why));
 }
 
@@ -365,17 +364,17 @@ static bool check_socket_file(struct doctor *d)
     struct stat st;
 
     if (strlen(path) > max)
-        return say(d, WRONG, "socket", "export NVLLM_SOCKET=" NVLLM_DEFAULT_SOCKET,
+        return say(d, WRONG, "export NVLLM_SOCKET=" NVLLM_DEFAULT_SOCKET,
                    "%s: the path of a socket has at most %zu bytes", path, max);
     if (folder[0] == '/' && access(folder, F_OK) == 0 && d->me.n_groups > 0 &&
-        !check_path(d, "socket", &d->me, folder, X_OK))
+        !check_path(d, &d->me, folder, X_OK))
         return false;
     if (lstat(path, &st) < 0) {
         say_none(d, folder, errno);
         return false;
     }
     if (!S_ISSOCK(st.st_mode))
-        return say(d, WRONG, "socket",
+        return say(d, WRONG,
                    format(d, "%srm -d %s && %s", sudo_for(st.st_uid), quote(d, path),
                           start_command(d)),
                    "%s is no socket", path);
@@ -383,23 +382,23 @@ static bool check_socket_file(struct doctor *d)
         explain_denied(d, &st);
         return false;
     }
-    say(d, OK, "socket", NULL, "%s (mode %04o)", path, (unsigned)st.st_mode & 07777);
+    say(d, OK, NULL, "%s (mode %04o)", path, (unsigned)st.st_mode & 07777);
     return true;
 }
 
 static void say_state(struct doctor *d, const struct nvllm_status *s)
 {
     if (s->state == NVLLM_STATE_DRAINING)
-        say(d, NOTE, "daemon", ask_command(d, "resume"), "%s is draining: it takes no new requests",
+        say(d, NOTE, ask_command(d, "resume"), "%s is draining: it takes no new requests",
             s->server);
     else if (s->state == NVLLM_STATE_FAILED)
-        say(d, WRONG, "daemon", log_command(d), "%s has failed", s->server);
+        say(d, WRONG, log_command(d), "%s has failed", s->server);
     else
-        say(d, OK, "daemon", NULL, "%s is %s: %s on %s", s->server, nvllm_state_name(s->state),
-            s->model, s->device[0] ? s->device : s->backend);
+        say(d, OK, NULL, "%s is %s: %s on %s", s->server, nvllm_state_name(s->state), s->model,
+            s->device[0] ? s->device : s->backend);
     if (strcmp(s->server, "nvllmd/" NVLLM_VERSION) != 0)
-        say(d, NOTE, "daemon", restart_command(d),
-            "%s answers, but this is nvllmctl " NVLLM_VERSION, s->server);
+        say(d, NOTE, restart_command(d), "%s answers, but this is nvllmctl " NVLLM_VERSION,
+            s->server);
 }
 
 /* systemd itself listens for the service until that is started. Where the process cannot be seen,
@@ -452,7 +451,7 @@ static void say_silent(struct doctor *d, const struct ucred *who, const char *te
             format(d, "%skill -KILL %d && %s", sudo_for(who->uid), (int)who->pid, start_command(d));
     else
         fix = format(d, "ps -fp %d", (int)who->pid);
-    say(d, WRONG, "daemon", fix, "%s", text);
+    say(d, WRONG, fix, "%s", text);
 }
 
 static void say_failure(struct doctor *d, int64_t asked_ms, const struct nvllm_error *err)
@@ -462,20 +461,19 @@ static void say_failure(struct doctor *d, int64_t asked_ms, const struct nvllm_e
 
     if (err->code == NVLLM_E_NOT_RUNNING) {
         d->not_running = true;
-        say(d, WRONG, "daemon", start_command(d), "nobody listens at the socket");
+        say(d, WRONG, start_command(d), "nobody listens at the socket");
         return;
     }
     d->is_running = true;
     if (err->code == NVLLM_E_TIMEOUT && had_ms < FAIR_MS) {
-        say(d, NOTE, "daemon", NULL, "nvllmd had only %d ms to answer: give --timeout more",
-            (int)had_ms);
+        say(d, NOTE, NULL, "nvllmd had only %d ms to answer: give --timeout more", (int)had_ms);
         return;
     }
     who = find_listener(d);
     if (err->code == NVLLM_E_TIMEOUT)
         say_silent(d, &who, err->message);
     else
-        say(d, WRONG, "daemon", log_command(d), "%s", err->message);
+        say(d, WRONG, log_command(d), "%s", err->message);
 }
 
 static void check_socket(struct doctor *d)
@@ -490,6 +488,7 @@ static void check_socket(struct doctor *d)
 
     if (!check_socket_file(d))
         return;
+    d->about = "daemon";
     nvllm_options_init(&options);
     options.socket_path = d->ctl->socket_path;
     options.name = "nvllmctl/" NVLLM_VERSION;
@@ -590,11 +589,12 @@ static void say_finding(struct doctor *d, json_t *f)
     json_unpack(f, "{sssssss?s}", "level", &level, "about", &about, "text", &text, "mend", &fix);
     if (fix && strncmp(fix, "nvllmd ", 7) == 0)
         fix = format(d, "%s %s", quote(d, d->nvllmd), fix + 7);
+    d->about = about;
     say(d,
         strcmp(level, "wrong") == 0  ? WRONG
         : strcmp(level, "note") == 0 ? NOTE
                                      : OK,
-        about, fix, "%s", text);
+        fix, "%s", text);
 }
 
 static bool say_model_findings(struct doctor *d)
@@ -648,7 +648,8 @@ static void compare_sockets(struct doctor *d, const char *configured)
     if (!configured || d->is_running || !d->has_config ||
         strcmp(configured, d->ctl->socket_path) == 0)
         return;
-    say(d, NOTE, "socket", format(d, "export NVLLM_SOCKET=%s", quote(d, configured)),
+    d->about = "socket";
+    say(d, NOTE, format(d, "export NVLLM_SOCKET=%s", quote(d, configured)),
         "nvllmd is configured for %s, but %s was tried", configured, d->ctl->socket_path);
 }
 
@@ -661,10 +662,9 @@ static bool check_config_file(struct doctor *d)
 
     if (!path && (errno != EACCES || d->config[0] != '/'))
         return true;
-    ok = check_path(d, "config", &d->user, path ? path : d->config, R_OK);
+    ok = check_path(d, &d->user, path ? path : d->config, R_OK);
     if (ok && access(path, R_OK) < 0)
-        ok = say(d, NOTE, "config", again_command(d), "user %u may not read %s",
-                 (unsigned)geteuid(), path);
+        ok = say(d, NOTE, again_command(d), "user %u may not read %s", (unsigned)geteuid(), path);
     free(path);
     return ok;
 }
@@ -678,8 +678,7 @@ static void check_config(struct doctor *d)
     int n = 3;
 
     if (!d->nvllmd) {
-        say(d, NOTE, "config", NULL, "nvllmd is not installed here, so %s cannot be checked",
-            d->config);
+        say(d, NOTE, NULL, "nvllmd is not installed here, so %s cannot be checked", d->config);
         return;
     }
     if (!d->has_config && !d->given_model)
@@ -694,7 +693,7 @@ static void check_config(struct doctor *d)
     }
     found = run_nvllmd(d, argv, &late);
     if (!json_is_object(found)) {
-        say(d, NOTE, "config", NULL, "%s has not checked %s%s", d->nvllmd, d->config,
+        say(d, NOTE, NULL, "%s has not checked %s%s", d->nvllmd, d->config,
             late ? " in time" : ": is it of another version?");
     } else {
         take_findings(d, json_object_get(found, "findings"));
@@ -722,7 +721,7 @@ static bool find_folder(struct doctor *d)
         free(here);
     }
     if (!d->model && !d->has_config)
-        say(d, NOTE, "model", NULL, "%s does not exist, so the model is unknown: give --model DIR",
+        say(d, NOTE, NULL, "%s does not exist, so the model is unknown: give --model DIR",
             d->config);
     return d->model && d->model[0];
 }
@@ -744,15 +743,15 @@ static bool check_model_file(struct doctor *d, const char *name)
     struct stat st;
 
     if (strchr(name, '/'))
-        return say(d, WRONG, "model", check_command(d),
-                   "the index names %s, which is no file beside it", name);
+        return say(d, WRONG, check_command(d), "the index names %s, which is no file beside it",
+                   name);
     if (stat(path, &st) < 0)
-        return say(d, WRONG, "model", check_command(d), "%s: %s", path, strerror(errno));
-    if (!check_path(d, "model", &d->user, path, R_OK))
+        return say(d, WRONG, check_command(d), "%s: %s", path, strerror(errno));
+    if (!check_path(d, &d->user, path, R_OK))
         return false;
     if (st.st_size < LFS_POINTER_BYTES && read_start(start, sizeof(start), path) &&
         strncmp(start, "version https://git-lfs", 23) == 0)
-        return say(d, WRONG, "model", format(d, "git -C %s lfs pull", quote(d, d->model)),
+        return say(d, WRONG, format(d, "git -C %s lfs pull", quote(d, d->model)),
                    "%s is a pointer of Git LFS, not the file itself", path);
     if (strstr(name, ".safetensors") && !strstr(name, ".json"))
         d->weight_bytes += (uint64_t)st.st_size;
@@ -767,7 +766,7 @@ static bool read_index(struct doctor *d, json_t *files, const char *path)
     const char *tensor;
 
     if (!index)
-        return say(d, WRONG, "model", check_command(d), "%s: %s", path, where.text);
+        return say(d, WRONG, check_command(d), "%s: %s", path, where.text);
     json_object_foreach(json_object_get(index, "weight_map"), tensor, file)
     {
         if (json_is_string(file))
@@ -784,7 +783,7 @@ static bool check_files(struct doctor *d)
     json_t *files, *unused;
     bool ok = true;
 
-    if (!check_path(d, "model", &d->user, d->model, R_OK | X_OK))
+    if (!check_path(d, &d->user, d->model, R_OK | X_OK))
         return false;
     files = json_pack("{snsn}", "config.json", "tokenizer.json");
     if (access(path, F_OK) < 0)
@@ -802,10 +801,10 @@ static void check_model(struct doctor *d)
     if (!find_folder(d))
         say_model_findings(d);
     else if (d->model[0] != '/' && d->is_running)
-        say(d, OK, "model", NULL, "%s, relative to where nvllmd was started", d->model);
+        say(d, OK, NULL, "%s, relative to where nvllmd was started", d->model);
     else if (check_files(d) && say_model_findings(d) && access(d->model, R_OK | X_OK) == 0 &&
              d->weight_bytes > 0)
-        say(d, OK, "model", NULL, "%s: %.1f MiB of weights, readable by user %s", d->model,
+        say(d, OK, NULL, "%s: %.1f MiB of weights, readable by user %s", d->model,
             show_mib(d->weight_bytes), d->user.name);
 }
 
@@ -835,25 +834,24 @@ static void check_devices(struct doctor *d)
 
     if (access(nodes[0], F_OK) != 0) {
         if (n == 0)
-            say(d, OK, "device", NULL, "there is no NVIDIA GPU: nvllmd runs on the CPU");
+            say(d, OK, NULL, "there is no NVIDIA GPU: nvllmd runs on the CPU");
         else
-            say(d, WRONG, "device", "sudo sh -c 'modprobe nvidia && nvidia-modprobe -u -c 0'",
+            say(d, WRONG, "sudo sh -c 'modprobe nvidia && nvidia-modprobe -u -c 0'",
                 "%d NVIDIA GPU%s found, but no %s: the driver is not loaded", n, n == 1 ? "" : "s",
                 nodes[0]);
         return;
     }
     for (size_t i = 0; i < sizeof(nodes) / sizeof(nodes[0]); i++) {
         if (access(nodes[i], F_OK) != 0)
-            ok = say(d, WRONG, "device", "sudo nvidia-modprobe -u -c 0", "%s: %s", nodes[i],
-                     strerror(errno));
+            ok = say(d, WRONG, "sudo nvidia-modprobe -u -c 0", "%s: %s", nodes[i], strerror(errno));
         else
-            ok = check_path(d, "device", &d->user, nodes[i], 6) && ok;
+            ok = check_path(d, &d->user, nodes[i], 6) && ok;
     }
     if (!read_start(version, sizeof(version), "/proc/driver/nvidia/version"))
         snprintf(version, sizeof(version), "NVIDIA driver of unknown version");
     version[strcspn(version, "\n")] = '\0';
     if (ok)
-        say(d, OK, "device", NULL, "%s", version);
+        say(d, OK, NULL, "%s", version);
 }
 
 /* ---- memory */
@@ -884,17 +882,16 @@ static void check_memory(struct doctor *d)
     if (limit > 0 && limit < total)
         total = limit;
     if (on_cpu && d->weight_bytes > total)
-        say(d, WRONG, "memory", edit_command(d), "%.1f MiB of weights, but only %.1f MiB of memory",
+        say(d, WRONG, edit_command(d), "%.1f MiB of weights, but only %.1f MiB of memory",
             show_mib(d->weight_bytes), show_mib(total));
     else if (on_cpu && !d->is_running && d->weight_bytes > free_bytes)
-        say(d, WRONG, "memory", "ps -eo pid,rss,comm --sort=-rss | head",
+        say(d, WRONG, "ps -eo pid,rss,comm --sort=-rss | head",
             "%.1f MiB of weights, but only %.1f MiB of memory available", show_mib(d->weight_bytes),
             show_mib(free_bytes));
     else
-        say(d, OK, "memory", NULL, "%.1f MiB of %.1f MiB available", show_mib(free_bytes),
-            show_mib(total));
+        say(d, OK, NULL, "%.1f MiB of %.1f MiB available", show_mib(free_bytes), show_mib(total));
     if (read_number("/proc/sys/vm/overcommit_memory") == 2)
-        say(d, NOTE, "memory", "sudo sysctl vm.overcommit_memory=0",
+        say(d, NOTE, "sudo sysctl vm.overcommit_memory=0",
             "overcommit is off: the whole KV cache counts as used at once");
 }
 
@@ -908,15 +905,15 @@ static void check_limits(struct doctor *d)
 
     getrlimit(RLIMIT_NOFILE, &files);
     if (files.rlim_max < FEW_DESCRIPTORS)
-        ok = say(d, WRONG, "limits", "sudo prlimit --pid $$ --nofile=65536:65536",
+        ok = say(d, WRONG, "sudo prlimit --pid $$ --nofile=65536:65536",
                  "at most %" PRIu64 " open files: each client needs one", files.rlim_max);
     if (waiting > 0 && waiting < FEW_WAITING)
-        ok = say(d, WRONG, "limits", "sudo sysctl net.core.somaxconn=4096",
+        ok = say(d, WRONG, "sudo sysctl net.core.somaxconn=4096",
                  "net.core.somaxconn is %" PRIu64 ": clients that connect at once are refused",
                  waiting);
     if (ok)
-        say(d, OK, "limits", NULL, "%" PRIu64 " open files, %" PRIu64 " waiting connections",
-            files.rlim_max, waiting);
+        say(d, OK, NULL, "%" PRIu64 " open files, %" PRIu64 " waiting connections", files.rlim_max,
+            waiting);
 }
 
 /* ---- the command */
@@ -937,6 +934,13 @@ static void choose_user(struct doctor *d)
 
 int ctl_doctor(struct ctl *ctl)
 {
+    static const struct {
+        const char *about;
+        void (*run)(struct doctor *d);
+    } checks[] = {
+        {"socket", check_socket},  {"config", check_config}, {"model", check_model},
+        {"device", check_devices}, {"memory", check_memory}, {"limits", check_limits},
+    };
     const char *config = ctl_option(ctl, "config");
     char own[PATH_MAX];
     struct doctor d = {
@@ -953,12 +957,10 @@ int ctl_doctor(struct ctl *ctl)
     d.has_config = config || access(d.config, F_OK) == 0;
     choose_user(&d);
     find_program(&d);
-    check_socket(&d);
-    check_config(&d);
-    check_model(&d);
-    check_devices(&d);
-    check_memory(&d);
-    check_limits(&d);
+    for (size_t i = 0; i < sizeof(checks) / sizeof(checks[0]); i++) {
+        d.about = checks[i].about;
+        checks[i].run(&d);
+    }
     if (d.json)
         ctl_json_print(STDOUT_FILENO,
                        json_pack("{sOsi}", "findings", d.findings, "wrong", d.n_wrong));

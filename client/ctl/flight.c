@@ -4,7 +4,6 @@
 #include <search.h>
 #include <stdlib.h>
 #include <sys/param.h>
-#include <time.h>
 
 #include "client/lib/clock.h"
 
@@ -16,14 +15,6 @@ enum {
     MAX_DOUBLINGS = 7,
     MAX_ADVICE_MS = 60000,
 };
-
-int64_t flight_clock_ns(void)
-{
-    struct timespec t;
-
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
-}
 
 void flight_deinit(struct flight *f)
 {
@@ -158,7 +149,7 @@ void flight_wait(struct flight *f, int also_fd, int timeout_ms)
     struct nvllm_error err;
     enum nvllm_code code = ctl_next(f->ctl, also_fd, timeout_ms, &event, &err);
 
-    f->wake_ns = flight_clock_ns();
+    f->wake_ns = clock_ns();
     for (int i = 0; code == NVLLM_OK; i++) {
         take_event(f, event);
         code = i < EVENTS_A_ROUND ? nvllm_next(f->ctl->client, 0, &event, &err) : NVLLM_E_TIMEOUT;

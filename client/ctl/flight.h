@@ -38,9 +38,6 @@ struct flight {
 /* Frees requests in flight, unless all have ended. */
 void flight_deinit(struct flight *f);
 
-/* The nanoseconds of the monotonic clock. */
-int64_t flight_clock_ns(void);
-
 /* Adds a request, which flight_send() sends. */
 void flight_add(struct flight *f, struct flight_request *r);
 

@@ -1,4 +1,4 @@
-/* clock.h - deadlines on the monotonic clock, in milliseconds. */
+/* clock.h - the monotonic clock, and deadlines on it in milliseconds. */
 #ifndef NVLLM_CLIENT_LIB_CLOCK_H
 #define NVLLM_CLIENT_LIB_CLOCK_H
 
@@ -6,12 +6,17 @@
 #include <stdint.h>
 #include <time.h>
 
-static inline int64_t clock_ms(void)
+static inline int64_t clock_ns(void)
 {
     struct timespec t;
 
     clock_gettime(CLOCK_MONOTONIC, &t);
-    return (int64_t)t.tv_sec * 1000 + t.tv_nsec / 1000000;
+    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+}
+
+static inline int64_t clock_ms(void)
+{
+    return clock_ns() / 1000000;
 }
 
 /* INT64_MAX, never, for a negative timeout. */
