@@ -167,8 +167,7 @@ static int pin(struct cache_work *w)
         pin->prompt_ids = r->prompt_ids;
         pin->n_prompt_ids = r->n_prompt_ids;
         pin->chat = r->chat;
-        if (r->cache_salt.data)
-            pin->cache_salt = r->cache_salt;
+        pin->cache_salt = r->cache_salt;
         /* Computing the prompt may take long: only --timeout limits it. */
         code = nvllm_pin_cache(w->ctl->client, pin, ctl_left_ms(w->ctl), &change, &w->ctl->err);
     } while (ctl_prompt_fall_back(&w->prompt, code));
@@ -193,7 +192,7 @@ static uint32_t read_user(const struct ctl *ctl, const char *text)
 static enum verb read_line(struct cache_work *w)
 {
     const struct ctl *ctl = w->ctl;
-    const char *user = ctl_option(ctl, "user"), *salt = ctl_option(ctl, "cache-salt");
+    const char *user = ctl_option(ctl, "user");
     char **words = ctl->line.words;
     enum verb verb = ctl->line.n_words > 0 ? (enum verb)ctl_word(ctl, words[0], verbs, 4) : SHOW;
     bool pins = verb == PIN || verb == UNPIN;
@@ -208,16 +207,28 @@ static enum verb read_line(struct cache_work *w)
     if (ctl_option(ctl, "limit") && verb != SHOW)
         ctl_usage(ctl, "--limit is for show only");
     if ((ctl_option(ctl, "all") && verb != CLEAR) ||
-        (!pins &&
-         (user || salt || ctl_prompt_is_given(&w->prompt) || ctl_prompt_is_shaped(&w->prompt))))
+        (!pins && (user || ctl_option(ctl, "cache-salt") || ctl_prompt_is_given(&w->prompt) ||
+                   ctl_prompt_is_shaped(&w->prompt))))
         ctl_usage(ctl, "--all is for clear only; prompts, --user and --cache-salt are for pin and "
                        "unpin");
     w->pin.unpin = verb == UNPIN;
     w->pin.has_uid = user != NULL;
     w->pin.uid = user ? read_user(ctl, user) : 0;
-    if (salt)
-        w->pin.cache_salt = nvllm_str(salt);
     return verb;
+}
+
+/* Reads the prompt, if the command is about one, and does the work. */
+static int work(struct cache_work *w, bool has_prompt, int (*run)(struct cache_work *))
+{
+    int rc;
+
+    w->ctl->needs_model = has_prompt; /* to tokenize it */
+    if (has_prompt)
+        ctl_prompt_read(&w->prompt, w->ctl, NULL);
+    ctl_connect(w->ctl);
+    rc = run(w);
+    ctl_prompt_deinit(&w->prompt);
+    return rc;
 }
 
 int ctl_cache(struct ctl *ctl)
@@ -225,18 +236,11 @@ int ctl_cache(struct ctl *ctl)
     static int (*const run[])(struct cache_work *) = {show, clear, pin, pin};
     struct cache_work w = {.ctl = ctl};
     enum verb verb;
-    int rc;
 
     nvllm_pin_options_init(&w.pin);
     ctl_prompt_init(&w.prompt, ctl);
     verb = read_line(&w);
-    ctl->needs_model = verb == PIN || verb == UNPIN; /* to tokenize the prompt */
-    if (ctl->needs_model)
-        ctl_prompt_read(&w.prompt, ctl, NULL);
-    ctl_connect(ctl);
-    rc = run[verb](&w);
-    ctl_prompt_deinit(&w.prompt);
-    return rc;
+    return work(&w, verb == PIN || verb == UNPIN, run[verb]);
 }
 
 /* ---- explain */
@@ -306,8 +310,7 @@ static int explain(struct cache_work *w)
         about->prompt_ids = r->prompt_ids;
         about->n_prompt_ids = r->n_prompt_ids;
         about->chat = r->chat;
-        if (r->cache_salt.data)
-            about->cache_salt = r->cache_salt;
+        about->cache_salt = r->cache_salt;
         code = nvllm_explain(w->ctl->client, about, ctl_ask_ms(w->ctl), &e, &w->ctl->err);
     } while (ctl_prompt_fall_back(&w->prompt, code));
     ctl_check(w->ctl, code);
@@ -326,44 +329,27 @@ static int explain(struct cache_work *w)
     return EXIT_OK;
 }
 
-static void read_explain_options(struct cache_work *w)
-{
-    struct ctl *ctl = w->ctl;
-    const char *salt = ctl_option(ctl, "cache-salt");
-    char **words = ctl->line.words;
-    bool given;
-
-    if (salt)
-        w->about.cache_salt = nvllm_str(salt);
-    ctl_prompt_init(&w->prompt, ctl);
-    given = ctl_prompt_is_given(&w->prompt);
-    if (given + ctl->line.n_words != 1)
-        ctl_usage(ctl,
-                  "explain needs the number of a request, --prompt TEXT or --prompt-file FILE");
-    if (!given && (w->about.cache_salt.data || ctl_prompt_is_shaped(&w->prompt)))
-        ctl_usage(ctl, "--%s needs --prompt or --prompt-file",
-                  w->about.cache_salt.data ? "cache-salt" : "chat, --raw, --system and --think");
-    if (!given && (words[0][0] < '0' || words[0][0] > '9'))
-        ctl_usage(ctl,
-                  "“%s” is not the number of a request, as “nvllmctl requests” shows them; pass a "
-                  "prompt with --prompt",
-                  words[0]);
-    if (!given)
-        w->about.request = ctl_request_number(ctl, words[0]);
-    ctl->needs_model = given; /* to tokenize the prompt */
-}
-
 int ctl_explain(struct ctl *ctl)
 {
     struct cache_work w = {.ctl = ctl};
-    int rc;
+    const char *word = ctl->line.n_words > 0 ? ctl->line.words[0] : NULL;
+    bool given, salted = ctl_option(ctl, "cache-salt");
 
     nvllm_explain_options_init(&w.about);
-    read_explain_options(&w);
-    if (ctl_prompt_is_given(&w.prompt))
-        ctl_prompt_read(&w.prompt, ctl, NULL);
-    ctl_connect(ctl);
-    rc = explain(&w);
-    ctl_prompt_deinit(&w.prompt);
-    return rc;
+    ctl_prompt_init(&w.prompt, ctl);
+    given = ctl_prompt_is_given(&w.prompt);
+    if (given + ctl->line.n_words != 1)
+        ctl_usage(ctl,
+                  "explain needs the number of a request, --prompt TEXT or --prompt-file FILE");
+    if (!given && (salted || ctl_prompt_is_shaped(&w.prompt)))
+        ctl_usage(ctl, "--%s needs --prompt or --prompt-file",
+                  salted ? "cache-salt" : "chat, --raw, --system and --think");
+    if (!given && (word[0] < '0' || word[0] > '9'))
+        ctl_usage(ctl,
+                  "“%s” is not the number of a request, as “nvllmctl requests” shows them; pass a "
+                  "prompt with --prompt",
+                  word);
+    if (!given)
+        w.about.request = ctl_request_number(ctl, word);
+    return work(&w, given, explain);
 }

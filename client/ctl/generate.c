@@ -142,7 +142,6 @@ int ctl_generate(struct ctl *ctl)
     int rc;
 
     ctl_prompt_init(&job.prompt, ctl);
-    ctl_request_take_options(&job.prompt.request, ctl);
     if (text && ctl_prompt_is_given(&job.prompt))
         ctl_usage(ctl, "“%s” is one prompt too many", text);
     if (job.prompt.request.r.logprobs >= 0 && !job.json)

@@ -50,6 +50,11 @@ json_t *ctl_json_number(double value)
     return isfinite(value) ? json_real(value) : json_null();
 }
 
+struct nvllm_text ctl_json_string(const json_t *value)
+{
+    return (struct nvllm_text){json_string_value(value), json_string_length(value)};
+}
+
 json_t *ctl_json_ids(const int32_t *ids, size_t n)
 {
     json_t *array = json_array();

@@ -17,6 +17,9 @@ json_t *ctl_json_text(struct nvllm_text text);
 /* A number; null for infinities and NaN. */
 json_t *ctl_json_number(double value);
 
+/* The bytes of a JSON string; data NULL for any other value. */
+struct nvllm_text ctl_json_string(const json_t *value);
+
 json_t *ctl_json_ids(const int32_t *ids, size_t n);
 
 /* Prints the value on one line, or ends the program. Consumes it. */

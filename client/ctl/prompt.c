@@ -43,6 +43,7 @@ void ctl_prompt_init(struct ctl_prompt *p, const struct ctl *ctl)
         ctl_usage(ctl, "--system needs a chat, not --raw");
     if (p->given && p->file)
         ctl_usage(ctl, "--prompt and --prompt-file exclude each other");
+    ctl_request_take_options(&p->request, ctl);
 }
 
 void ctl_prompt_deinit(struct ctl_prompt *p)
@@ -61,22 +62,18 @@ bool ctl_prompt_is_shaped(const struct ctl_prompt *p)
     return p->mode != PROMPT_AUTO || p->system || p->thinking != NVLLM_UNSET;
 }
 
-static void read_stdin(struct ctl_prompt *p)
+static void read_input(struct ctl_prompt *p, const char *path)
 {
-    if (isatty(STDIN_FILENO))
-        fprintf(stderr, "Type the prompt, and Ctrl-D on a line of its own at its end.\n");
-    p->text.data = p->memory = ctl_read_all(STDIN_FILENO, &p->text.len);
-}
-
-static void read_file(struct ctl_prompt *p)
-{
-    int fd = ctl_open(p->file, -1, O_RDONLY);
+    int fd = ctl_open(path, STDIN_FILENO, O_RDONLY);
     struct stat st;
 
     if (fstat(fd, &st) == 0 && S_ISDIR(st.st_mode))
-        ctl_die("%s: is a folder", p->file);
+        ctl_die("%s: is a folder", path);
+    if (isatty(fd))
+        fprintf(stderr, "Type the prompt, and Ctrl-D on a line of its own at its end.\n");
     p->text.data = p->memory = ctl_read_all(fd, &p->text.len);
-    close(fd);
+    if (fd != STDIN_FILENO)
+        close(fd);
 }
 
 /* An object that is a request; other JSON is plain text. */
@@ -115,18 +112,15 @@ static void set_input(struct ctl_prompt *p)
 
 void ctl_prompt_read(struct ctl_prompt *p, struct ctl *ctl, const char *word)
 {
-    json_t *value = NULL;
+    json_t *value;
 
     if (p->given)
         word = p->given;
-    if (p->file && strcmp(p->file, "-") != 0)
-        read_file(p);
-    else if (p->file || !word || strcmp(word, "-") == 0)
-        read_stdin(p);
+    if (p->file || !word || strcmp(word, "-") == 0)
+        read_input(p, p->file ? p->file : "-");
     else
         p->text = nvllm_str(word);
-    if (p->file)
-        value = parse_object(p);
+    value = p->file ? parse_object(p) : NULL;
     if (!value) {
         set_input(p);
         return;

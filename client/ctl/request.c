@@ -5,9 +5,10 @@
 
 #include <errno.h>
 #include <math.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+#include "client/ctl/json.h"
 
 void ctl_request_init(struct ctl_request *q)
 {
@@ -116,8 +117,7 @@ static bool read_switch(struct reading *in, void *out, const json_t *value)
 
 static bool read_text(struct reading *in, void *out, const json_t *value)
 {
-    *(struct nvllm_text *)out =
-        (struct nvllm_text){json_string_value(value), json_string_length(value)};
+    *(struct nvllm_text *)out = ctl_json_string(value);
     return json_is_string(value) || wrong(in, "a string");
 }
 
@@ -163,6 +163,11 @@ struct member {
     size_t size;         /* of an element of an array, which read reads; 0: the member is none */
     size_t count_offset; /* where the number of elements is kept */
 };
+
+#define ONE(type, member) .offset = offsetof(struct type, member)
+#define MANY(type, member, count)                                                                  \
+    ONE(type, member), .size = sizeof(*((struct type *)NULL)->member),                             \
+                       .count_offset = offsetof(struct type, count)
 
 /* The elements are in memory of the request. */
 static bool read_array(struct reading *in, void *out, const struct member *m, const json_t *value)
@@ -243,7 +248,7 @@ static bool read_tool_call(struct reading *in, void *out, const json_t *value)
         return ctl_invalid(in->err, "%s.name: must be a string", in->where);
     if (!arguments)
         return ctl_invalid(in->err, "%s.arguments: is missing", in->where);
-    call->name = (struct nvllm_text){json_string_value(name), json_string_length(name)};
+    call->name = ctl_json_string(name);
     call->arguments = dumped(in->q, arguments);
     return true;
 }
@@ -251,13 +256,10 @@ static bool read_tool_call(struct reading *in, void *out, const json_t *value)
 static bool read_message(struct reading *in, void *out, const json_t *value)
 {
     static const struct member members[] = {
-        {"role", read_word, .offset = offsetof(struct nvllm_message, role)},
-        {"content", read_text, .offset = offsetof(struct nvllm_message, content)},
-        {"reasoning_content", read_text,
-         .offset = offsetof(struct nvllm_message, reasoning_content)},
-        {"tool_calls", read_tool_call, .offset = offsetof(struct nvllm_message, tool_calls),
-         .size = sizeof(struct nvllm_tool_call),
-         .count_offset = offsetof(struct nvllm_message, n_tool_calls)},
+        {"role", read_word, ONE(nvllm_message, role)},
+        {"content", read_text, ONE(nvllm_message, content)},
+        {"reasoning_content", read_text, ONE(nvllm_message, reasoning_content)},
+        {"tool_calls", read_tool_call, MANY(nvllm_message, tool_calls, n_tool_calls)},
         /* Those two are common, and no chat template here uses them. */
         {.name = "tool_call_id"},
         {.name = "name"},
@@ -283,19 +285,14 @@ static bool read_seed(struct reading *in, void *out, const json_t *value)
 
 static bool read_stop(struct reading *in, void *out, const json_t *value)
 {
-    size_t n = json_is_string(value) ? 1 : json_array_size(value);
-    struct nvllm_text *stop = ctl_request_take(in->q, n + 1, sizeof(*stop));
-    struct nvllm_request *r = &in->q->r;
+    static const struct member strings = {"stop", read_text, MANY(ctl_request, r.stop, r.n_stop)};
+    json_t *one = json_is_string(value) ? json_pack("[O]", value) : NULL;
+    bool ok = one || json_is_array(value) ? read_array(in, in->q, &strings, one ? one : value)
+                                          : wrong(in, "a string or an array of strings");
 
     (void)out;
-    if (!json_is_string(value) && !json_is_array(value))
-        return wrong(in, "a string or an array of strings");
-    for (size_t i = 0; i < n; i++)
-        if (!read_text(in, &stop[i], json_is_string(value) ? value : json_array_get(value, i)))
-            return false;
-    r->stop = stop;
-    r->n_stop = n;
-    return true;
+    json_decref(one);
+    return ok;
 }
 
 static bool set_bias(struct nvllm_logit_bias *out, json_int_t id, const json_t *bias)
@@ -347,23 +344,18 @@ static bool read_priority(struct reading *in, void *out, const json_t *value)
     return wrong(in, "\"low\", \"normal\" or \"high\"");
 }
 
-#define FIELD(name, read) #name, read, .offset = offsetof(struct ctl_request, r.name)
-#define MANY(field, count)                                                                         \
-    .offset = offsetof(struct ctl_request, field),                                                 \
-    .size = sizeof(*((struct ctl_request *)NULL)->field),                                          \
-    .count_offset = offsetof(struct ctl_request, count)
+#define FIELD(name, read) #name, read, ONE(ctl_request, r.name)
 
 enum { N_CHAT_FIELDS = 4, N_INPUT_FIELDS = 6, N_FIELDS = 28 };
 
 /* First those of a chat, then other inputs, then those that are options, too. */
 static const struct member fields[N_FIELDS] = {
-    {"messages", read_message, MANY(chat.messages, chat.n_messages)},
-    {"tools", read_object_text, MANY(chat.tools, chat.n_tools)},
-    {"add_generation_prompt", read_switch,
-     .offset = offsetof(struct ctl_request, chat.add_generation_prompt)},
-    {"enable_thinking", read_switch, .offset = offsetof(struct ctl_request, chat.enable_thinking)},
+    {"messages", read_message, MANY(ctl_request, chat.messages, chat.n_messages)},
+    {"tools", read_object_text, MANY(ctl_request, chat.tools, chat.n_tools)},
+    {"add_generation_prompt", read_switch, ONE(ctl_request, chat.add_generation_prompt)},
+    {"enable_thinking", read_switch, ONE(ctl_request, chat.enable_thinking)},
     {FIELD(prompt, read_text)},
-    {"prompt_ids", read_id, MANY(r.prompt_ids, r.n_prompt_ids)},
+    {"prompt_ids", read_id, MANY(ctl_request, r.prompt_ids, r.n_prompt_ids)},
     {FIELD(temperature, read_float)},
     {FIELD(top_k, read_count)},
     {FIELD(top_p, read_float)},
@@ -380,7 +372,7 @@ static const struct member fields[N_FIELDS] = {
     {FIELD(keep_special, read_flag)},
     {FIELD(seed, read_seed)},
     {FIELD(stop, read_stop)},
-    {"stop_token_ids", read_id, MANY(r.stop_token_ids, r.n_stop_token_ids)},
+    {"stop_token_ids", read_id, MANY(ctl_request, r.stop_token_ids, r.n_stop_token_ids)},
     {FIELD(logit_bias, read_logit_bias)},
     {FIELD(priority, read_priority)},
     {FIELD(cache_salt, read_text)},

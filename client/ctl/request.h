@@ -53,12 +53,12 @@ struct ctl_prompt {
     struct nvllm_text text;
 };
 
-/* Prepares the request, and takes the command's prompt options. */
+/* Prepares the request, and takes the command's options of requests and prompts. */
 void ctl_prompt_init(struct ctl_prompt *p, const struct ctl *ctl);
+void ctl_prompt_deinit(struct ctl_prompt *p);
+
 /* --think or --no-think, whichever comes last. */
 enum nvllm_switch ctl_prompt_thinking(const struct ctl *ctl);
-
-void ctl_prompt_deinit(struct ctl_prompt *p);
 
 /* Whether an option gives a prompt, or says how to take it. */
 bool ctl_prompt_is_given(const struct ctl_prompt *p);

@@ -111,7 +111,7 @@ static json_t *convert_line(struct conversion *c, const char *line, size_t n,
     json_t *object = NULL;
 
     c->value = ctl_json_parse(line, n, err);
-    c->text = (struct nvllm_text){json_string_value(c->value), json_string_length(c->value)};
+    c->text = ctl_json_string(c->value);
     if (c->value && !c->parse && !c->text.data)
         ctl_invalid(err, "must be a JSON string");
     else if (c->value && c->convert(c, err))
