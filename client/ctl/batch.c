@@ -297,7 +297,7 @@ static void run(struct batch *b)
         if (f->dead.code == NVLLM_OK && (f->n_sent > 0 || f->n_waiting > 0 || more_later))
             flight_wait(f, more_later ? b->lines.fd : -1, wait_ms);
         else if (more_later)
-            ctl_wait_input(b->lines.fd, -1, wait_ms);
+            ctl_wait_input(b->lines.fd, wait_ms);
     }
 }
 

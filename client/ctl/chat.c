@@ -18,16 +18,14 @@ struct chat {
     struct ctl *ctl;
     struct ctl_request request; /* sampling, and the messages so far, a system message first */
     struct editor *editor;
-    bool terminal; /* stdin and stdout are one: Ctrl-C ends an answer, not the program */
-    bool shown;    /* stdout is one */
-    bool asking;   /* stdin is one: the user sees a prompt */
+    bool asking;   /* stdin is a terminal: the user sees a prompt */
+    bool terminal; /* so is stdout: Ctrl-C ends an answer, not the program */
     bool quiet;
 };
 
 struct answer {
     struct ctl_answer request;
-    struct text_buffer text;
-    enum nvllm_finish finish;
+    struct ctl_result result;
 };
 
 /* ---- the conversation */
@@ -51,13 +49,7 @@ static void add_message(struct chat *chat, const char *role, struct nvllm_text t
     ctl_request_add_message(&chat->request, role, copied(chat, text));
 }
 
-/* The first place is the system message's; an empty one is not sent. */
-static void set_system(struct chat *chat, struct nvllm_text text)
-{
-    messages_of(chat)[0].content = copied(chat, text);
-}
-
-/* The conversation as it is sent. */
+/* The conversation as it is sent: without a system message, the first, that is empty. */
 static struct nvllm_chat conversation(const struct chat *chat)
 {
     struct nvllm_chat sent = chat->request.chat;
@@ -106,37 +98,32 @@ static void show_cost(const struct chat *chat, const struct nvllm_done *done)
             show_colour(STDERR_FILENO, COLOUR_END));
 }
 
-static void end_line(const struct answer *a)
-{
-    if (a->text.len == 0 || a->text.data[a->text.len - 1] != '\n')
-        ctl_write(STDOUT_FILENO, "\n", 1);
-}
-
 /* A partial answer is part of the conversation; a question without an answer is not. */
 static void keep_answer(struct chat *chat, const struct answer *a)
 {
-    if (a->text.len == 0)
+    const struct text_buffer *text = &a->result.choices[0].text;
+
+    if (text->len == 0)
         chat->request.chat.n_messages--;
     else
-        add_message(chat, "assistant", (struct nvllm_text){a->text.data, a->text.len});
+        add_message(chat, "assistant", (struct nvllm_text){text->data, text->len});
 }
 
-static void end_done(struct chat *chat, const struct answer *a, const struct nvllm_done *done)
+static void end_done(struct chat *chat, const struct answer *a)
 {
-    bool cancelled = a->finish == NVLLM_FINISH_CANCELLED;
+    enum nvllm_finish finish = a->result.choices[0].finish;
 
-    end_line(a);
+    if (a->result.choices[0].text.len == 0 || ctl_result_is_open(&a->result))
+        ctl_write(STDOUT_FILENO, "\n", 1);
     keep_answer(chat, a);
-    if (cancelled && a->request.cancel_end < 0)
+    if (finish == NVLLM_FINISH_CANCELLED && a->request.cancel_end < 0)
         ctl_message("nvllmd cancelled the answer");
-    else if (a->finish == NVLLM_FINISH_LENGTH)
+    else if (finish == NVLLM_FINISH_LENGTH)
         ctl_message("the answer was cut at its maximum length (--max-tokens, or the model's)");
-    else if (a->finish == NVLLM_FINISH_DEADLINE)
+    else if (finish == NVLLM_FINISH_DEADLINE)
         ctl_message("the deadline has expired");
-    else if (a->finish == NVLLM_FINISH_ERROR)
+    else if (finish == NVLLM_FINISH_ERROR)
         ctl_message("the model computed values that are not numbers");
-    if (done)
-        show_cost(chat, done);
 }
 
 /* An error does not end an interactive chat. */
@@ -144,8 +131,8 @@ static int end_error(struct chat *chat, const struct answer *a, const struct nvl
 {
     int rc;
 
-    if (a->text.len > 0)
-        end_line(a);
+    if (ctl_result_is_open(&a->result))
+        ctl_write(STDOUT_FILENO, "\n", 1);
     keep_answer(chat, a);
     if (err->code == NVLLM_E_CANCELLED && a->request.cancel_end >= 0)
         return EXIT_OK;
@@ -159,40 +146,30 @@ static int end_error(struct chat *chat, const struct answer *a, const struct nvl
     return chat->asking && err->code != NVLLM_E_UNSUPPORTED ? EXIT_OK : rc;
 }
 
-static int run_answer(struct chat *chat, struct answer *a)
+static int run_answer(struct chat *chat)
 {
     const struct nvllm_chat sent = conversation(chat);
-    const struct nvllm_event *event;
-    struct nvllm_text text;
+    struct nvllm_request *request = &chat->request.r;
     struct nvllm_error err;
+    struct answer a;
     enum nvllm_code code;
+    int rc = EXIT_OK;
 
-    chat->request.r.chat = &sent;
-    code = nvllm_generate_start(chat->ctl->client, &a->request.id, &chat->request.r, &err);
-    if (code != NVLLM_OK)
-        return end_error(chat, a, &err);
-    while ((code = ctl_next_of(chat->ctl, &a->request, &event, &err)) == NVLLM_OK) {
-        if (event->error)
-            return end_error(chat, a, event->error);
-        if (event->done) {
-            end_done(chat, a, event->done);
-            return EXIT_OK;
-        }
-        if (event->delta->finish != NVLLM_FINISH_NONE)
-            a->finish = event->delta->finish;
-        text = event->delta->text;
-        text_buffer_add(&a->text, text.data, text.len);
-        ctl_write_text(STDOUT_FILENO, text.data, text.len, chat->shown);
-    }
-    if (code != NVLLM_E_TIMEOUT)
-        return end_error(chat, a, &err);
-    end_done(chat, a, NULL);
-    return EXIT_OK;
+    request->chat = &sent;
+    ctl_result_init(&a.result, request);
+    code = ctl_result_run(&a.result, chat->ctl, &a.request, request, true, &err);
+    if (code == NVLLM_OK || code == NVLLM_E_TIMEOUT)
+        end_done(chat, &a);
+    else
+        rc = end_error(chat, &a, &err);
+    if (code == NVLLM_OK)
+        show_cost(chat, &a.result.done);
+    ctl_result_deinit(&a.result);
+    return rc;
 }
 
 static int ask(struct chat *chat, struct nvllm_text question)
 {
-    struct answer a = {.request.cancel_end = -1};
     int rc;
 
     /* After a lost connection each question tries again, but an interactive chat does not wait for
@@ -206,9 +183,7 @@ static int ask(struct chat *chat, struct nvllm_text question)
         }
     }
     add_message(chat, "user", question);
-    rc = run_answer(chat, &a);
-    text_buffer_deinit(&a.text);
-    return rc;
+    return run_answer(chat);
 }
 
 /* ---- commands */
@@ -267,7 +242,7 @@ static bool run_slash(struct chat *chat, const char *line)
                             ? "a new conversation; the system message stays"
                             : "a new conversation");
     } else if (strcmp(name, "/system") == 0) {
-        set_system(chat, nvllm_str(rest));
+        messages_of(chat)[0].content = copied(chat, nvllm_str(rest));
         show_done(chat, rest[0] ? "the system message is set" : "no system message");
     } else if (strcmp(name, "/save") == 0) {
         save(chat, rest);
@@ -371,7 +346,6 @@ int ctl_chat(struct ctl *ctl)
     struct chat chat = {
         .ctl = ctl,
         .quiet = ctl_option(ctl, "quiet"),
-        .shown = isatty(STDOUT_FILENO),
         .asking = isatty(STDIN_FILENO),
     };
     const char *system = ctl_option(ctl, "system");
@@ -381,7 +355,7 @@ int ctl_chat(struct ctl *ctl)
     ctl_request_take_options(&chat.request, ctl);
     chat.request.chat.enable_thinking = ctl_prompt_thinking(ctl);
     add_message(&chat, "system", nvllm_str(system ? system : ""));
-    chat.terminal = chat.asking && chat.shown;
+    chat.terminal = chat.asking && isatty(STDOUT_FILENO);
     ctl_connect(ctl);
     ctl_catch_interrupts(chat.terminal);
     editor_new(&chat.editor, chat.terminal, ctl->deadline);

@@ -146,17 +146,17 @@ struct ctl_answer {
 enum nvllm_code ctl_next_of(struct ctl *ctl, struct ctl_answer *a, const struct nvllm_event **event,
                             struct nvllm_error *err);
 
-/* Waits until fd or also_fd (-1: none) is readable or the time is over; false: there was an
- * interrupt that no call has reported yet. */
-bool ctl_wait_input(int fd, int also_fd, int timeout_ms);
+/* Waits until fd is readable or the time is over; false: there was an interrupt that no call has
+ * reported yet. */
+bool ctl_wait_input(int fd, int timeout_ms);
 
 /* ---- input and output */
 
 /* Writes all, or ends the program, with a message unless the reader has gone away. */
 void ctl_write(int fd, const void *data, size_t n);
 
-/* Text from the model; for a terminal, each control character becomes U+FFFD. */
-void ctl_write_text(int fd, const char *data, size_t n, bool terminal);
+/* Text from the model, to stdout; for a terminal, each control character becomes U+FFFD. */
+void ctl_write_text(struct nvllm_text text);
 
 /* Text from elsewhere on one line: newlines and tabs become blanks, other control characters "?";
  * at most max bytes, unless 0. */

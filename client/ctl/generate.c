@@ -12,56 +12,39 @@ struct job {
     struct ctl *ctl;
     struct ctl_prompt prompt;
     bool json;
-    bool terminal; /* stdout is one */
+    bool streams; /* the text of its only choice */
     struct ctl_result result;
-    char last; /* what was printed last */
-    bool started;
     struct ctl_answer answer;
 };
 
-static void show_delta(struct job *job, const struct nvllm_delta *delta)
+static void show_choices(const struct ctl_result *r)
 {
-    job->started = true;
-    if (job->json || job->result.n_choices > 1) {
-        ctl_result_add(&job->result, delta);
-        return;
-    }
-    if (delta->finish != NVLLM_FINISH_NONE)
-        job->result.choices[0].finish = delta->finish;
-    if (delta->text.len > 0)
-        job->last = delta->text.data[delta->text.len - 1];
-    ctl_write_text(STDOUT_FILENO, delta->text.data, delta->text.len, job->terminal);
-}
-
-static void show_choices(const struct job *job)
-{
-    for (uint32_t i = 0; i < job->result.n_choices; i++) {
-        const struct ctl_choice *c = &job->result.choices[i];
+    for (uint32_t i = 0; i < r->n_choices; i++) {
+        const struct text_buffer *text = &r->choices[i].text;
         char head[40];
 
         snprintf(head, sizeof(head), "%s[%u]\n", i ? "\n" : "", i + 1);
         ctl_write(STDOUT_FILENO, head, strlen(head));
-        ctl_write_text(STDOUT_FILENO, c->text.data, c->text.len, job->terminal);
+        ctl_write_text((struct nvllm_text){text->data, text->len});
         ctl_write(STDOUT_FILENO, "\n", 1);
     }
 }
 
-/* The end of the output. */
-static void show_end(struct job *job)
+/* The end of the output; of a streamed text on a terminal, the end of its last line. */
+static void show_end(const struct job *job)
 {
     if (job->json)
         ctl_json_print(STDOUT_FILENO, ctl_result_json(&job->result));
-    else if (job->result.n_choices > 1)
-        show_choices(job);
-    else if (job->terminal && job->last != '\0' && job->last != '\n')
+    else if (!job->streams)
+        show_choices(&job->result);
+    else if (isatty(STDOUT_FILENO) && ctl_result_is_open(&job->result))
         ctl_write(STDOUT_FILENO, "\n", 1);
 }
 
-static int end_done(struct job *job, const struct nvllm_done *done)
+static int end_done(struct job *job)
 {
     enum nvllm_finish finish = ctl_result_end(&job->result, NVLLM_FINISH_STOP);
 
-    job->result.done = *done;
     show_end(job);
     switch (finish) {
     case NVLLM_FINISH_CANCELLED:
@@ -82,48 +65,35 @@ static int end_done(struct job *job, const struct nvllm_done *done)
 /* After a cancel or a deadline the text so far is shown, too. */
 static int end_error(struct job *job, const struct nvllm_error *err)
 {
-    int rc = ctl_exit_code(err->code);
+    bool cancelled = err->code == NVLLM_E_CANCELLED;
+    int rc;
 
-    if (err->code == NVLLM_E_CANCELLED || err->code == NVLLM_E_DEADLINE) {
-        ctl_result_end(&job->result, err->code == NVLLM_E_CANCELLED ? NVLLM_FINISH_CANCELLED
-                                                                    : NVLLM_FINISH_DEADLINE);
+    if (cancelled || err->code == NVLLM_E_DEADLINE)
+        ctl_result_end(&job->result, cancelled ? NVLLM_FINISH_CANCELLED : NVLLM_FINISH_DEADLINE);
+    if (cancelled || err->code == NVLLM_E_DEADLINE || job->streams)
         show_end(job);
-        if (job->answer.cancel_end >= 0)
-            return rc;
-    } else if (job->terminal && job->last != '\0' && job->last != '\n') {
-        ctl_write(STDOUT_FILENO, "\n", 1);
-    }
+    if ((cancelled || err->code == NVLLM_E_DEADLINE) && job->answer.cancel_end >= 0)
+        return ctl_exit_code(err->code);
     /* An option that the daemon refuses is wrong usage. */
     rc = ctl_report(job->ctl, err);
-    return err->code == NVLLM_E_INVALID && err->field[0] && strncmp(err->field, "prompt", 6) != 0 &&
-                   strncmp(err->field, "chat", 4) != 0 && strncmp(err->field, "messages", 8) != 0
+    return err->code == NVLLM_E_INVALID && job->answer.id && err->field[0] &&
+                   strncmp(err->field, "prompt", 6) != 0 && strncmp(err->field, "chat", 4) != 0 &&
+                   strncmp(err->field, "messages", 8) != 0
                ? EXIT_USAGE
                : rc;
 }
 
-enum { RETRY = -1 };
-
-/* Runs the request to its end; RETRY: the prompt has changed. */
 static int run(struct job *job)
 {
-    const struct nvllm_event *event;
     struct nvllm_error err;
     enum nvllm_code code;
 
-    job->answer = (struct ctl_answer){.cancel_end = -1};
-    if (nvllm_generate_start(job->ctl->client, &job->answer.id, &job->prompt.request.r, &err) !=
-        NVLLM_OK)
-        return ctl_report(job->ctl, &err);
-    while ((code = ctl_next_of(job->ctl, &job->answer, &event, &err)) == NVLLM_OK) {
-        if (event->delta)
-            show_delta(job, event->delta);
-        else if (event->done)
-            return end_done(job, event->done);
-        else if (!job->started && ctl_prompt_fall_back(&job->prompt, event->error->code))
-            return RETRY;
-        else
-            return end_error(job, event->error);
-    }
+    do
+        code = ctl_result_run(&job->result, job->ctl, &job->answer, &job->prompt.request.r,
+                              job->streams, &err);
+    while (ctl_prompt_fall_back(&job->prompt, code));
+    if (code == NVLLM_OK)
+        return end_done(job);
     if (code != NVLLM_E_TIMEOUT)
         return end_error(job, &err);
     if (ctl_left_ms(job->ctl) != 0) /* reported by ctl_generate() */
@@ -133,11 +103,7 @@ static int run(struct job *job)
 
 int ctl_generate(struct ctl *ctl)
 {
-    struct job job = {
-        .ctl = ctl,
-        .json = ctl_option(ctl, "json"),
-        .terminal = isatty(STDOUT_FILENO),
-    };
+    struct job job = {.ctl = ctl, .json = ctl_option(ctl, "json")};
     const char *text = ctl->line.n_words ? ctl->line.words[0] : NULL;
     int rc;
 
@@ -148,11 +114,10 @@ int ctl_generate(struct ctl *ctl)
         ctl_message("--logprobs needs --json to be shown");
     ctl_prompt_read(&job.prompt, ctl, text);
     ctl_result_init(&job.result, &job.prompt.request.r);
+    job.streams = !job.json && job.result.n_choices == 1;
     ctl_connect(ctl);
     ctl_catch_interrupts(false);
-    do
-        rc = run(&job);
-    while (rc == RETRY);
+    rc = run(&job);
     if (!ctl_interrupted() && ctl_left_ms(ctl) == 0 && rc != EXIT_OK)
         rc = ctl_report_timeout();
     ctl_result_deinit(&job.result);

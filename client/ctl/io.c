@@ -380,11 +380,9 @@ enum nvllm_code ctl_next_of(struct ctl *ctl, struct ctl_answer *a, const struct 
     return code;
 }
 
-bool ctl_wait_input(int fd, int also_fd, int timeout_ms)
+bool ctl_wait_input(int fd, int timeout_ms)
 {
-    struct pollfd p[2] = {{.fd = fd, .events = POLLIN}, {.fd = also_fd, .events = POLLIN}};
-
-    wait_for(p, 2, timeout_ms);
+    wait_for(&(struct pollfd){.fd = fd, .events = POLLIN}, 1, timeout_ms);
     return !is_interrupt_new();
 }
 
@@ -410,23 +408,25 @@ void ctl_write(int fd, const void *data, size_t n)
     }
 }
 
-void ctl_write_text(int fd, const char *data, size_t n, bool terminal)
+void ctl_write_text(struct nvllm_text text)
 {
+    const bool terminal = isatty(STDOUT_FILENO);
     size_t start = 0;
 
-    for (size_t i = 0; terminal && i < n;) {
-        int step = utf8_step(data + i, n - i);
-        bool shown = step < 0 || data[i] == '\n' || data[i] == '\t' || !utf8_steers(data + i, step);
+    for (size_t i = 0; terminal && i < text.len;) {
+        const char *at = text.data + i;
+        int step = utf8_step(at, text.len - i);
+        bool shown = step < 0 || *at == '\n' || *at == '\t' || !utf8_steers(at, step);
 
         step = abs(step);
         if (!shown) {
-            ctl_write(fd, data + start, i - start);
-            ctl_write(fd, "\xef\xbf\xbd", 3);
+            ctl_write(STDOUT_FILENO, text.data + start, i - start);
+            ctl_write(STDOUT_FILENO, "\xef\xbf\xbd", 3);
             start = i + (size_t)step;
         }
         i += (size_t)step;
     }
-    ctl_write(fd, data + start, n - start);
+    ctl_write(STDOUT_FILENO, text.data + start, text.len - start);
 }
 
 void ctl_put_line(FILE *to, const char *text, int max)

@@ -169,6 +169,38 @@ enum nvllm_finish ctl_result_end(struct ctl_result *r, enum nvllm_finish finish)
     return worst;
 }
 
+enum nvllm_code ctl_result_run(struct ctl_result *r, struct ctl *ctl, struct ctl_answer *a,
+                               const struct nvllm_request *request, bool streams,
+                               struct nvllm_error *err)
+{
+    const struct nvllm_event *event;
+    enum nvllm_code code;
+
+    *a = (struct ctl_answer){.cancel_end = -1};
+    code = nvllm_generate_start(ctl->client, &a->id, request, err);
+    while (code == NVLLM_OK && (code = ctl_next_of(ctl, a, &event, err)) == NVLLM_OK) {
+        if (event->error) {
+            *err = *event->error;
+            return err->code;
+        }
+        if (event->done) {
+            r->done = *event->done;
+            return NVLLM_OK;
+        }
+        ctl_result_add(r, event->delta);
+        if (streams)
+            ctl_write_text(event->delta->text);
+    }
+    return code;
+}
+
+bool ctl_result_is_open(const struct ctl_result *r)
+{
+    const struct text_buffer *text = &r->choices[0].text;
+
+    return text->len > 0 && text->data[text->len - 1] != '\n';
+}
+
 json_t *ctl_result_json(const struct ctl_result *r)
 {
     json_t *choices = json_array(), *object;

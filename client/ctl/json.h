@@ -53,6 +53,15 @@ void ctl_result_add(struct ctl_result *r, const struct nvllm_delta *delta);
 /* Sets the finish reason of choices that have none. Gives the worst of all choices. */
 enum nvllm_finish ctl_result_end(struct ctl_result *r, enum nvllm_finish finish);
 
+/* Runs a request to its end: r takes what comes and, if `streams`, stdout the text of its deltas.
+ * NVLLM_E_TIMEOUT, without *err: as ctl_next_of(). With a->id 0 it was not even sent. */
+enum nvllm_code ctl_result_run(struct ctl_result *r, struct ctl *ctl, struct ctl_answer *a,
+                               const struct nvllm_request *request, bool streams,
+                               struct nvllm_error *err);
+
+/* Whether the text of the first choice ends within a line. */
+bool ctl_result_is_open(const struct ctl_result *r);
+
 /* {text, token_ids, finish_reason, usage, timing}, logprobs if requested, and choices if there are
  * several. */
 json_t *ctl_result_json(const struct ctl_result *r);

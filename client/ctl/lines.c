@@ -123,7 +123,7 @@ struct editor {
 /* LINES_OK: input is available. */
 static int wait_for_input(const struct editor *e)
 {
-    if (!ctl_wait_input(STDIN_FILENO, -1, clock_left_ms(e->deadline)))
+    if (!ctl_wait_input(STDIN_FILENO, clock_left_ms(e->deadline)))
         return LINES_INTERRUPTED;
     return clock_left_ms(e->deadline) == 0 ? LINES_TIMEOUT : LINES_OK;
 }

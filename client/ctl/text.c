@@ -189,7 +189,7 @@ static int run_one(struct conversion *c, bool is_stdin)
             printf(i ? " %d" : "%d", (int)c->tokens->ids[i]);
         putchar('\n');
     } else {
-        ctl_write_text(STDOUT_FILENO, c->answer.data, c->answer.len, isatty(STDOUT_FILENO));
+        ctl_write_text(c->answer);
     }
     json_decref(c->value);
     text_buffer_deinit(&text);

@@ -216,7 +216,7 @@ static bool wait_key(const struct top *t)
     int left = ctl_left_ms(t->ctl);
     char key;
 
-    ctl_wait_input(STDIN_FILENO, -1, left >= 0 && left < t->interval_ms ? left : t->interval_ms);
+    ctl_wait_input(STDIN_FILENO, left >= 0 && left < t->interval_ms ? left : t->interval_ms);
     return poll(&p, 1, 0) > 0 && (read(STDIN_FILENO, &key, 1) != 1 || key == 'q' || key == 'Q');
 }
 
