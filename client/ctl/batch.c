@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/param.h>
 #include <sys/queue.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -79,13 +80,9 @@ static void put_left(FILE *to, const struct batch *b, double share, int64_t now)
 /* The bar gets the room that the words leave, and words that are too long are cut. */
 static void draw_line(const char *words, double share, bool has_bar)
 {
-    int columns, rows, room, bar;
+    int room = show_columns(STDERR_FILENO, NULL) - 1;
+    int bar = MIN(BAR_WIDTH, room - (int)strlen(words) - (int)strlen("[] "));
 
-    show_size(STDERR_FILENO, &columns, &rows);
-    room = columns - 1;
-    bar = room - (int)strlen(words) - (int)strlen("[] ");
-    if (bar > BAR_WIDTH)
-        bar = BAR_WIDTH;
     fputs("\r\033[K", stderr);
     if (has_bar && bar >= SHORTEST_BAR) {
         fputc('[', stderr);
@@ -110,8 +107,7 @@ static void draw_progress(struct batch *b)
     b->drawn_tokens = b->n_tokens;
     b->drawn_ms = now;
     share = b->total_bytes ? (double)b->written_bytes / (double)b->total_bytes : 0;
-    if (share > 1)
-        share = 1; /* the file has grown */
+    share = MIN(share, 1); /* the file may have grown */
     to = fmemopen(words, sizeof(words), "w");
     if (!to)
         return;

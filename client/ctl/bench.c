@@ -239,7 +239,7 @@ static void print_times(const char *name, const struct quantiles *q)
 
 static void print_result(const struct result *r)
 {
-    int columns, rows, width;
+    int width = show_columns(STDOUT_FILENO, NULL) - HEAD_COLUMNS;
 
     printf("%-14s%lld done, %lld failed", "requests", r->n_done, r->n_failed);
     if (r->n_cut)
@@ -258,10 +258,8 @@ static void print_result(const struct result *r)
     print_times("request", &r->request);
     if (r->between.n == 0)
         return;
-    show_size(STDOUT_FILENO, &columns, &rows);
-    width = columns - HEAD_COLUMNS;
     printf("\nbetween tokens\n");
-    quantiles_draw(&r->between, stdout, width < 10 ? 10 : width > MAX_BAR ? MAX_BAR : width);
+    quantiles_draw(&r->between, stdout, MAX(10, MIN(width, MAX_BAR)));
 }
 
 static json_t *times_json(const struct quantiles *q)

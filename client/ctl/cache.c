@@ -4,7 +4,6 @@
 #include <pwd.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 
 #include "client/ctl/json.h"
@@ -125,7 +124,7 @@ static int show(struct cache_work *w)
     o = report_json_cache(cache);
     add_heads(w, json_object_get(o, "prefixes"));
     if (ctl_option(w->ctl, "json"))
-        return ctl_json_answer(o);
+        return ctl_json_print(STDOUT_FILENO, o);
     print_cache(o);
     json_decref(o);
     return EXIT_OK;
@@ -137,7 +136,7 @@ static int print_change(const struct ctl *ctl, const char *what,
                         const struct nvllm_cache_change *change)
 {
     if (ctl_option(ctl, "json"))
-        return ctl_json_answer(report_json_cache_change(change));
+        return ctl_json_print(STDOUT_FILENO, report_json_cache_change(change));
     printf("%s %u block%s of %u tokens\n", what, change->blocks, change->blocks == 1 ? "" : "s",
            change->tokens);
     return EXIT_OK;
@@ -316,7 +315,7 @@ static int explain(struct cache_work *w)
     ctl_check(w->ctl, code);
     o = report_json_explanation(e);
     if (ctl_option(w->ctl, "json"))
-        return ctl_json_answer(o);
+        return ctl_json_print(STDOUT_FILENO, o);
     if (e->text[0]) {
         ctl_put_line(stdout, e->text, 0);
         putchar('\n');

@@ -138,9 +138,10 @@ int ctl_reload(struct ctl *ctl)
     ctl_connect(ctl);
     ctl_check(ctl, nvllm_reload(ctl->client, ctl_ask_ms(ctl), &r, &ctl->err));
     if (ctl_option(ctl, "json"))
-        return ctl_json_answer(json_pack("{soso}", "changed", names_json(r->changed, r->n_changed),
-                                         "needs_restart",
-                                         names_json(r->needs_restart, r->n_needs_restart)));
+        return ctl_json_print(STDOUT_FILENO,
+                              json_pack("{soso}", "changed", names_json(r->changed, r->n_changed),
+                                        "needs_restart",
+                                        names_json(r->needs_restart, r->n_needs_restart)));
     print_names("changed", r->changed, r->n_changed);
     print_names("needs a restart", r->needs_restart, r->n_needs_restart);
     if (r->n_changed + r->n_needs_restart == 0)

@@ -60,6 +60,9 @@ double ctl_real(const struct ctl *ctl, const char *option, double fallback, doub
 int64_t ctl_number(const struct ctl *ctl, const char *option, const char *text, int64_t min,
                    int64_t max);
 
+/* Text that is nothing but decimal digits. */
+bool ctl_parse_u64(uint64_t *out, const char *text);
+
 /* The daemon's number of a request, likewise. */
 uint64_t ctl_request_number(const struct ctl *ctl, const char *text);
 

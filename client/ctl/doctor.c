@@ -88,17 +88,25 @@ static const struct {
     [WRONG] = {"wrong", COLOUR_RED},
 };
 
-/* Gives a formatted string, or one quoted for a shell, that lasts as long as d. */
+/* These give a string that lasts as long as d: a formatted one, or one quoted for a shell. */
+__attribute__((format(printf, 2, 0))) static const char *vformat(struct doctor *d, const char *fmt,
+                                                                 va_list args)
+{
+    obstack_vprintf(&d->texts, fmt, args);
+    obstack_1grow(&d->texts, '\0');
+    return obstack_finish(&d->texts);
+}
+
 __attribute__((format(printf, 2, 3))) static const char *format(struct doctor *d, const char *fmt,
                                                                 ...)
 {
+    const char *text;
     va_list args;
 
     va_start(args, fmt);
-    obstack_vprintf(&d->texts, fmt, args);
+    text = vformat(d, fmt, args);
     va_end(args);
-    obstack_1grow(&d->texts, '\0');
-    return obstack_finish(&d->texts);
+    return text;
 }
 
 static const char *quote(struct doctor *d, const char *text)
@@ -118,13 +126,12 @@ static const char *folder_of(struct doctor *d, const char *path)
 __attribute__((format(printf, 4, 5))) static bool say(struct doctor *d, enum level level,
                                                       const char *fix, const char *fmt, ...)
 {
-    char *text;
+    const char *text;
     va_list args;
     json_t *o;
 
     va_start(args, fmt);
-    if (vasprintf(&text, fmt, args) < 0)
-        ctl_no_memory();
+    text = vformat(d, fmt, args);
     va_end(args);
     d->n_wrong += level == WRONG;
     if (fix && geteuid() == 0 && strncmp(fix, "sudo ", 5) == 0)
@@ -143,7 +150,6 @@ __attribute__((format(printf, 4, 5))) static bool say(struct doctor *d, enum lev
         if (fix && !program_has_control(fix))
             printf("%16s%s\n", "", fix);
     }
-    free(text);
     return level == OK;
 }
 
@@ -184,25 +190,20 @@ static const char *start_command(struct doctor *d)
     return format(d, "%s --model %s --socket %s", program, model ? quote(d, model) : "DIR", socket);
 }
 
-/* This program, with --socket unless that is the default. */
-static const char *this_program(struct doctor *d, const char *sudo)
+/* "nvllmctl WORDS", by the path of this program, with --socket unless that is the default. */
+static const char *own_command(struct doctor *d, const char *sudo, const char *words)
 {
     const char *path = d->ctl->socket_path;
     const char *option = strcmp(path, NVLLM_DEFAULT_SOCKET) != 0 ? " --socket " : "";
 
-    return format(d, "%s%s%s%s", sudo, quote(d, d->own), option, *option ? quote(d, path) : "");
-}
-
-/* "nvllmctl WORDS" of an administrator, by the path of this program. */
-static const char *ask_command(struct doctor *d, const char *words)
-{
-    return format(d, "%s %s", this_program(d, sudo_for(d->user.uid)), words);
+    return format(d, "%s%s%s%s %s", sudo, quote(d, d->own), option, *option ? quote(d, path) : "",
+                  words);
 }
 
 static const char *again_command(struct doctor *d)
 {
     static const char *const options[] = {"config", "model", "user"};
-    const char *command = format(d, "%s doctor", this_program(d, sudo_for(0)));
+    const char *command = own_command(d, sudo_for(0), "doctor");
 
     for (size_t i = 0; i < sizeof(options) / sizeof(options[0]); i++) {
         const char *value = ctl_option(d->ctl, options[i]);
@@ -217,7 +218,8 @@ static const char *restart_command(struct doctor *d)
 {
     if (is_service(d))
         return "sudo systemctl restart nvllmd";
-    return format(d, "%s && %s", ask_command(d, "stop --wait"), start_command(d));
+    return format(d, "%s && %s", own_command(d, sudo_for(d->user.uid), "stop --wait"),
+                  start_command(d));
 }
 
 static const char *log_command(struct doctor *d)
@@ -322,7 +324,7 @@ static bool read_start(char *text, size_t n, const char *path)
 
 /* ---- the socket */
 
-static void explain_denied(struct doctor *d, const struct stat *st)
+static bool explain_denied(struct doctor *d, const struct stat *st)
 {
     const struct group *group = getgrgid(st->st_gid);
     const char *path = d->ctl->socket_path, *fix;
@@ -332,19 +334,18 @@ static void explain_denied(struct doctor *d, const struct stat *st)
         getegid() == st->st_gid) {
         fix = format(d, "%schmod o+w %s   # until the next start; see daemon.socket_mode",
                      sudo_for(st->st_uid), quote(d, path));
-        say(d, WRONG, fix, "%s: this user may not connect (mode %04o)", path,
-            (unsigned)st->st_mode & 07777);
-        return;
+        return say(d, WRONG, fix, "%s: this user may not connect (mode %04o)", path,
+                   (unsigned)st->st_mode & 07777);
     }
     if (is_in_group(&d->me, st->st_gid))
         fix = format(d, "newgrp %s   # or log in again", group->gr_name);
     else
         fix = format(d, "sudo usermod -aG %s %s   # and log in again", group->gr_name, d->me.name);
-    say(d, WRONG, fix, "%s is for members of group %s", path, group->gr_name);
+    return say(d, WRONG, fix, "%s is for members of group %s", path, group->gr_name);
 }
 
 /* Nothing is there: the daemon was not started, or has no folder to create a socket in. */
-static void say_none(struct doctor *d, const char *folder, int why)
+static bool say_none(struct doctor *d, const char *folder, int why)
 {
     const char *fix = start_command(d);
 
@@ -352,15 +353,15 @@ static void say_none(struct doctor *d, const char *folder, int why)
         fix =
             format(d, "sudo install -d -o %s -m 0755 %s && %s", d->me.name, quote(d, folder), fix);
     d->not_running = why == ENOENT;
-    say(d, WRONG, fix, "%s: %s; nvllmd creates it when it starts", d->ctl->socket_path,
-        strerror(why));
+    return say(d, WRONG, fix, "%s: %s; nvllmd creates it when it starts", d->ctl->socket_path,
+               strerror(why));
 }
 
 /* True if there is a socket that may be connected to. */
 static bool check_socket_file(struct doctor *d)
 {
     const size_t max = sizeof(((struct sockaddr_un *)NULL)->sun_path) - 1;
-    const char *path = d->ctl->socket_path, *folder = folder_of(d, path);
+    const char *path = d->ctl->socket_path, *folder = folder_of(d, path), *fix;
     struct stat st;
 
     if (strlen(path) > max)
@@ -369,28 +370,21 @@ static bool check_socket_file(struct doctor *d)
     if (folder[0] == '/' && access(folder, F_OK) == 0 && d->me.n_groups > 0 &&
         !check_path(d, &d->me, folder, X_OK))
         return false;
-    if (lstat(path, &st) < 0) {
-        say_none(d, folder, errno);
-        return false;
-    }
+    if (lstat(path, &st) < 0)
+        return say_none(d, folder, errno);
+    fix = format(d, "%srm -d %s && %s", sudo_for(st.st_uid), quote(d, path), start_command(d));
     if (!S_ISSOCK(st.st_mode))
-        return say(d, WRONG,
-                   format(d, "%srm -d %s && %s", sudo_for(st.st_uid), quote(d, path),
-                          start_command(d)),
-                   "%s is no socket", path);
-    if (access(path, W_OK) < 0) {
-        explain_denied(d, &st);
-        return false;
-    }
-    say(d, OK, NULL, "%s (mode %04o)", path, (unsigned)st.st_mode & 07777);
-    return true;
+        return say(d, WRONG, fix, "%s is no socket", path);
+    if (access(path, W_OK) < 0)
+        return explain_denied(d, &st);
+    return say(d, OK, NULL, "%s (mode %04o)", path, (unsigned)st.st_mode & 07777);
 }
 
 static void say_state(struct doctor *d, const struct nvllm_status *s)
 {
     if (s->state == NVLLM_STATE_DRAINING)
-        say(d, NOTE, ask_command(d, "resume"), "%s is draining: it takes no new requests",
-            s->server);
+        say(d, NOTE, own_command(d, sudo_for(d->user.uid), "resume"),
+            "%s is draining: it takes no new requests", s->server);
     else if (s->state == NVLLM_STATE_FAILED)
         say(d, WRONG, log_command(d), "%s has failed", s->server);
     else

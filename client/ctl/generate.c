@@ -1,6 +1,5 @@
 /* generate.c - nvllmctl generate: streams the text for one prompt. */
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 

@@ -4,7 +4,7 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
+#include <sys/param.h>
 
 #include "proto/report_fields.h"
 #include "proto/utf8.h"
@@ -79,7 +79,7 @@ json_t *ctl_json_error(const struct nvllm_error *err)
     return e;
 }
 
-void ctl_json_print(int fd, json_t *value)
+int ctl_json_print(int fd, json_t *value)
 {
     /* Nine digits distinguish any two floats. */
     char *text = json_dumps(value, JSON_ENCODE_ANY | JSON_REAL_PRECISION(9));
@@ -92,11 +92,6 @@ void ctl_json_print(int fd, json_t *value)
     text[n] = '\n'; /* in place of the NUL: each line is one write */
     ctl_write(fd, text, n + 1);
     free(text);
-}
-
-int ctl_json_answer(json_t *value)
-{
-    ctl_json_print(STDOUT_FILENO, value);
     return EXIT_OK;
 }
 
@@ -232,7 +227,7 @@ json_t *ctl_result_json(const struct ctl_result *r)
 /* Up to INT64_MAX. */
 static json_t *count_json(uint64_t n)
 {
-    return json_integer(n <= INT64_MAX ? (json_int_t)n : INT64_MAX);
+    return json_integer((json_int_t)MIN(n, INT64_MAX));
 }
 
 /* Rows as members of o, from *in. */

@@ -7,7 +7,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "client/ctl/ctl.h"
 #include "client/lib/clock.h"
@@ -83,14 +82,20 @@ static double read_real(const struct ctl *ctl, const char *option, const char *t
     return value;
 }
 
-uint64_t ctl_request_number(const struct ctl *ctl, const char *text)
+bool ctl_parse_u64(uint64_t *out, const char *text)
 {
-    unsigned long long number;
     char *end;
 
     errno = 0;
-    number = strtoull(text, &end, 10);
-    if (text[0] < '0' || text[0] > '9' || *end || errno || number == 0)
+    *out = strtoull(text, &end, 10);
+    return text[0] >= '0' && text[0] <= '9' && *end == '\0' && errno == 0;
+}
+
+uint64_t ctl_request_number(const struct ctl *ctl, const char *text)
+{
+    uint64_t number;
+
+    if (!ctl_parse_u64(&number, text) || number == 0)
         ctl_usage(ctl, "“%s” is not the number of a request: see “nvllmctl requests”", text);
     return number;
 }

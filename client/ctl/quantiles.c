@@ -2,6 +2,7 @@
 #include "client/ctl/bench.h"
 
 #include <math.h>
+#include <sys/param.h>
 
 /* Time 0 has bucket 0, and each doubling after it BUCKETS_A_DOUBLING. */
 static double begin_of(unsigned bucket)
@@ -12,10 +13,8 @@ static double begin_of(unsigned bucket)
 void quantiles_add(struct quantiles *q, uint64_t ns)
 {
     q->counts[(unsigned)(log2((double)ns + 1) * BUCKETS_A_DOUBLING)]++;
-    if (q->n == 0 || ns < q->min_ns)
-        q->min_ns = ns;
-    if (ns > q->max_ns)
-        q->max_ns = ns;
+    q->min_ns = q->n == 0 ? ns : MIN(q->min_ns, ns);
+    q->max_ns = MAX(q->max_ns, ns);
     q->n++;
     q->sum_ns += (double)ns;
 }
@@ -62,11 +61,10 @@ void quantiles_draw(const struct quantiles *q, FILE *to, int width)
         while (range < RANGES - 1 && begin_of(i) >= range_end_ns(range))
             range++;
         counts[range] += q->counts[i];
-        first = range < first ? range : first;
-        last = range > last ? range : last;
+        first = MIN(first, range);
+        last = MAX(last, range);
+        most = MAX(most, counts[range]);
     }
-    for (int i = first; i <= last; i++)
-        most = counts[i] > most ? counts[i] : most;
     for (int i = first; i <= last; i++) {
         int bar = (int)((double)counts[i] * width / (double)most + 0.5);
 

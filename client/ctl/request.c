@@ -4,6 +4,7 @@
 #include "client/ctl/request.h"
 
 #include <errno.h>
+#include <inttypes.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -452,19 +453,6 @@ static json_t *bias_of(const struct ctl *ctl, const char *text)
     return json_pack("{sIsf}", "id", (json_int_t)id, "bias", (double)bias);
 }
 
-/* JSON's integers end at INT64_MAX. */
-static void take_seed(struct ctl_request *q, const struct ctl *ctl, const char *text)
-{
-    char *end;
-
-    errno = 0;
-    q->r.seed = strtoull(text, &end, 10);
-    if (text[0] < '0' || text[0] > '9' || *end != '\0' || errno != 0)
-        ctl_usage(ctl, "--seed takes a whole number from 0 to %llu, not “%s”",
-                  (unsigned long long)UINT64_MAX, text);
-    q->r.has_seed = true;
-}
-
 /* What an option gives for a field: "--top-p 0.9" is {"top_p": 0.9}. */
 static json_t *value_of(const struct ctl *ctl, const struct member *f, const char *option,
                         const char *text)
@@ -508,8 +496,11 @@ void ctl_request_take_options(struct ctl_request *q, const struct ctl *ctl)
 
         if (!f)
             continue;
-        if (f->read == read_seed) {
-            take_seed(q, ctl, text);
+        if (f->read == read_seed) { /* JSON's integers end at INT64_MAX */
+            q->r.has_seed = true;
+            if (!ctl_parse_u64(&q->r.seed, text))
+                ctl_usage(ctl, "--seed takes a whole number from 0 to %" PRIu64 ", not “%s”",
+                          UINT64_MAX, text);
             continue;
         }
         if (!option->repeats)

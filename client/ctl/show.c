@@ -54,26 +54,20 @@ const char *show_colour(int fd, const char *colour)
     return has ? colour : "";
 }
 
-void show_size(int fd, int *columns, int *rows)
+int show_columns(int fd, int *rows)
 {
-    struct winsize size;
+    struct winsize size = {0};
 
-    *columns = 80;
-    *rows = 24;
-    if (ioctl(fd, TIOCGWINSZ, &size) == 0 && size.ws_col > 0 && size.ws_row > 0) {
-        *columns = size.ws_col;
+    if (ioctl(fd, TIOCGWINSZ, &size) < 0 || size.ws_col == 0 || size.ws_row == 0)
+        size = (struct winsize){.ws_col = 80, .ws_row = 24};
+    if (rows)
         *rows = size.ws_row;
-    }
+    return size.ws_col;
 }
 
 int show_width(int fd)
 {
-    int columns, rows;
-
-    if (!isatty(fd))
-        return 0;
-    show_size(fd, &columns, &rows);
-    return columns;
+    return isatty(fd) ? show_columns(fd, NULL) : 0;
 }
 
 /* The shown column to leave out next; -1: the rest is always shown. */

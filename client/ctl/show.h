@@ -32,8 +32,8 @@ const char *show_duration(char *out, size_t n, uint64_t us);
 /* The colour if fd is a terminal with colours and NO_COLOR is not set, or "". */
 const char *show_colour(int fd, const char *colour);
 
-/* Columns and rows of a terminal; 80 and 24 if unknown. */
-void show_size(int fd, int *columns, int *rows);
+/* Columns and, unless NULL, rows of a terminal; 80 and 24 if unknown. */
+int show_columns(int fd, int *rows);
 
 /* The width for a table on fd: the terminal's, or 0, unlimited, for anything else. */
 int show_width(int fd);

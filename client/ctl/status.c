@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/param.h>
 #include <unistd.h>
 
 #include "client/ctl/json.h"
@@ -92,7 +93,7 @@ int ctl_status(struct ctl *ctl)
     ctl_connect(ctl);
     ctl_check(ctl, nvllm_get_status(ctl->client, ctl_ask_ms(ctl), &status, &ctl->err));
     if (ctl_option(ctl, "json"))
-        return ctl_json_answer(report_json_status(status));
+        return ctl_json_print(STDOUT_FILENO, report_json_status(status));
     print_status(status);
     return EXIT_OK;
 }
@@ -138,7 +139,7 @@ static void widen_users(struct table *t, const struct nvllm_request_list *list, 
         char name[TABLE_CELL_BYTES];
         int length = (int)strlen(show_user(name, sizeof(name), list->requests[i]->uid));
 
-        longest = length > longest ? length : longest;
+        longest = MAX(longest, length);
     }
     while (*width && -*width < longest && -*width < LONGEST_USER && (!room || t->total < room)) {
         --*width;
@@ -148,7 +149,7 @@ static void widen_users(struct table *t, const struct nvllm_request_list *list, 
 
 void show_requests(FILE *to, const struct nvllm_request_list *list, size_t rows, int columns)
 {
-    size_t n = list->n_requests < rows ? list->n_requests : rows;
+    size_t n = MIN(list->n_requests, rows);
     struct table t;
 
     table_init(&t, columns_of_all, N_COLUMNS, columns);
@@ -173,7 +174,7 @@ int ctl_requests(struct ctl *ctl)
     ctl_connect(ctl);
     ctl_check(ctl, nvllm_list_requests(ctl->client, &wanted, ctl_ask_ms(ctl), &list, &ctl->err));
     if (ctl_option(ctl, "json"))
-        return ctl_json_answer(report_json_request_list(list));
+        return ctl_json_print(STDOUT_FILENO, report_json_request_list(list));
     show_requests(stdout, list, list->n_requests, show_width(STDOUT_FILENO));
     return EXIT_OK;
 }
@@ -207,17 +208,12 @@ static const struct kind *kind_of(const char *map, size_t n)
 
 static void draw_map(struct nvllm_text map)
 {
-    size_t width, group;
-    int columns, rows;
+    size_t width = (size_t)MAX(show_columns(STDOUT_FILENO, NULL) - 1, 16);
+    size_t group = MAX((map.len + width * MAX_MAP_ROWS - 1) / (width * MAX_MAP_ROWS), 1);
 
-    show_size(STDOUT_FILENO, &columns, &rows);
-    width = columns > 16 ? (size_t)columns - 1 : 16;
-    group = (map.len + width * MAX_MAP_ROWS - 1) / (width * MAX_MAP_ROWS);
-    group = group ? group : 1;
     putchar('\n');
     for (size_t i = 0, column = 0; i < map.len; i += group) {
-        size_t n = map.len - i < group ? map.len - i : group;
-        const struct kind *kind = kind_of(map.data + i, n);
+        const struct kind *kind = kind_of(map.data + i, MIN(map.len - i, group));
 
         printf("%s%c%s", show_colour(STDOUT_FILENO, kind->colour), kind->drawn,
                show_colour(STDOUT_FILENO, COLOUR_END));
@@ -265,7 +261,7 @@ int ctl_blocks(struct ctl *ctl)
     ctl_connect(ctl);
     ctl_check(ctl, nvllm_get_blocks(ctl->client, &wanted, ctl_ask_ms(ctl), &blocks, &ctl->err));
     if (ctl_option(ctl, "json"))
-        return ctl_json_answer(report_json_blocks(blocks, wanted.map));
+        return ctl_json_print(STDOUT_FILENO, report_json_blocks(blocks, wanted.map));
     print_blocks(blocks);
     if (wanted.map)
         draw_map(blocks->map);

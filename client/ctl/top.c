@@ -7,7 +7,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <termios.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "client/lib/clock.h"
@@ -234,7 +233,7 @@ static int run_live(struct top *t)
     sigaction(SIGTSTP, &(struct sigaction){.sa_handler = on_signal}, NULL);
     enter_screen();
     do {
-        show_size(STDOUT_FILENO, &t->columns, &t->rows);
+        t->columns = show_columns(STDOUT_FILENO, &t->rows);
         ok = draw(t);
         if (ok)
             show(t);

@@ -1,7 +1,6 @@
 /* workload.c - see bench.h. */
 #include "client/ctl/bench.h"
 
-#include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
@@ -116,17 +115,14 @@ void workload_read(struct workload *w, const char *path)
     int fd = ctl_open(path, STDIN_FILENO, O_RDONLY), got;
     struct nvllm_error err;
     struct lines lines;
-    size_t cap = 0, n;
     char *line;
+    size_t n;
 
     lines_init(&lines, fd);
     while ((got = lines_next(&lines, &line, &n, true)) == LINES_OK) {
         if (strspn(line, " \t\r") >= n)
             continue;
-        if (w->n_items == cap) {
-            cap = cap ? cap * 2 : 256;
-            w->items = ctl_grow(w->items, cap, sizeof(*w->items));
-        }
+        w->items = ctl_grow(w->items, w->n_items + 1, sizeof(*w->items));
         if (!read_item(&w->items[w->n_items], line, n, &err) || !check_time(w, &err))
             ctl_die("%s, line %llu: %s", path, (unsigned long long)lines.number, err.message);
         w->n_items++;
