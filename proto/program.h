@@ -41,6 +41,11 @@ struct usage_option {
         .name = NULL                                                                               \
     }
 
+#define COMMAND(name_, about_, ...)                                                                \
+    {                                                                                              \
+        .name = name_, .about = about_, ##__VA_ARGS__                                              \
+    }
+
 /* Arrays of options end with OPTIONS_END, lists of arrays with NULL. */
 enum { USAGE_MAX_GROUPS = 5, USAGE_MAX_OPTIONS = 64 };
 typedef const struct usage_option *usage_groups[USAGE_MAX_GROUPS + 1];

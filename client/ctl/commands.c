@@ -90,9 +90,8 @@ static const struct usage_option text_options[] = {
 /* ---- commands: talking to the model, looking at the daemon, changing it, the rest */
 
 static const struct usage_command commands[] = {
-    {
-        .name = "chat",
-        .about = "chat with the model",
+    COMMAND(
+        "chat", "chat with the model",
         .text = "A conversation, with line editing and history (Ctrl-R searches). Earlier turns\n"
                 "are found in the prefix cache; the line after each answer shows how much.\n"
                 "Without a terminal each line of stdin is a turn. Commands in the chat: /reset,\n"
@@ -102,25 +101,20 @@ static const struct usage_command commands[] = {
                     OPTIONS(OPTION("quiet", NULL, "print the answers only, without token counts")),
                     request_options},
         .examples = "  nvllmctl chat --system \"Answer in one sentence.\" --no-think\n"
-                    "  nvllmctl chat --temperature 0 <questions.txt >answers.txt\n",
-    },
-    {
-        .name = "generate",
-        .about = "stream text for a prompt",
-        .synopsis = "[OPTION…] [TEXT|-]",
-        .text = "Prints the model's answer to TEXT, or to stdin if TEXT is missing or “-”, as it\n"
+                    "  nvllmctl chat --temperature 0 <questions.txt >answers.txt\n"),
+    COMMAND("generate", "stream text for a prompt", .synopsis = "[OPTION…] [TEXT|-]",
+            .text =
+                "Prints the model's answer to TEXT, or to stdin if TEXT is missing or “-”, as it\n"
                 "is generated. Ctrl-C cancels. Sampling options default to the model's\n"
                 "generation_config.json.\n",
-        .options = {prompt_options, chat_options, json_option, request_options, choice_options},
-        .max_words = 1,
-        .examples =
-            "  nvllmctl generate \"What is 17 + 25?\"\n"
-            "  nvllmctl generate --temperature 0 --max-tokens 200 --prompt-file question.txt\n"
-            "  nvllmctl generate --raw --json --logprobs 3 \"Once upon a time\"\n",
-    },
-    {
-        .name = "batch",
-        .about = "run many prompts from a file in parallel",
+            .options = {prompt_options, chat_options, json_option, request_options, choice_options},
+            .max_words = 1,
+            .examples =
+                "  nvllmctl generate \"What is 17 + 25?\"\n"
+                "  nvllmctl generate --temperature 0 --max-tokens 200 --prompt-file question.txt\n"
+                "  nvllmctl generate --raw --json --logprobs 3 \"Once upon a time\"\n"),
+    COMMAND(
+        "batch", "run many prompts from a file in parallel",
         .synopsis = "--input FILE|- --output FILE|- [OPTION…]",
         .text = "Each line of the input is a JSON object with prompt, prompt_ids or messages\n"
                 "(and tools, enable_thinking, add_generation_prompt), any sampling field, and\n"
@@ -135,248 +129,182 @@ static const struct usage_command commands[] = {
                             OPTION("json", NULL, "write the summary to stderr as one JSON object")),
                     request_options, choice_options},
         .examples = "  nvllmctl batch --input questions.jsonl --output answers.jsonl --seed 1\n"
-                    "  echo '{\"prompt\": \"Once\"}' | nvllmctl batch --input - --output -\n",
-    },
-    {
-        .name = "tokenize",
-        .about = "turn text into token ids",
-        .synopsis = "[OPTION…] [TEXT|-]",
-        .text = "Prints the token ids of TEXT, or of stdin if TEXT is missing or “-”.\n",
-        .options = {OPTIONS(
-                        OPTION("special", NULL, "match special tokens spelled out in the text")),
-                    text_options},
-        .max_words = 1,
-        .examples = "  nvllmctl tokenize \"Hello, world\"\n"
-                    "  nvllmctl tokenize --special --json <prompt.txt\n",
-    },
-    {
-        .name = "detokenize",
-        .about = "turn token ids into text",
-        .synopsis = "[OPTION…] [ID…|-]",
-        .text = "Prints the text of token ids: of the arguments, or from stdin of a JSON array,\n"
+                    "  echo '{\"prompt\": \"Once\"}' | nvllmctl batch --input - --output -\n"),
+    COMMAND("tokenize", "turn text into token ids", .synopsis = "[OPTION…] [TEXT|-]",
+            .text = "Prints the token ids of TEXT, or of stdin if TEXT is missing or “-”.\n",
+            .options = {OPTIONS(OPTION("special", NULL,
+                                       "match special tokens spelled out in the text")),
+                        text_options},
+            .max_words = 1,
+            .examples = "  nvllmctl tokenize \"Hello, world\"\n"
+                        "  nvllmctl tokenize --special --json <prompt.txt\n"),
+    COMMAND("detokenize", "turn token ids into text", .synopsis = "[OPTION…] [ID…|-]",
+            .text =
+                "Prints the text of token ids: of the arguments, or from stdin of a JSON array,\n"
                 "an object with \"ids\", or plain numbers.\n",
-        .options = {OPTIONS(OPTION("skip-special", NULL, "leave special tokens out")),
-                    text_options},
-        .max_words = -1,
-        .examples = "  nvllmctl detokenize 39 68 75 75 78\n"
-                    "  nvllmctl tokenize --json \"Hello\" | nvllmctl detokenize\n",
-    },
-    {
-        .name = "render",
-        .about = "turn chat messages into the model's prompt",
-        .synopsis = "[OPTION…] [JSON|-]",
+            .options = {OPTIONS(OPTION("skip-special", NULL, "leave special tokens out")),
+                        text_options},
+            .max_words = -1,
+            .examples = "  nvllmctl detokenize 39 68 75 75 78\n"
+                        "  nvllmctl tokenize --json \"Hello\" | nvllmctl detokenize\n"),
+    COMMAND(
+        "render", "turn chat messages into the model's prompt", .synopsis = "[OPTION…] [JSON|-]",
         .text =
             "Prints, byte for byte, what the model's chat template makes of one JSON object\n"
             "{\"messages\", \"tools\", \"add_generation_prompt\", \"enable_thinking\"}, read from\n"
             "stdin if it is missing or “-”.\n",
-        .options = {text_options},
-        .max_words = 1,
+        .options = {text_options}, .max_words = 1,
         .examples =
-            "  nvllmctl render '{\"messages\": [{\"role\": \"user\", \"content\": \"hi\"}]}'\n",
-    },
-    {
-        .name = "status",
-        .about = "show what nvllmd is doing",
-        .text = "Shows what nvllmd is doing. With --wait, waits until it is ready.\n",
-        .options = {json_option},
-        .examples = "  nvllmctl status --wait --timeout 60\n"
-                    "  nvllmctl status --json | jq .blocks\n",
-    },
-    {
-        .name = "requests",
-        .about = "list running and waiting requests",
-        .text = "Lists running requests, then waiting ones in the order of the queue: user,\n"
-                "place in the queue, prompt tokens, cached tokens, generated tokens, tokens a\n"
-                "second, blocks. Users see their own, administrators all. A narrow terminal\n"
-                "shows fewer columns; a pipe or file gets all.\n",
-        .options = {OPTIONS(OPTION("limit", "N", "list at most N requests")), json_option},
-        .examples =
-            "  nvllmctl requests\n"
-            "  nvllmctl requests --json | jq '.requests[] | select(.state == \"waiting\")'\n",
-    },
-    {
-        .name = "blocks",
-        .about = "show who uses the KV cache",
-        .text = "Shows the blocks of the KV cache: used, cached (free, with content that may be\n"
+            "  nvllmctl render '{\"messages\": [{\"role\": \"user\", \"content\": \"hi\"}]}'\n"),
+    COMMAND("status", "show what nvllmd is doing",
+            .text = "Shows what nvllmd is doing. With --wait, waits until it is ready.\n",
+            .options = {json_option},
+            .examples = "  nvllmctl status --wait --timeout 60\n"
+                        "  nvllmctl status --json | jq .blocks\n"),
+    COMMAND("requests", "list running and waiting requests",
+            .text = "Lists running requests, then waiting ones in the order of the queue: user,\n"
+                    "place in the queue, prompt tokens, cached tokens, generated tokens, tokens a\n"
+                    "second, blocks. Users see their own, administrators all. A narrow terminal\n"
+                    "shows fewer columns; a pipe or file gets all.\n",
+            .options = {OPTIONS(OPTION("limit", "N", "list at most N requests")), json_option},
+            .examples =
+                "  nvllmctl requests\n"
+                "  nvllmctl requests --json | jq '.requests[] | select(.state == \"waiting\")'\n"),
+    COMMAND("blocks", "show who uses the KV cache",
+            .text =
+                "Shows the blocks of the KV cache: used, cached (free, with content that may be\n"
                 "found again) and free, by user and by request. Users see their own and the\n"
                 "totals.\n",
-        .options = {OPTIONS(OPTION("map", NULL, "draw the pool, one character per block")),
-                    json_option},
-        .examples = "  nvllmctl blocks --map\n",
-    },
-    {
-        .name = "cache",
-        .about = "show, clear or pin prefixes of the prefix cache",
-        .synopsis = "[show] [--limit N] [--json]\n"
-                    "clear [--all] [--json]\n"
-                    "pin|unpin [OPTION…] --prompt TEXT|-\n"
-                    "pin|unpin [OPTION…] --prompt-file FILE|-",
-        .text = "Shows prefixes in the order of their last use: tokens, blocks, hits, age, idle\n"
+            .options = {OPTIONS(OPTION("map", NULL, "draw the pool, one character per block")),
+                        json_option},
+            .examples = "  nvllmctl blocks --map\n"),
+    COMMAND("cache", "show, clear or pin prefixes of the prefix cache",
+            .synopsis = "[show] [--limit N] [--json]\n"
+                        "clear [--all] [--json]\n"
+                        "pin|unpin [OPTION…] --prompt TEXT|-\n"
+                        "pin|unpin [OPTION…] --prompt-file FILE|-",
+            .text =
+                "Shows prefixes in the order of their last use: tokens, blocks, hits, age, idle\n"
                 "time, sequences that hold them, user, and how they begin. “clear” removes them,\n"
                 "pinned ones too; “pin” computes what is missing of a prompt's full blocks and\n"
                 "keeps them until “unpin” or “clear”, and is for administrators. A narrow\n"
                 "terminal shows fewer columns; a pipe or file gets all.\n",
-        .options = {OPTIONS(OPTION("limit", "N", "show at most N prefixes (50)"),
-                            OPTION("all", NULL, "clear the prefixes of all users"),
-                            OPTION("user", "NAME|UID", "pin in that user's cache",
-                                   .values = USAGE_USER),
-                            OPTION("cache-salt", "TEXT", "pin under this salt")),
-                    json_option, prompt_options, chat_options},
-        .words = "show|clear|pin|unpin",
-        .values = USAGE_WORDS,
-        .max_words = -1,
-        .examples = "  nvllmctl cache show --limit 10\n"
-                    "  nvllmctl cache pin --prompt-file system-prompt.json\n"
-                    "  nvllmctl cache clear --all\n",
-    },
-    {
-        .name = "explain",
-        .about = "say why a request waits, or how much of a prompt is cached",
-        .synopsis = "[OPTION…] REQUEST\n"
-                    "[OPTION…] --prompt TEXT|-\n"
-                    "[OPTION…] --prompt-file FILE|-",
-        .text = "Says why a request waits, by its number in “nvllmctl requests”; or how much of\n"
+            .options = {OPTIONS(OPTION("limit", "N", "show at most N prefixes (50)"),
+                                OPTION("all", NULL, "clear the prefixes of all users"),
+                                OPTION("user", "NAME|UID", "pin in that user's cache",
+                                       .values = USAGE_USER),
+                                OPTION("cache-salt", "TEXT", "pin under this salt")),
+                        json_option, prompt_options, chat_options},
+            .words = "show|clear|pin|unpin", .values = USAGE_WORDS, .max_words = -1,
+            .examples = "  nvllmctl cache show --limit 10\n"
+                        "  nvllmctl cache pin --prompt-file system-prompt.json\n"
+                        "  nvllmctl cache clear --all\n"),
+    COMMAND("explain", "say why a request waits, or how much of a prompt is cached",
+            .synopsis = "[OPTION…] REQUEST\n"
+                        "[OPTION…] --prompt TEXT|-\n"
+                        "[OPTION…] --prompt-file FILE|-",
+            .text =
+                "Says why a request waits, by its number in “nvllmctl requests”; or how much of\n"
                 "a prompt is cached now, as “generate” would find it, at which token it differs\n"
                 "from the cached prompts, and what those have in its place.\n",
-        .options = {OPTIONS(OPTION("cache-salt", "TEXT",
-                                   "look the prompt up as a request with this salt would")),
-                    json_option, prompt_options, chat_options},
-        .values = USAGE_REQUEST,
-        .max_words = -1,
-        .examples = "  nvllmctl explain 17\n"
-                    "  nvllmctl explain --prompt \"What is 17 + 25?\"\n",
-    },
-    {
-        .name = "top",
-        .about = "show requests and throughput live; q quits",
-        .text = "Shows requests, tokens a second, blocks and the prefix cache, updated every\n"
-                "second and when the terminal is resized. q quits. A narrow terminal shows\n"
-                "fewer columns.\n",
-        .options = {OPTIONS(OPTION("interval", "SECONDS", "time between two updates (1)"),
-                            OPTION("once", NULL, "print one update and exit"))},
-        .examples = "  nvllmctl top --interval 0.5\n"
-                    "  nvllmctl top --once\n",
-    },
-    {
-        .name = "cancel",
-        .about = "cancel requests",
-        .synopsis = "REQUEST…",
-        .text = "Cancels requests by their number in “nvllmctl requests”; their clients keep what\n"
+            .options = {OPTIONS(OPTION("cache-salt", "TEXT",
+                                       "look the prompt up as a request with this salt would")),
+                        json_option, prompt_options, chat_options},
+            .values = USAGE_REQUEST, .max_words = -1,
+            .examples = "  nvllmctl explain 17\n"
+                        "  nvllmctl explain --prompt \"What is 17 + 25?\"\n"),
+    COMMAND("top", "show requests and throughput live; q quits",
+            .text = "Shows requests, tokens a second, blocks and the prefix cache, updated every\n"
+                    "second and when the terminal is resized. q quits. A narrow terminal shows\n"
+                    "fewer columns.\n",
+            .options = {OPTIONS(OPTION("interval", "SECONDS", "time between two updates (1)"),
+                                OPTION("once", NULL, "print one update and exit"))},
+            .examples = "  nvllmctl top --interval 0.5\n"
+                        "  nvllmctl top --once\n"),
+    COMMAND("cancel", "cancel requests", .synopsis = "REQUEST…",
+            .text =
+                "Cancels requests by their number in “nvllmctl requests”; their clients keep what\n"
                 "was generated until then. Exit code 1 if one had already ended. Users may\n"
                 "cancel their own requests.\n",
-        .values = USAGE_REQUEST,
-        .max_words = -1,
-        .examples = "  nvllmctl cancel 17 18\n",
-    },
-    {
-        .name = "drain",
-        .about = "stop accepting requests",
-        .text = "New requests are refused, accepted ones continue; “nvllmctl resume” reverts it.\n"
+            .values = USAGE_REQUEST, .max_words = -1, .examples = "  nvllmctl cancel 17 18\n"),
+    COMMAND("drain", "stop accepting requests",
+            .text =
+                "New requests are refused, accepted ones continue; “nvllmctl resume” reverts it.\n"
                 "For administrators.\n",
-        .options = {OPTIONS(
-            OPTION("wait", NULL, "wait until no request is left"),
-            OPTION("end-after", "SECONDS",
-                   "end requests that take longer; default: as nvllmd is configured"))},
-        .examples = "  nvllmctl drain --wait --timeout 60 && systemctl restart nvllmd\n",
-    },
-    {
-        .name = "resume",
-        .about = "accept requests again",
-        .synopsis = "",
-        .text = "Reverts “nvllmctl drain”. For administrators.\n",
-        .examples = "  nvllmctl resume\n",
-    },
-    {
-        .name = "reload",
-        .about = "reload the configuration",
-        .text = "Makes nvllmd reload its configuration, as SIGHUP does. Limits, shares and the\n"
+            .options = {OPTIONS(
+                OPTION("wait", NULL, "wait until no request is left"),
+                OPTION("end-after", "SECONDS",
+                       "end requests that take longer; default: as nvllmd is configured"))},
+            .examples = "  nvllmctl drain --wait --timeout 60 && systemctl restart nvllmd\n"),
+    COMMAND("resume", "accept requests again", .synopsis = "",
+            .text = "Reverts “nvllmctl drain”. For administrators.\n",
+            .examples = "  nvllmctl resume\n"),
+    COMMAND("reload", "reload the configuration",
+            .text =
+                "Makes nvllmd reload its configuration, as SIGHUP does. Limits, shares and the\n"
                 "log level change, all or none; options that need a restart are named. For\n"
                 "administrators.\n",
-        .options = {json_option},
-        .examples = "  nvllmctl reload\n",
-    },
-    {
-        .name = "log-level",
-        .about = "set how much nvllmd logs",
-        .synopsis = "error|warning|info|debug",
-        .text = "Holds until nvllmd exits or reloads its configuration. For administrators.\n",
-        .words = "error|warning|info|debug",
-        .values = USAGE_WORDS,
-        .max_words = -1,
-        .examples = "  nvllmctl log-level debug\n",
-    },
-    {
-        .name = "stop",
-        .about = "shut nvllmd down",
-        .text = "Shuts nvllmd down as SIGTERM does: it drains first. If systemd runs it and may\n"
+            .options = {json_option}, .examples = "  nvllmctl reload\n"),
+    COMMAND("log-level", "set how much nvllmd logs", .synopsis = "error|warning|info|debug",
+            .text = "Holds until nvllmd exits or reloads its configuration. For administrators.\n",
+            .words = "error|warning|info|debug", .values = USAGE_WORDS, .max_words = -1,
+            .examples = "  nvllmctl log-level debug\n"),
+    COMMAND("stop", "shut nvllmd down",
+            .text =
+                "Shuts nvllmd down as SIGTERM does: it drains first. If systemd runs it and may\n"
                 "restart it, use “systemctl stop nvllmd” instead. For administrators.\n",
-        .options = {OPTIONS(OPTION("wait", NULL, "wait until nvllmd has exited"))},
-        .examples = "  nvllmctl stop --wait --timeout 30\n",
-    },
-    {
-        .name = "bench",
-        .about = "measure nvllmd under load",
-        .text = "Sends prompts of random tokens, counts what comes back, and prints throughput,\n"
+            .options = {OPTIONS(OPTION("wait", NULL, "wait until nvllmd has exited"))},
+            .examples = "  nvllmctl stop --wait --timeout 30\n"),
+    COMMAND("bench", "measure nvllmd under load",
+            .text =
+                "Sends prompts of random tokens, counts what comes back, and prints throughput,\n"
                 "time to the first token and time between tokens. Answers have exactly the\n"
                 "length that was asked for: end-of-sequence tokens are ignored, and only the\n"
                 "temperature shapes the sampling. A workload is a file with lines of\n"
                 "{\"prompt_tokens\", \"output_tokens\", \"at_ms\"}; at_ms may be missing.\n",
-        .options = {OPTIONS(
-            OPTION("streams", "N", "requests in flight at a time (8; unlimited with --rate)"),
-            OPTION("rate", "R", "send R requests a second, at random times"),
-            OPTION("prompt-tokens", "N|A-B", "length of prompts, or a range of lengths (256)"),
-            OPTION("output-tokens", "N|A-B", "length of answers, or a range of lengths (128)"),
-            OPTION("requests", "N", "number of requests (64)"),
-            OPTION("duration", "SECONDS",
-                   "stop after that long; what is in flight then is cut short"),
-            OPTION("workload", "FILE", "read lengths from FILE, or from stdin if “-”",
-                   .values = USAGE_FILE),
-            OPTION("nano-vllm", NULL, "run nano-vLLM's benchmark: 256 requests, all at once"),
-            OPTION("temperature", "T", "sampling temperature (0.6)"),
-            OPTION("seed", "N", "seed of lengths, times and tokens (0)"),
-            OPTION("warm-cache", NULL,
-                   "let prompts of an earlier run be found in the prefix cache"),
-            OPTION("json", NULL, "print one JSON object"))},
-        .examples =
-            "  nvllmctl bench --nano-vllm\n"
-            "  nvllmctl bench --streams 1 --prompt-tokens 1 --output-tokens 512 --requests 1\n"
-            "  nvllmctl bench --rate 20 --duration 60 --prompt-tokens 100-1000 --json\n",
-    },
-    {
-        .name = "doctor",
-        .about = "find what is broken, and the command that fixes it",
-        .text = "Checks the socket and its permissions, the configuration as nvllmd itself would\n"
+            .options = {OPTIONS(
+                OPTION("streams", "N", "requests in flight at a time (8; unlimited with --rate)"),
+                OPTION("rate", "R", "send R requests a second, at random times"),
+                OPTION("prompt-tokens", "N|A-B", "length of prompts, or a range of lengths (256)"),
+                OPTION("output-tokens", "N|A-B", "length of answers, or a range of lengths (128)"),
+                OPTION("requests", "N", "number of requests (64)"),
+                OPTION("duration", "SECONDS",
+                       "stop after that long; what is in flight then is cut short"),
+                OPTION("workload", "FILE", "read lengths from FILE, or from stdin if “-”",
+                       .values = USAGE_FILE),
+                OPTION("nano-vllm", NULL, "run nano-vLLM's benchmark: 256 requests, all at once"),
+                OPTION("temperature", "T", "sampling temperature (0.6)"),
+                OPTION("seed", "N", "seed of lengths, times and tokens (0)"),
+                OPTION("warm-cache", NULL,
+                       "let prompts of an earlier run be found in the prefix cache"),
+                OPTION("json", NULL, "print one JSON object"))},
+            .examples =
+                "  nvllmctl bench --nano-vllm\n"
+                "  nvllmctl bench --streams 1 --prompt-tokens 1 --output-tokens 512 --requests 1\n"
+                "  nvllmctl bench --rate 20 --duration 60 --prompt-tokens 100-1000 --json\n"),
+    COMMAND("doctor", "find what is broken, and the command that fixes it",
+            .text =
+                "Checks the socket and its permissions, the configuration as nvllmd itself would\n"
                 "read it, the model's folder and its parents, devices, memory and kernel limits,\n"
                 "whether nvllmd is running or not. Names each problem and the command that fixes\n"
                 "it; changes nothing. Exit code 3 if the only problem is that nvllmd is not\n"
                 "running, 1 for any other.\n",
-        .options = {OPTIONS(OPTION("config", "FILE",
-                                   "nvllmd's configuration file (" NVLLM_CONFIG_DIR "/nvllmd.conf)",
-                                   .values = USAGE_FILE),
-                            OPTION("model", "DIR", "look at this model, not at the configured one",
-                                   .values = USAGE_FOLDER),
-                            OPTION("user", "NAME",
-                                   "the user that nvllmd runs as (nvllm, or the caller)",
-                                   .values = USAGE_USER),
-                            OPTION("json", NULL, "print one JSON object"))},
-        .examples = "  sudo nvllmctl doctor\n"
-                    "  nvllmctl doctor --model ~/models/Qwen3-0.6B\n",
-    },
-    {
-        .name = "version",
-        .about = "print the version",
-        .synopsis = "",
-        .text = "Prints the versions of nvllmctl and of its library.\n",
-    },
-    {
-        .name = "help",
-        .about = "print help on a command",
-        .synopsis = "[COMMAND]",
-        .text = "Prints help on a command, or the list of all commands.\n",
-        .values = USAGE_COMMAND,
-        .max_words = 1,
-        .examples = "  nvllmctl help generate\n",
-    },
+            .options = {OPTIONS(
+                OPTION("config", "FILE",
+                       "nvllmd's configuration file (" NVLLM_CONFIG_DIR "/nvllmd.conf)",
+                       .values = USAGE_FILE),
+                OPTION("model", "DIR", "look at this model, not at the configured one",
+                       .values = USAGE_FOLDER),
+                OPTION("user", "NAME", "the user that nvllmd runs as (nvllm, or the caller)",
+                       .values = USAGE_USER),
+                OPTION("json", NULL, "print one JSON object"))},
+            .examples = "  sudo nvllmctl doctor\n"
+                        "  nvllmctl doctor --model ~/models/Qwen3-0.6B\n"),
+    COMMAND("version", "print the version", .synopsis = "",
+            .text = "Prints the versions of nvllmctl and of its library.\n"),
+    COMMAND("help", "print help on a command", .synopsis = "[COMMAND]",
+            .text = "Prints help on a command, or the list of all commands.\n",
+            .values = USAGE_COMMAND, .max_words = 1, .examples = "  nvllmctl help generate\n"),
 };
 
 const struct usage_program ctl_program = {
