@@ -161,7 +161,7 @@ static void fail(struct batch *b, struct slot *s, const struct nvllm_error *err)
 
 /* ---- input */
 
-static void take_line(struct batch *b, int got, const char *line, size_t n)
+static void take_line(struct batch *b, bool is_long)
 {
     struct slot *s = ctl_alloc(1, sizeof(*s));
     struct nvllm_error err;
@@ -175,9 +175,9 @@ static void take_line(struct batch *b, int got, const char *line, size_t n)
     b->n_requests++;
     ctl_request_init(&s->request);
     s->request.r = b->defaults.r;
-    if (got == LINES_E_LONG)
+    if (is_long)
         ctl_invalid(&err, "longer than %d MiB", LINES_MAX_BYTES >> 20);
-    else if ((value = ctl_json_parse(line, n, &err)) != NULL)
+    else if ((value = ctl_json_parse(b->lines.line, b->lines.n, &err)) != NULL)
         ok = ctl_request_read(&s->request, value, &err);
     s->id = json_incref(json_object_get(value, "id"));
     json_decref(value);
@@ -196,15 +196,13 @@ static bool read_lines(struct batch *b)
 {
     while (!b->input_ended && !b->flight.stopping &&
            b->flight.n_sent + b->flight.n_waiting < b->flight.limit && b->n_slots < b->max_slots) {
-        char *line = NULL;
-        size_t n = 0;
-        int got = lines_next(&b->lines, &line, &n, false);
+        int got = lines_next(&b->lines, false);
 
         if (got == LINES_LATER)
             return true;
         if (got == LINES_OK || got == LINES_E_LONG) {
-            if (got == LINES_E_LONG || strspn(line, " \t\r") < n)
-                take_line(b, got, line, n);
+            if (got == LINES_E_LONG || lines_has_text(&b->lines))
+                take_line(b, got == LINES_E_LONG);
             continue;
         }
         b->input_ended = true;

@@ -17,8 +17,7 @@ enum {
     SHOWN_BYTES = 60,   /* of a token's text */
 };
 
-enum verb { SHOW, CLEAR, PIN, UNPIN };
-static const char *const verbs[] = {"show", "clear", "pin", "unpin"};
+enum verb { SHOW, CLEAR, PIN, UNPIN }; /* as the command's words */
 
 struct cache_work {
     struct ctl *ctl;
@@ -193,7 +192,7 @@ static enum verb read_line(struct cache_work *w)
     const struct ctl *ctl = w->ctl;
     const char *user = ctl_option(ctl, "user");
     char **words = ctl->line.words;
-    enum verb verb = ctl->line.n_words > 0 ? (enum verb)ctl_word(ctl, words[0], verbs, 4) : SHOW;
+    enum verb verb = ctl->line.n_words > 0 ? (enum verb)ctl_word(ctl, words[0]) : SHOW;
     bool pins = verb == PIN || verb == UNPIN;
 
     if (ctl->line.n_words > 1)

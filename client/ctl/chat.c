@@ -16,69 +16,36 @@
 
 struct chat {
     struct ctl *ctl;
-    struct ctl_request request; /* sampling, and the messages so far, a system message first */
+    struct ctl_request defaults; /* sampling */
+    json_t *system;              /* the system message; NULL: none */
+    json_t *messages;            /* the array of the others so far */
     struct editor *editor;
     bool asking;   /* stdin is a terminal: the user sees a prompt */
     bool terminal; /* so is stdout: Ctrl-C ends an answer, not the program */
     bool quiet;
 };
 
-struct answer {
-    struct ctl_answer request;
-    struct ctl_result result;
-};
-
 /* ---- the conversation */
 
-static struct nvllm_message *messages_of(struct chat *chat)
+/* Any bytes: the daemon checks them. */
+static json_t *message_of(const char *role, const char *text, size_t n)
 {
-    return (struct nvllm_message *)chat->request.chat.messages;
+    return json_pack("{ssso}", "role", role, "content", json_stringn_nocheck(text, n));
 }
 
-static struct nvllm_text copied(struct chat *chat, struct nvllm_text text)
+static void set_system(struct chat *chat, const char *text)
 {
-    char *copy = ctl_request_take(&chat->request, text.len + 1, 1);
-
-    if (text.len)
-        memcpy(copy, text.data, text.len);
-    return (struct nvllm_text){copy, text.len};
+    json_decref(chat->system);
+    chat->system = text && text[0] ? message_of("system", text, strlen(text)) : NULL;
 }
 
-static void add_message(struct chat *chat, const char *role, struct nvllm_text text)
+/* {"messages": […]}, as it is sent. */
+static json_t *conversation(const struct chat *chat)
 {
-    ctl_request_add_message(&chat->request, role, copied(chat, text));
-}
+    json_t *messages = chat->system ? json_pack("[O]", chat->system) : json_array();
 
-/* The conversation as it is sent: without a system message, the first, that is empty. */
-static struct nvllm_chat conversation(const struct chat *chat)
-{
-    struct nvllm_chat sent = chat->request.chat;
-
-    if (sent.messages[0].content.len == 0) {
-        sent.messages++;
-        sent.n_messages--;
-    }
-    return sent;
-}
-
-/* Writes {"messages": […]} on one line, as render and batch read it. False, errno, if that fails.
- */
-static bool write_messages(const struct nvllm_chat *sent, const char *path)
-{
-    FILE *file = fopen(path, "we");
-    json_t *messages = json_array();
-    bool ok;
-
-    for (size_t i = 0; i < sent->n_messages; i++) {
-        const struct nvllm_message *m = &sent->messages[i];
-
-        json_array_append_new(messages, json_pack("{ssso}", "role", m->role, "content",
-                                                  ctl_json_text(m->content)));
-    }
-    messages = json_pack("{so}", "messages", messages);
-    ok = file && json_dumpf(messages, file, 0) == 0 && putc('\n', file) != EOF;
-    json_decref(messages);
-    return file && fclose(file) == 0 && ok;
+    json_array_extend(messages, chat->messages);
+    return json_pack("{so}", "messages", messages);
 }
 
 /* ---- an answer */
@@ -99,24 +66,24 @@ static void show_cost(const struct chat *chat, const struct nvllm_done *done)
 }
 
 /* A partial answer is part of the conversation; a question without an answer is not. */
-static void keep_answer(struct chat *chat, const struct answer *a)
+static void keep_answer(struct chat *chat, const struct ctl_result *a)
 {
-    const struct text_buffer *text = &a->result.choices[0].text;
+    const struct text_buffer *text = &a->choices[0].text;
 
     if (text->len == 0)
-        chat->request.chat.n_messages--;
+        json_array_remove(chat->messages, json_array_size(chat->messages) - 1);
     else
-        add_message(chat, "assistant", (struct nvllm_text){text->data, text->len});
+        json_array_append_new(chat->messages, message_of("assistant", text->data, text->len));
 }
 
-static void end_done(struct chat *chat, const struct answer *a)
+static void end_done(struct chat *chat, const struct ctl_result *a)
 {
-    enum nvllm_finish finish = a->result.choices[0].finish;
+    enum nvllm_finish finish = a->choices[0].finish;
 
-    if (a->result.choices[0].text.len == 0 || ctl_result_is_open(&a->result))
+    if (a->choices[0].text.len == 0 || ctl_result_is_open(a))
         ctl_write(STDOUT_FILENO, "\n", 1);
     keep_answer(chat, a);
-    if (finish == NVLLM_FINISH_CANCELLED && a->request.cancel_end < 0)
+    if (finish == NVLLM_FINISH_CANCELLED && a->answer.cancel_end < 0)
         ctl_message("nvllmd cancelled the answer");
     else if (finish == NVLLM_FINISH_LENGTH)
         ctl_message("the answer was cut at its maximum length (--max-tokens, or the model's)");
@@ -127,14 +94,14 @@ static void end_done(struct chat *chat, const struct answer *a)
 }
 
 /* An error does not end an interactive chat. */
-static int end_error(struct chat *chat, const struct answer *a, const struct nvllm_error *err)
+static int end_error(struct chat *chat, const struct ctl_result *a, const struct nvllm_error *err)
 {
     int rc;
 
-    if (ctl_result_is_open(&a->result))
+    if (ctl_result_is_open(a))
         ctl_write(STDOUT_FILENO, "\n", 1);
     keep_answer(chat, a);
-    if (err->code == NVLLM_E_CANCELLED && a->request.cancel_end >= 0)
+    if (err->code == NVLLM_E_CANCELLED && a->answer.cancel_end >= 0)
         return EXIT_OK;
     rc = ctl_report(chat->ctl, err);
     if (err->code == NVLLM_E_TOO_LONG && chat->asking)
@@ -148,27 +115,32 @@ static int end_error(struct chat *chat, const struct answer *a, const struct nvl
 
 static int run_answer(struct chat *chat)
 {
-    const struct nvllm_chat sent = conversation(chat);
-    struct nvllm_request *request = &chat->request.r;
+    json_t *sent = conversation(chat);
+    struct ctl_request q;
     struct nvllm_error err;
-    struct answer a;
+    struct ctl_result a;
     enum nvllm_code code;
     int rc = EXIT_OK;
 
-    request->chat = &sent;
-    ctl_result_init(&a.result, request);
-    code = ctl_result_run(&a.result, chat->ctl, &a.request, request, true, &err);
+    ctl_request_init(&q);
+    q.r = chat->defaults.r;
+    q.chat.enable_thinking = ctl_prompt_thinking(chat->ctl);
+    ctl_request_read_chat(&q, sent, &err);
+    ctl_result_init(&a, &q.r);
+    code = ctl_result_run(&a, chat->ctl, &q.r, true, &err);
     if (code == NVLLM_OK || code == NVLLM_E_TIMEOUT)
         end_done(chat, &a);
     else
         rc = end_error(chat, &a, &err);
     if (code == NVLLM_OK)
-        show_cost(chat, &a.result.done);
-    ctl_result_deinit(&a.result);
+        show_cost(chat, &a.done);
+    ctl_result_deinit(&a);
+    ctl_request_deinit(&q);
+    json_decref(sent);
     return rc;
 }
 
-static int ask(struct chat *chat, struct nvllm_text question)
+static int ask(struct chat *chat, const char *question, size_t n)
 {
     int rc;
 
@@ -182,7 +154,7 @@ static int ask(struct chat *chat, struct nvllm_text question)
             return chat->asking ? EXIT_OK : rc;
         }
     }
-    add_message(chat, "user", question);
+    json_array_append_new(chat->messages, message_of("user", question, n));
     return run_answer(chat);
 }
 
@@ -197,23 +169,31 @@ static const char commands_help[] =
     "Ctrl-C stops an answer. A line that ends with “\\” continues on the next one.\n"
     "“//” at the beginning stands for a “/” that begins no command.\n";
 
+/* Writes the conversation on one line, as render and batch read it. */
 static void save(struct chat *chat, const char *path)
 {
-    const struct nvllm_chat sent = conversation(chat);
+    json_t *sent = conversation(chat);
+    size_t n = json_array_size(json_object_get(sent, "messages"));
     const char *home = getenv("HOME");
     char expanded[4096];
+    FILE *file;
+    bool ok;
 
     if (strncmp(path, "~/", 2) == 0 && home && home[0]) { /* no shell does this here */
         snprintf(expanded, sizeof(expanded), "%s%s", home, path + 1);
         path = expanded;
     }
+    errno = EILSEQ; /* of a text that is not UTF-8 */
+    file = path[0] ? fopen(path, "we") : NULL;
+    ok = file && json_dumpf(sent, file, 0) == 0 && putc('\n', file) != EOF;
+    ok = file && fclose(file) == 0 && ok;
     if (!path[0])
         ctl_message("/save needs a file, as in /save ~/chat.json");
-    else if (write_messages(&sent, path))
-        ctl_message("%zu message%s saved to %s", sent.n_messages, sent.n_messages == 1 ? "" : "s",
-                    path);
+    else if (ok)
+        ctl_message("%zu message%s saved to %s", n, n == 1 ? "" : "s", path);
     else
         ctl_message("%s: %s", path, strerror(errno));
+    json_decref(sent);
 }
 
 /* Confirms a command in an interactive chat. */
@@ -237,12 +217,11 @@ static bool run_slash(struct chat *chat, const char *line)
     if (strcmp(name, "/quit") == 0)
         return true;
     if (strcmp(name, "/reset") == 0) {
-        chat->request.chat.n_messages = 1;
-        show_done(chat, messages_of(chat)[0].content.len
-                            ? "a new conversation; the system message stays"
-                            : "a new conversation");
+        json_array_clear(chat->messages);
+        show_done(chat, chat->system ? "a new conversation; the system message stays"
+                                     : "a new conversation");
     } else if (strcmp(name, "/system") == 0) {
-        messages_of(chat)[0].content = copied(chat, nvllm_str(rest));
+        set_system(chat, rest);
         show_done(chat, rest[0] ? "the system message is set" : "no system message");
     } else if (strcmp(name, "/save") == 0) {
         save(chat, rest);
@@ -327,10 +306,8 @@ static int talk(struct chat *chat)
             editor_remember(chat->editor, text);
             if (text[0] == '/' && text[1] != '/')
                 over = run_slash(chat, text);
-            else if (text[0] == '/')
-                rc = ask(chat, (struct nvllm_text){text + 1, message.len - 1});
             else
-                rc = ask(chat, (struct nvllm_text){text, message.len});
+                rc = ask(chat, text + (text[0] == '/'), message.len - (text[0] == '/'));
         }
         if (ctl_left_ms(chat->ctl) == 0)
             rc = ctl_report_timeout();
@@ -345,16 +322,15 @@ int ctl_chat(struct ctl *ctl)
 {
     struct chat chat = {
         .ctl = ctl,
+        .messages = json_array(),
         .quiet = ctl_option(ctl, "quiet"),
         .asking = isatty(STDIN_FILENO),
     };
-    const char *system = ctl_option(ctl, "system");
     int rc;
 
-    ctl_request_init(&chat.request);
-    ctl_request_take_options(&chat.request, ctl);
-    chat.request.chat.enable_thinking = ctl_prompt_thinking(ctl);
-    add_message(&chat, "system", nvllm_str(system ? system : ""));
+    ctl_request_init(&chat.defaults);
+    ctl_request_take_options(&chat.defaults, ctl);
+    set_system(&chat, ctl_option(ctl, "system"));
     chat.terminal = chat.asking && isatty(STDOUT_FILENO);
     ctl_connect(ctl);
     ctl_catch_interrupts(chat.terminal);
@@ -363,6 +339,8 @@ int ctl_chat(struct ctl *ctl)
         fprintf(stderr, "/help lists the commands; Ctrl-D leaves.\n");
     rc = talk(&chat);
     editor_free(chat.editor);
-    ctl_request_deinit(&chat.request);
+    json_decref(chat.system);
+    json_decref(chat.messages);
+    ctl_request_deinit(&chat.defaults);
     return rc;
 }

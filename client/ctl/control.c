@@ -43,14 +43,12 @@ int ctl_resume(struct ctl *ctl)
 
 int ctl_log_level(struct ctl *ctl)
 {
-    static const char *const levels[] = {"error", "warning", "info", "debug"};
-    const char *level;
-
     if (ctl->line.n_words != 1)
         ctl_usage(ctl, "log-level takes one of error, warning, info and debug");
-    level = levels[ctl_word(ctl, ctl->line.words[0], levels, 4)];
+    ctl_word(ctl, ctl->line.words[0]);
     ctl_connect(ctl);
-    ctl_check(ctl, nvllm_set_log_level(ctl->client, level, ctl_ask_ms(ctl), NULL, &ctl->err));
+    ctl_check(ctl, nvllm_set_log_level(ctl->client, ctl->line.words[0], ctl_ask_ms(ctl), NULL,
+                                       &ctl->err));
     return EXIT_OK;
 }
 

@@ -70,8 +70,9 @@ uint64_t ctl_request_number(const struct ctl *ctl, const char *text);
 __attribute__((format(printf, 2, 3), noreturn)) void ctl_usage(const struct ctl *ctl,
                                                                const char *fmt, ...);
 
-/* Ends the program for a word that none of n is, and names the nearest; else its index. */
-size_t ctl_word(const struct ctl *ctl, const char *word, const char *const *words, size_t n);
+/* The index of a word among those that the command takes; ends the program for any other, with a
+ * message that names the nearest. */
+size_t ctl_word(const struct ctl *ctl, const char *word);
 
 /* ---- messages */
 

@@ -507,18 +507,15 @@ static void check_socket(struct doctor *d)
 static void find_program(struct doctor *d)
 {
     const char *path = getenv("PATH"), *own = folder_of(d, d->own);
-    char *folders, *folder, *rest, real[PATH_MAX];
+    char *rest = (char *)format(d, "%s:%s/../sbin:%s/../daemon:%s:/usr/local/sbin:/usr/sbin", own,
+                                own, own, path ? path : "");
+    char *folder, real[PATH_MAX];
     struct stat st;
 
-    if (asprintf(&folders, "%s:%s/../sbin:%s/../daemon:%s:/usr/local/sbin:/usr/sbin", own, own, own,
-                 path ? path : "") < 0)
-        ctl_no_memory();
-    rest = folders;
     while (!d->nvllmd && (folder = strsep(&rest, ":")) != NULL)
         if (folder[0] == '/' && realpath(format(d, "%s/nvllmd", folder), real) &&
             stat(real, &st) == 0 && S_ISREG(st.st_mode) && access(real, X_OK) == 0)
             d->nvllmd = format(d, "%s", real);
-    free(folders);
 }
 
 /* In the child, which drops root's rights: they would say nothing about the daemon's. */
@@ -578,17 +575,15 @@ static bool is_reliable(const struct doctor *d, const char *about)
 /* Adds one of nvllmd's findings; with its own path in the command, for a shell may not find it. */
 static void say_finding(struct doctor *d, json_t *f)
 {
-    const char *level, *about, *text, *fix = NULL;
+    const char *name, *about, *text, *fix = NULL;
+    enum level level;
 
-    json_unpack(f, "{sssssss?s}", "level", &level, "about", &about, "text", &text, "mend", &fix);
+    json_unpack(f, "{sssssss?s}", "level", &name, "about", &about, "text", &text, "mend", &fix);
+    level = strcmp(name, "wrong") == 0 ? WRONG : strcmp(name, "note") == 0 ? NOTE : OK;
     if (fix && strncmp(fix, "nvllmd ", 7) == 0)
         fix = format(d, "%s %s", quote(d, d->nvllmd), fix + 7);
     d->about = about;
-    say(d,
-        strcmp(level, "wrong") == 0  ? WRONG
-        : strcmp(level, "note") == 0 ? NOTE
-                                     : OK,
-        fix, "%s", text);
+    say(d, level, fix, "%s", text);
 }
 
 static bool say_model_findings(struct doctor *d)
@@ -826,13 +821,14 @@ static void check_devices(struct doctor *d)
     int n = count_gpus();
     bool ok = true;
 
+    if (access(nodes[0], F_OK) != 0 && n == 0) {
+        say(d, OK, NULL, "there is no NVIDIA GPU: nvllmd runs on the CPU");
+        return;
+    }
     if (access(nodes[0], F_OK) != 0) {
-        if (n == 0)
-            say(d, OK, NULL, "there is no NVIDIA GPU: nvllmd runs on the CPU");
-        else
-            say(d, WRONG, "sudo sh -c 'modprobe nvidia && nvidia-modprobe -u -c 0'",
-                "%d NVIDIA GPU%s found, but no %s: the driver is not loaded", n, n == 1 ? "" : "s",
-                nodes[0]);
+        say(d, WRONG, "sudo sh -c 'modprobe nvidia && nvidia-modprobe -u -c 0'",
+            "%d NVIDIA GPU%s found, but no %s: the driver is not loaded", n, n == 1 ? "" : "s",
+            nodes[0]);
         return;
     }
     for (size_t i = 0; i < sizeof(nodes) / sizeof(nodes[0]); i++) {

@@ -79,10 +79,10 @@ int flight_send(struct flight *f)
         struct nvllm_error err;
         enum nvllm_code code;
 
+        if (r->not_before_ms > now)
+            wait_ms = MIN(wait_ms, r->not_before_ms - now);
         if (full || f->n_sent >= f->limit || r->not_before_ms > now) {
-            if (r->not_before_ms > now)
-                wait_ms = MIN(wait_ms, r->not_before_ms - now);
-            f->waiting[f->n_waiting++] = r;
+            enqueue(f, r);
             continue;
         }
         code = nvllm_generate_start(f->ctl->client, &r->id, f->prepare(f->owner, r), &err);
@@ -93,11 +93,11 @@ int flight_send(struct flight *f)
         } else if (code == NVLLM_E_BUSY) { /* the socket is full */
             full = true;
             wait_ms = MIN(wait_ms, FIRST_RETRY_MS);
-            f->waiting[f->n_waiting++] = r;
+            enqueue(f, r);
         } else if (code == NVLLM_E_CONNECTION || code == NVLLM_E_PROTOCOL) {
             full = true;
             f->dead = err;
-            f->waiting[f->n_waiting++] = r;
+            enqueue(f, r);
         } else {
             f->take(f->owner, r, &(struct nvllm_event){.error = &err});
         }
@@ -125,11 +125,8 @@ static void take_event(struct flight *f, const struct nvllm_event *event)
 
     if (!r)
         return;
-    if (event->delta) {
-        f->take(f->owner, r, event);
-        return;
-    }
-    land(f, r);
+    if (!event->delta)
+        land(f, r);
     if (!event->error || event->error->code != NVLLM_E_BUSY || f->stopping ||
         r->n_tries >= f->max_tries) {
         f->take(f->owner, r, event);

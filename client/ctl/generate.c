@@ -13,7 +13,6 @@ struct job {
     bool json;
     bool streams; /* the text of its only choice */
     struct ctl_result result;
-    struct ctl_answer answer;
 };
 
 static void show_choices(const struct ctl_result *r)
@@ -47,7 +46,7 @@ static int end_done(struct job *job)
     show_end(job);
     switch (finish) {
     case NVLLM_FINISH_CANCELLED:
-        if (job->answer.cancel_end < 0)
+        if (job->result.answer.cancel_end < 0)
             ctl_message("nvllmd cancelled the request");
         return EXIT_ERROR;
     case NVLLM_FINISH_DEADLINE:
@@ -71,11 +70,11 @@ static int end_error(struct job *job, const struct nvllm_error *err)
         ctl_result_end(&job->result, cancelled ? NVLLM_FINISH_CANCELLED : NVLLM_FINISH_DEADLINE);
     if (cancelled || err->code == NVLLM_E_DEADLINE || job->streams)
         show_end(job);
-    if ((cancelled || err->code == NVLLM_E_DEADLINE) && job->answer.cancel_end >= 0)
+    if ((cancelled || err->code == NVLLM_E_DEADLINE) && job->result.answer.cancel_end >= 0)
         return ctl_exit_code(err->code);
     /* An option that the daemon refuses is wrong usage. */
     rc = ctl_report(job->ctl, err);
-    return err->code == NVLLM_E_INVALID && job->answer.id && err->field[0] &&
+    return err->code == NVLLM_E_INVALID && job->result.answer.id && err->field[0] &&
                    strncmp(err->field, "prompt", 6) != 0 && strncmp(err->field, "chat", 4) != 0 &&
                    strncmp(err->field, "messages", 8) != 0
                ? EXIT_USAGE
@@ -88,8 +87,7 @@ static int run(struct job *job)
     enum nvllm_code code;
 
     do
-        code = ctl_result_run(&job->result, job->ctl, &job->answer, &job->prompt.request.r,
-                              job->streams, &err);
+        code = ctl_result_run(&job->result, job->ctl, &job->prompt.request.r, job->streams, &err);
     while (ctl_prompt_fall_back(&job->prompt, code));
     if (code == NVLLM_OK)
         return end_done(job);

@@ -164,16 +164,16 @@ enum nvllm_finish ctl_result_end(struct ctl_result *r, enum nvllm_finish finish)
     return worst;
 }
 
-enum nvllm_code ctl_result_run(struct ctl_result *r, struct ctl *ctl, struct ctl_answer *a,
+enum nvllm_code ctl_result_run(struct ctl_result *r, struct ctl *ctl,
                                const struct nvllm_request *request, bool streams,
                                struct nvllm_error *err)
 {
     const struct nvllm_event *event;
     enum nvllm_code code;
 
-    *a = (struct ctl_answer){.cancel_end = -1};
-    code = nvllm_generate_start(ctl->client, &a->id, request, err);
-    while (code == NVLLM_OK && (code = ctl_next_of(ctl, a, &event, err)) == NVLLM_OK) {
+    r->answer = (struct ctl_answer){.cancel_end = -1};
+    code = nvllm_generate_start(ctl->client, &r->answer.id, request, err);
+    while (code == NVLLM_OK && (code = ctl_next_of(ctl, &r->answer, &event, err)) == NVLLM_OK) {
         if (event->error) {
             *err = *event->error;
             return err->code;

@@ -37,6 +37,7 @@ struct ctl_choice {
 };
 
 struct ctl_result {
+    struct ctl_answer answer;   /* of ctl_result_run() */
     struct ctl_choice *choices; /* [n_choices] */
     uint32_t n_choices;
     struct nvllm_done done; /* zero if the request ended with an error */
@@ -51,8 +52,8 @@ void ctl_result_add(struct ctl_result *r, const struct nvllm_delta *delta);
 enum nvllm_finish ctl_result_end(struct ctl_result *r, enum nvllm_finish finish);
 
 /* Runs a request to its end: r takes what comes and, if `streams`, stdout the text of its deltas.
- * NVLLM_E_TIMEOUT, without *err: as ctl_next_of(). With a->id 0 it was not even sent. */
-enum nvllm_code ctl_result_run(struct ctl_result *r, struct ctl *ctl, struct ctl_answer *a,
+ * NVLLM_E_TIMEOUT, without *err: as ctl_next_of(). With r->answer.id 0 it was not even sent. */
+enum nvllm_code ctl_result_run(struct ctl_result *r, struct ctl *ctl,
                                const struct nvllm_request *request, bool streams,
                                struct nvllm_error *err);
 

@@ -75,7 +75,7 @@ static char *find_end(struct lines *l)
     return at;
 }
 
-int lines_next(struct lines *l, char **line, size_t *n, bool wait)
+int lines_next(struct lines *l, bool wait)
 {
     char *at;
     int rc;
@@ -97,16 +97,21 @@ int lines_next(struct lines *l, char **line, size_t *n, bool wait)
         if (rc != LINES_OK)
             return rc;
     }
-    *line = l->data + l->start;
-    *n = (size_t)((at ? at : l->data + l->end) - *line);
-    (*line)[*n] = '\0'; /* at the end of the file, too: the last read had room */
-    l->start += *n + (at != NULL);
-    l->bytes += *n + (at != NULL);
+    l->line = l->data + l->start;
+    l->n = (size_t)((at ? at : l->data + l->end) - l->line);
+    l->line[l->n] = '\0'; /* at the end of the file, too: the last read had room */
+    l->start += l->n + (at != NULL);
+    l->bytes += l->n + (at != NULL);
     l->searched = 0;
     l->number++;
-    rc = l->too_long || *n > LINES_MAX_BYTES ? LINES_E_LONG : LINES_OK;
+    rc = l->too_long || l->n > LINES_MAX_BYTES ? LINES_E_LONG : LINES_OK;
     l->too_long = false;
     return rc;
+}
+
+bool lines_has_text(const struct lines *l)
+{
+    return strspn(l->line, " \t\r") < l->n;
 }
 
 /* ---- the editor */
@@ -253,15 +258,14 @@ static int read_terminal(struct editor *e, const char **line, size_t *n)
 
 static int read_plain(struct editor *e, const char **line, size_t *n)
 {
-    char *text = NULL;
+    struct lines *l = &e->lines;
     int got;
 
-    while ((got = lines_next(&e->lines, &text, n, false)) == LINES_LATER)
+    while ((got = lines_next(l, false)) == LINES_LATER)
         if ((got = wait_for_input(e)) != LINES_OK)
             return got;
-    if (got == LINES_OK && *n > 0 && text[*n - 1] == '\r')
-        --*n;
-    *line = text;
+    *line = l->line;
+    *n = l->n - (got == LINES_OK && l->n > 0 && l->line[l->n - 1] == '\r');
     return got;
 }
 

@@ -14,8 +14,10 @@ struct lines {
     size_t searched;        /* bytes of it that are known to hold no newline */
     bool ended;             /* end of file */
     bool too_long;          /* the beginning of the next line was dropped */
-    uint64_t number;        /* of the line taken last, starting at 1 */
-    uint64_t bytes;         /* taken so far */
+    char *line;             /* [n] taken last, with a NUL in place of its newline */
+    size_t n;
+    uint64_t number; /* of that line, starting at 1 */
+    uint64_t bytes;  /* taken so far */
 };
 
 enum { LINES_MAX_BYTES = 64 << 20 };
@@ -33,9 +35,11 @@ enum {
 void lines_init(struct lines *l, int fd);
 void lines_deinit(struct lines *l); /* does not close fd */
 
-/* The next line, with a NUL in place of its newline; valid until the next call. Waits for it if
- * `wait`. */
-int lines_next(struct lines *l, char **line, size_t *n, bool wait);
+/* Takes the next line, valid until the next call. Waits for it if `wait`. */
+int lines_next(struct lines *l, bool wait);
+
+/* Whether the line holds anything but blanks. */
+bool lines_has_text(const struct lines *l);
 
 /* ---- the lines of stdin: edited on a terminal, or plain from a file or pipe */
 

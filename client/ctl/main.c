@@ -107,13 +107,19 @@ double ctl_real(const struct ctl *ctl, const char *option, double fallback, doub
     return text ? read_real(ctl, option, text, min, max) : fallback;
 }
 
-size_t ctl_word(const struct ctl *ctl, const char *word, const char *const *words, size_t n)
+size_t ctl_word(const struct ctl *ctl, const char *word)
 {
-    const char *near = usage_nearest(word, words, n);
+    char all[64], *rest = all;
+    const char *words[sizeof(all)], *near;
+    size_t n = 0;
 
+    snprintf(all, sizeof(all), "%s", ctl->command->words);
+    while (rest)
+        words[n++] = strsep(&rest, "|");
     for (size_t i = 0; i < n; i++)
         if (strcmp(word, words[i]) == 0)
             return i;
+    near = usage_nearest(word, words, n);
     if (near)
         ctl_usage(ctl, "there is no “%s %s”: did you mean “%s %s”?", ctl->command->name, word,
                   ctl->command->name, near);

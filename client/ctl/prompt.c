@@ -103,11 +103,12 @@ static void set_input(struct ctl_prompt *p)
     /* The newline at the end of a pipe or file is not part of the message. */
     if (p->memory && text.len > 0 && text.data[text.len - 1] == '\n')
         text.len--;
-    q->chat.n_messages = 0;
+    p->messages[0] = (struct nvllm_message){.role = "system", .content = nvllm_str(p->system)};
+    p->messages[1] = (struct nvllm_message){.role = "user", .content = text};
+    q->chat.messages = p->messages + (p->system ? 0 : 1);
+    q->chat.n_messages = p->system ? 2 : 1;
     q->chat.enable_thinking = p->thinking;
-    if (p->system)
-        ctl_request_add_message(q, "system", nvllm_str(p->system));
-    ctl_request_add_message(q, "user", text);
+    q->r.chat = &q->chat;
 }
 
 void ctl_prompt_read(struct ctl_prompt *p, struct ctl *ctl, const char *word)

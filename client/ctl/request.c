@@ -35,21 +35,6 @@ void *ctl_request_take(struct ctl_request *q, size_t n, size_t size)
     return q->pieces[q->n_pieces++] = ctl_alloc(n, size);
 }
 
-void ctl_request_add_message(struct ctl_request *q, const char *role, struct nvllm_text content)
-{
-    size_t n = q->chat.n_messages++;
-    struct nvllm_message *messages = (struct nvllm_message *)q->chat.messages;
-
-    if ((n & (n - 1)) == 0) { /* grows at each power of two; copies are freed with the request */
-        messages = ctl_request_take(q, n ? n * 2 : 1, sizeof(*messages));
-        if (n)
-            memcpy(messages, q->chat.messages, n * sizeof(*messages));
-    }
-    messages[n] = (struct nvllm_message){.role = role, .content = content};
-    q->chat.messages = messages;
-    q->r.chat = &q->chat;
-}
-
 /* ---- values */
 
 /* The value being read: `where` is its name, as in "messages[0].role". */
@@ -388,6 +373,7 @@ bool ctl_request_read_chat(struct ctl_request *q, const json_t *value, struct nv
 
     if (!json_is_object(value))
         return ctl_invalid(err, "must be an object with messages");
+    q->r.chat = &q->chat;
     return read_members(&in, q, fields, N_CHAT_FIELDS, value) &&
            (q->chat.messages || ctl_invalid(err, "messages: is missing"));
 }

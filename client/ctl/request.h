@@ -23,16 +23,13 @@ void ctl_request_deinit(struct ctl_request *q);
 /* Memory that is freed with the request, zeroed; ends the program if there is none. */
 void *ctl_request_take(struct ctl_request *q, size_t n, size_t size);
 
-/* Adds a message to the chat, and makes the chat the input. */
-void ctl_request_add_message(struct ctl_request *q, const char *role, struct nvllm_text content);
-
 /* Sets the fields that the command's options give; ends the program for a wrong value. */
 void ctl_request_take_options(struct ctl_request *q, const struct ctl *ctl);
 
 /* A line of a batch: its input, and fields that override those from options. Keeps value. */
 bool ctl_request_read(struct ctl_request *q, json_t *value, struct nvllm_error *err);
 
-/* {messages, tools, add_generation_prompt, enable_thinking}: fills q->chat, which points into
+/* {messages, tools, add_generation_prompt, enable_thinking}: the chat is the input, and points into
  * value. Any other member is an error that names it. */
 bool ctl_request_read_chat(struct ctl_request *q, const json_t *value, struct nvllm_error *err);
 
@@ -51,6 +48,7 @@ struct ctl_prompt {
     enum nvllm_switch thinking;
     char *memory; /* of what was read */
     struct nvllm_text text;
+    struct nvllm_message messages[2]; /* of a chat: the system's, if any, and the user's */
 };
 
 /* Prepares the request, and takes the command's options of requests and prompts. */

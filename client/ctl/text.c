@@ -105,12 +105,11 @@ static bool is_lasting(enum nvllm_code code)
 }
 
 /* The object of an answer, or NULL with *err. */
-static json_t *convert_line(struct conversion *c, const char *line, size_t n,
-                            struct nvllm_error *err)
+static json_t *convert_line(struct conversion *c, const struct lines *l, struct nvllm_error *err)
 {
     json_t *object = NULL;
 
-    c->value = ctl_json_parse(line, n, err);
+    c->value = ctl_json_parse(l->line, l->n, err);
     c->text = ctl_json_string(c->value);
     if (c->value && !c->parse && !c->text.data)
         ctl_invalid(err, "must be a JSON string");
@@ -125,19 +124,17 @@ static int run_lines(struct conversion *c)
     struct nvllm_error err = {0};
     struct lines lines;
     int rc = EXIT_OK, got;
-    char *line;
-    size_t n;
 
     lines_init(&lines, STDIN_FILENO);
-    while ((got = lines_next(&lines, &line, &n, true)) == LINES_OK || got == LINES_E_LONG) {
+    while ((got = lines_next(&lines, true)) == LINES_OK || got == LINES_E_LONG) {
         json_t *answer = NULL;
 
         if (got == LINES_E_LONG)
             ctl_invalid(&err, "longer than %d MiB", LINES_MAX_BYTES >> 20);
-        else if (strspn(line, " \t\r\n") >= n)
+        else if (!lines_has_text(&lines))
             continue;
         else
-            answer = convert_line(c, line, n, &err);
+            answer = convert_line(c, &lines, &err);
         if (!answer) {
             ctl_message("line %llu: %s", (unsigned long long)lines.number, err.message);
             rc = ctl_exit_code(err.code);

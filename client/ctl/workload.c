@@ -67,10 +67,9 @@ static bool read_count(uint32_t *out, const json_t *object, const char *name,
     return true;
 }
 
-static bool read_item(struct workload_item *item, const char *line, size_t n,
-                      struct nvllm_error *err)
+static bool read_item(struct workload_item *item, const struct lines *l, struct nvllm_error *err)
 {
-    json_t *object = ctl_json_parse(line, n, err);
+    json_t *object = ctl_json_parse(l->line, l->n, err);
     const json_t *at = json_object_get(object, "at_ms");
     const json_t *member;
     const char *name;
@@ -115,15 +114,13 @@ void workload_read(struct workload *w, const char *path)
     int fd = ctl_open(path, STDIN_FILENO, O_RDONLY), got;
     struct nvllm_error err;
     struct lines lines;
-    char *line;
-    size_t n;
 
     lines_init(&lines, fd);
-    while ((got = lines_next(&lines, &line, &n, true)) == LINES_OK) {
-        if (strspn(line, " \t\r") >= n)
+    while ((got = lines_next(&lines, true)) == LINES_OK) {
+        if (!lines_has_text(&lines))
             continue;
         w->items = ctl_grow(w->items, w->n_items + 1, sizeof(*w->items));
-        if (!read_item(&w->items[w->n_items], line, n, &err) || !check_time(w, &err))
+        if (!read_item(&w->items[w->n_items], &lines, &err) || !check_time(w, &err))
             ctl_die("%s, line %llu: %s", path, (unsigned long long)lines.number, err.message);
         w->n_items++;
     }
