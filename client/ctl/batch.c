@@ -349,22 +349,18 @@ int ctl_batch(struct ctl *ctl)
     const char *input = ctl_option(ctl, "input"), *output = ctl_option(ctl, "output");
     struct batch b = {
         .ctl = ctl,
-        .flight =
-            {
-                .ctl = ctl,
-                .owner = &b,
-                .prepare = prepare,
-                .take = take,
-                .max_tries = MAX_TRIES,
-                .limit =
-                    (size_t)ctl_whole(ctl, "concurrency", DEFAULT_CONCURRENCY, 1, MAX_CONCURRENCY),
-                .adapts = true,
-            },
+        .flight = {.ctl = ctl,
+                   .owner = &b,
+                   .prepare = prepare,
+                   .take = take,
+                   .max_tries = MAX_TRIES,
+                   .adapts = true},
         .json = ctl_option(ctl, "json"),
         .shown = isatty(STDERR_FILENO),
     };
     int rc;
 
+    b.flight.limit = (size_t)ctl_whole(ctl, "concurrency", DEFAULT_CONCURRENCY, 1, MAX_CONCURRENCY);
     ctl_request_init(&b.defaults);
     ctl_request_take_options(&b.defaults, ctl);
     if (!input || !output)

@@ -352,15 +352,12 @@ int ctl_bench(struct ctl *ctl)
         .n_requests = (uint64_t)ctl_whole(ctl, "requests", 0, 1, MAX_REQUESTS),
         .rate = ctl_real(ctl, "rate", 0, 1e-6, 1e6),
         .duration = ctl_real(ctl, "duration", 0, 1e-3, 1e6),
-        .flight =
-            {
-                .ctl = ctl,
-                .owner = &b,
-                .prepare = prepare,
-                .take = take,
-                .max_tries = INT_MAX,
-                .limit = SIZE_MAX,
-            },
+        .flight = {.ctl = ctl,
+                   .owner = &b,
+                   .prepare = prepare,
+                   .take = take,
+                   .max_tries = INT_MAX,
+                   .limit = SIZE_MAX},
     };
     char salt[48];
 
