@@ -867,17 +867,15 @@ static void check_memory(struct doctor *d)
 {
     uint64_t free_bytes = memory_info("MemAvailable:"), total = memory_info("MemTotal:");
     uint64_t limit = read_number("/sys/fs/cgroup/memory.max");
-    bool on_cpu = access("/dev/nvidiactl", F_OK) != 0;
+    bool on_cpu = access("/dev/nvidiactl", F_OK) != 0, never;
 
     if (limit > 0 && limit < total)
         total = limit;
-    if (on_cpu && d->weight_bytes > total)
-        say(d, WRONG, edit_command(d), "%.1f MiB of weights, but only %.1f MiB of memory",
-            show_mib(d->weight_bytes), show_mib(total));
-    else if (on_cpu && !d->is_running && d->weight_bytes > free_bytes)
-        say(d, WRONG, "ps -eo pid,rss,comm --sort=-rss | head",
-            "%.1f MiB of weights, but only %.1f MiB of memory available", show_mib(d->weight_bytes),
-            show_mib(free_bytes));
+    never = d->weight_bytes > total;
+    if (on_cpu && (never || (!d->is_running && d->weight_bytes > free_bytes)))
+        say(d, WRONG, never ? edit_command(d) : "ps -eo pid,rss,comm --sort=-rss | head",
+            "%.1f MiB of weights, but only %.1f MiB of memory%s", show_mib(d->weight_bytes),
+            show_mib(never ? total : free_bytes), never ? "" : " available");
     else
         say(d, OK, NULL, "%.1f MiB of %.1f MiB available", show_mib(free_bytes), show_mib(total));
     if (read_number("/proc/sys/vm/overcommit_memory") == 2)

@@ -64,13 +64,14 @@ static int end_done(struct job *job)
 static int end_error(struct job *job, const struct nvllm_error *err)
 {
     bool cancelled = err->code == NVLLM_E_CANCELLED;
+    bool partial = cancelled || err->code == NVLLM_E_DEADLINE;
     int rc;
 
-    if (cancelled || err->code == NVLLM_E_DEADLINE)
+    if (partial)
         ctl_result_end(&job->result, cancelled ? NVLLM_FINISH_CANCELLED : NVLLM_FINISH_DEADLINE);
-    if (cancelled || err->code == NVLLM_E_DEADLINE || job->streams)
+    if (partial || job->streams)
         show_end(job);
-    if ((cancelled || err->code == NVLLM_E_DEADLINE) && job->result.answer.cancel_end >= 0)
+    if (partial && job->result.answer.cancel_end >= 0)
         return ctl_exit_code(err->code);
     /* An option that the daemon refuses is wrong usage. */
     rc = ctl_report(job->ctl, err);

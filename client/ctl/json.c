@@ -248,7 +248,9 @@ static json_t *count_json(uint64_t n)
     ADD_VALUE(key, json_string(nvllm_request_state_name(in->member)))
 #define ADD_PRIORITY(member, key)    ADD_VALUE(key, json_string(nvllm_priority_name(in->member)))
 #define ADD_WAIT_REASON(member, key) ADD_VALUE(key, json_string(nvllm_wait_reason_name(in->member)))
-#define ADD_BYTES(member, key)
+#define ADD_BYTES(member, key)                                                                     \
+    if (in->member.data)                                                                           \
+    ADD_VALUE(key, ctl_json_text(in->member))
 #define ADD_FLAT(member, key)  add_##member(o, in);
 #define ADD_GROUP(member, key) ADD_VALUE(key, add_##member(json_object(), in))
 #define ADD_LIST(member, key)                                                                      \
@@ -286,22 +288,13 @@ REPORT(request_list, nvllm_request_list, REQUEST_LIST_FIELDS)
 ADDER(uid_blocks, nvllm_uid_blocks, UID_BLOCKS_FIELDS)
 ADDER(request_blocks, nvllm_request_blocks, REQUEST_BLOCKS_FIELDS)
 ADDER(block_sums, nvllm_blocks, BLOCK_SUMS_FIELDS)
-ADDER(blocks, nvllm_blocks, BLOCKS_FIELDS)
+REPORT(blocks, nvllm_blocks, BLOCKS_FIELDS)
 ADDER(cached_prefix, nvllm_cached_prefix, CACHED_PREFIX_FIELDS)
 ADDER(cache_hits, nvllm_cache, CACHE_HITS_FIELDS)
 REPORT(cache, nvllm_cache, CACHE_FIELDS)
 REPORT(cache_change, nvllm_cache_change, CACHE_CHANGE_FIELDS)
 ADDER(why_waiting, nvllm_explanation, WHY_WAITING_FIELDS)
 ADDER(why_cached, nvllm_explanation, WHY_CACHED_FIELDS)
-
-json_t *report_json_blocks(const struct nvllm_blocks *blocks, bool map)
-{
-    json_t *o = add_blocks(json_object(), blocks);
-
-    if (map)
-        json_object_set_new(o, "map", ctl_json_text(blocks->map));
-    return o;
-}
 
 json_t *report_json_explanation(const struct nvllm_explanation *e)
 {

@@ -68,7 +68,7 @@ json_t *ctl_result_json(const struct ctl_result *r);
 
 json_t *report_json_status(const struct nvllm_status *status);
 json_t *report_json_request_list(const struct nvllm_request_list *list);
-json_t *report_json_blocks(const struct nvllm_blocks *blocks, bool map);
+json_t *report_json_blocks(const struct nvllm_blocks *blocks);
 json_t *report_json_cache(const struct nvllm_cache *cache);
 json_t *report_json_cache_change(const struct nvllm_cache_change *change);
 json_t *report_json_explanation(const struct nvllm_explanation *explanation);

@@ -261,7 +261,7 @@ int ctl_blocks(struct ctl *ctl)
     ctl_connect(ctl);
     ctl_check(ctl, nvllm_get_blocks(ctl->client, &wanted, ctl_ask_ms(ctl), &blocks, &ctl->err));
     if (ctl_option(ctl, "json"))
-        return ctl_json_print(STDOUT_FILENO, report_json_blocks(blocks, wanted.map));
+        return ctl_json_print(STDOUT_FILENO, report_json_blocks(blocks));
     print_blocks(blocks);
     if (wanted.map)
         draw_map(blocks->map);
