@@ -1,7 +1,6 @@
 /* bench.c - nvllmctl bench: puts the daemon under load and measures it.
  *
- * One thread, one connection. Tokens are counted and dropped, and times go into histograms, so that
- * its own cost is that of the library. */
+ * Tokens are counted and dropped, and times go into histograms: its cost is that of the library. */
 #include <limits.h>
 #include <math.h>
 #include <stdio.h>

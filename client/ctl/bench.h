@@ -48,8 +48,7 @@ double quantiles_mean_ms(const struct quantiles *q);
 /* One line per range of times: count and bar. */
 void quantiles_draw(const struct quantiles *q, FILE *to, int width);
 
-/* ---- a workload: the lengths of prompts and answers, and the tokens. All of it follows from the
- * seed: two runs send the same requests. */
+/* ---- a workload: lengths of prompts and answers, and tokens. All of it follows from the seed. */
 
 enum { WORKLOAD_MAX_TOKENS = 1 << 20 };
 
@@ -86,8 +85,7 @@ void workload_nano_vllm(struct workload *w);
  * Ends the program with a message if that fails. */
 void workload_read(struct workload *w, const char *path);
 
-/* Finds the ordinary tokens of the model: known, and not special. Ends the program with a message
- * if that fails. */
+/* Finds the model's ordinary tokens: known, not special. Ends the program if that fails. */
 void workload_find_tokens(struct workload *w, struct ctl *ctl);
 
 /* The next item; false at the end, unless it starts again. */

@@ -28,8 +28,7 @@ struct cache_work {
 
 /* ---- show */
 
-/* Adds the text of each prefix's first tokens. A daemon that is still loading its model cannot give
- * it, which is not an error. */
+/* Adds the text of each prefix's first tokens, which a daemon that loads its model cannot give. */
 static void add_heads(const struct cache_work *w, json_t *prefixes)
 {
     json_t *prefix;

@@ -1,5 +1,4 @@
-/* commands.c - the commands and options of nvllmctl. Data alone: what a command does is in the file
- * of its name. */
+/* commands.c - the commands and options of nvllmctl, as data alone. */
 #include "client/ctl/ctl.h"
 
 /* The options of one command. */

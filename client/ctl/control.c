@@ -1,5 +1,4 @@
-/* control.c - the short commands that change the daemon: cancel, drain, resume, reload, log-level,
- * stop. */
+/* control.c - commands that change the daemon: cancel, drain, resume, reload, log-level, stop. */
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>

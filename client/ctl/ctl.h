@@ -70,8 +70,7 @@ uint64_t ctl_request_number(const struct ctl *ctl, const char *text);
 __attribute__((format(printf, 2, 3), noreturn)) void ctl_usage(const struct ctl *ctl,
                                                                const char *fmt, ...);
 
-/* The index of a word among those that the command takes; ends the program for any other, with a
- * message that names the nearest. */
+/* The index of a word among the command's; any other ends the program, and the nearest is named. */
 size_t ctl_word(const struct ctl *ctl, const char *word);
 
 /* ---- messages */
@@ -150,8 +149,7 @@ struct ctl_answer {
 enum nvllm_code ctl_next_of(struct ctl *ctl, struct ctl_answer *a, const struct nvllm_event **event,
                             struct nvllm_error *err);
 
-/* Waits until fd is readable or the time is over; false: there was an interrupt that no call has
- * reported yet. */
+/* Waits until fd is readable or the time is over; false: an interrupt that was not reported yet. */
 bool ctl_wait_input(int fd, int timeout_ms);
 
 /* ---- input and output */

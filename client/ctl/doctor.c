@@ -273,8 +273,8 @@ static bool say_missing(struct doctor *d, const struct user *user, const char *p
                strerror(why));
 }
 
-/* Checks that the user may enter each folder above path and, of R_OK, W_OK and X_OK, do `want` with
- * path itself. False after a finding. */
+/* Whether the user may enter each folder above path and do `want`, as access(), with path itself.
+ */
 static bool check_path(struct doctor *d, const struct user *user, const char *path, int want)
 {
     size_t n = strlen(path);
@@ -309,8 +309,7 @@ static bool check_path(struct doctor *d, const struct user *user, const char *pa
     return true;
 }
 
-/* The first bytes of a file, NUL-terminated and without a newline at their end; false if it cannot
- * be read or is empty. */
+/* The first bytes of a file, without a newline at their end; false if it is unreadable or empty. */
 static bool read_start(char *text, size_t n, const char *path)
 {
     FILE *file = fopen(path, "re");
@@ -642,8 +641,7 @@ static void compare_sockets(struct doctor *d, const char *configured)
         "nvllmd is configured for %s, but %s was tried", configured, d->ctl->socket_path);
 }
 
-/* Whether the daemon's user and the caller, who runs nvllmd, may read the file. nvllmd reports a
- * missing one. */
+/* Whether the daemon's user and the caller may read the file. nvllmd reports a missing one. */
 static bool check_config_file(struct doctor *d)
 {
     char *path = realpath(d->config, NULL);
@@ -715,8 +713,7 @@ static bool find_folder(struct doctor *d)
     return d->model && d->model[0];
 }
 
-/* The whole list of what is wrong with the folder, and whether there is room for what is missing:
- * the fix is to download the model again. */
+/* What is wrong with the folder, and whether there is room to download what is missing. */
 static const char *check_command(struct doctor *d)
 {
     const char *folder = quote(d, d->model);

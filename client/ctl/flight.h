@@ -1,5 +1,4 @@
-/* flight.h - many requests in flight over one connection, for batch and bench: what a busy daemon
- * refuses is sent again. */
+/* flight.h - many requests in flight at a time; what a busy daemon refuses is sent again. */
 #ifndef NVLLM_CLIENT_CTL_FLIGHT_H
 #define NVLLM_CLIENT_CTL_FLIGHT_H
 

@@ -47,8 +47,7 @@ void ctl_message(const char *fmt, ...)
     va_end(args);
 }
 
-/* Memory that functions under way hold is not freed, nor missed: exit() would report it as leaked
- * in builds with sanitizers. */
+/* exit() would have sanitizers report what functions under way hold as leaked. */
 void ctl_exit(int rc)
 {
     fflush(stdout);

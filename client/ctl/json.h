@@ -10,8 +10,7 @@
 /* Parses one JSON value of any type; NULL with *err. */
 json_t *ctl_json_parse(const char *data, size_t n, struct nvllm_error *err);
 
-/* Text that may be invalid UTF-8 as a JSON string: each invalid sequence becomes U+FFFD, as with
- * Python's errors="replace". */
+/* A JSON string; each invalid sequence becomes U+FFFD, as with Python's errors="replace". */
 json_t *ctl_json_text(struct nvllm_text text);
 
 /* A number; null for infinities and NaN. */
@@ -43,7 +42,6 @@ struct ctl_result {
     struct nvllm_done done; /* zero if the request ended with an error */
 };
 
-/* Ends the program if there is no memory. */
 void ctl_result_init(struct ctl_result *r, const struct nvllm_request *request);
 void ctl_result_deinit(struct ctl_result *r);
 void ctl_result_add(struct ctl_result *r, const struct nvllm_delta *delta);
@@ -60,8 +58,7 @@ enum nvllm_code ctl_result_run(struct ctl_result *r, struct ctl *ctl,
 /* Whether the text of the first choice ends within a line. */
 bool ctl_result_is_open(const struct ctl_result *r);
 
-/* {text, token_ids, finish_reason, usage, timing}, logprobs if requested, and choices if there are
- * several. */
+/* {text, token_ids, finish_reason, usage, timing}, logprobs if requested, choices if several. */
 json_t *ctl_result_json(const struct ctl_result *r);
 
 /* ---- reports */

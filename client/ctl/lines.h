@@ -45,8 +45,7 @@ bool lines_has_text(const struct lines *l);
 
 struct editor;
 
-/* ctl_catch_interrupts() must have been called. The deadline is for input. Ends the
- * program if there is no memory. */
+/* ctl_catch_interrupts() must have been called. The deadline is for input. */
 void editor_new(struct editor **out, bool terminal, int64_t deadline);
 void editor_free(struct editor *e);
 

@@ -1,6 +1,5 @@
-/* request.c - see request.h. Reading is strict: an unknown or wrongly typed member is an error that
- * names it, and null means absent. Numbers in tools and arguments keep their value to the last bit.
- */
+/* request.c - see request.h. An unknown or wrongly typed member is an error that names it; null
+ * means absent. Numbers in tools and arguments keep their value to the last bit. */
 #include "client/ctl/request.h"
 
 #include <errno.h>

@@ -20,7 +20,7 @@ struct ctl_request {
 void ctl_request_init(struct ctl_request *q);
 void ctl_request_deinit(struct ctl_request *q);
 
-/* Memory that is freed with the request, zeroed; ends the program if there is none. */
+/* Memory that is freed with the request, zeroed. */
 void *ctl_request_take(struct ctl_request *q, size_t n, size_t size);
 
 /* Sets the fields that the command's options give; ends the program for a wrong value. */
@@ -66,8 +66,8 @@ bool ctl_prompt_is_shaped(const struct ctl_prompt *p);
  * request; ends the program with a message if that fails. */
 void ctl_prompt_read(struct ctl_prompt *p, struct ctl *ctl, const char *word);
 
-/* After the daemon's error for a model without chat template: takes the prompt raw, if no option
- * forbids it. */
+/* After the error for a model without chat template: takes the prompt raw, unless an option is
+ * against it. */
 bool ctl_prompt_fall_back(struct ctl_prompt *p, enum nvllm_code code);
 
 #endif

@@ -1,6 +1,4 @@
-/* status.c - nvllmctl status, requests and blocks: what nvllmd is doing, and who holds the KV
- * cache.
- */
+/* status.c - nvllmctl status, requests and blocks: what nvllmd does, and who holds the KV cache. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>

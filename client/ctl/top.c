@@ -106,9 +106,7 @@ static size_t rows_of_requests(const struct top *t)
     return t->rows > HEAD_ROWS + 2 ? (size_t)(t->rows - HEAD_ROWS - 2) : 1;
 }
 
-/* Draws into t->screen; false with the error in ctl->err, to be printed once the terminal is
- * restored.
- */
+/* Draws into t->screen; false: ctl->err is to be printed once the terminal is restored. */
 static bool draw(struct top *t)
 {
     const struct nvllm_request_list *list;
@@ -197,8 +195,7 @@ static void leave_screen(void)
     tcsetattr(STDIN_FILENO, TCSADRAIN, &cooked);
 }
 
-/* A new size or Ctrl-Z ends the wait for a key; the latter restores the terminal while the program
- * is stopped. */
+/* A new size or Ctrl-Z ends the wait for a key; a stopped program leaves the terminal as it was. */
 static void on_signal(int signal)
 {
     if (signal != SIGTSTP)
