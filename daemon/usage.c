@@ -35,43 +35,18 @@ static const struct usage_option detokenize_options[] = {
 };
 
 static const struct usage_command commands[] = {
-    {
-        .name = "check-config",
-        .about = "would nvllmd start, and if not, why",
-        .synopsis = "[options]",
-        .options = {json_option},
-    },
-    {
-        .name = "tune",
-        .about = "measure which algorithms are fastest here, for the next start",
-        .synopsis = "[options]",
-    },
-    {
-        .name = "check",
-        .about = "find what is wrong with a model folder",
-        .synopsis = "[options]",
-    },
-    {
-        .name = "tokenize",
-        .about = "turn text into token ids",
-        .synopsis = "[options] [TEXT|-]",
-        .options = {json_option, lines_option, tokenize_options},
-        .max_words = 1,
-    },
-    {
-        .name = "detokenize",
-        .about = "turn token ids into text",
-        .synopsis = "[options] [IDS|-]",
-        .options = {json_option, lines_option, detokenize_options},
-        .max_words = 1,
-    },
-    {
-        .name = "render",
-        .about = "turn chat messages into the model's prompt",
-        .synopsis = "[options] [JSON|-]",
-        .options = {json_option, lines_option},
-        .max_words = 1,
-    },
+    COMMAND("check-config", "would nvllmd start, and if not, why", .synopsis = "[options]",
+            .options = {json_option}),
+    COMMAND("tune", "measure which algorithms are fastest here, for the next start",
+            .synopsis = "[options]"),
+    COMMAND("check", "find what is wrong with a model folder", .synopsis = "[options]"),
+    COMMAND("tokenize", "turn text into token ids", .synopsis = "[options] [TEXT|-]",
+            .options = {json_option, lines_option, tokenize_options}, .max_words = 1),
+    COMMAND("detokenize", "turn token ids into text", .synopsis = "[options] [IDS|-]",
+            .options = {json_option, lines_option, detokenize_options}, .max_words = 1),
+    COMMAND("render", "turn chat messages into the model's prompt",
+            .synopsis = "[options] [JSON|-]", .options = {json_option, lines_option},
+            .max_words = 1),
 };
 
 const struct usage_program nvllmd_program = {
