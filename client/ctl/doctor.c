@@ -697,16 +697,16 @@ static void check_config(struct doctor *d)
 /* The folder that is given, that the daemon has, or that it is configured for. */
 static bool find_folder(struct doctor *d)
 {
-    char *whole, *here;
+    const char *given = d->given_model;
+    char path[PATH_MAX];
 
-    if (d->given_model) { /* relative to the current folder, whatever the daemon has */
-        whole = realpath(d->given_model, NULL);
-        here = whole || d->given_model[0] == '/' ? NULL : getcwd(NULL, 0);
-        d->model =
-            format(d, "%s%s%s", here ? here : "", here ? "/" : "", whole ? whole : d->given_model);
-        free(whole);
-        free(here);
-    }
+    /* A given one is relative to the current folder, whatever the daemon has. */
+    if (given && realpath(given, path))
+        d->model = format(d, "%s", path);
+    else if (given && given[0] != '/' && getcwd(path, sizeof(path)))
+        d->model = format(d, "%s/%s", path, given);
+    else if (given)
+        d->model = given;
     if (!d->model && !d->has_config)
         say(d, NOTE, NULL, "%s does not exist, so the model is unknown: give --model DIR",
             d->config);
@@ -836,34 +836,27 @@ static void check_devices(struct doctor *d)
     }
     if (!read_start(version, sizeof(version), "/proc/driver/nvidia/version"))
         snprintf(version, sizeof(version), "NVIDIA driver of unknown version");
-    version[strcspn(version, "\n")] = '\0';
     if (ok)
-        say(d, OK, NULL, "%s", version);
+        say(d, OK, NULL, "%.*s", (int)strcspn(version, "\n"), version);
 }
 
 /* ---- memory */
 
-/* A field of /proc/meminfo, in bytes; 0 if it is missing. */
-static uint64_t memory_info(const char *field)
+/* The number behind a field of a file, or at its beginning if that is ""; 0 if it is missing. */
+static uint64_t read_number(const char *path, const char *field)
 {
     char text[4096];
-    const char *at = read_start(text, sizeof(text), "/proc/meminfo") ? strstr(text, field) : NULL;
+    const char *at = read_start(text, sizeof(text), path) ? strstr(text, field) : NULL;
 
-    return at ? strtoull(at + strlen(field), NULL, 10) << 10 : 0;
-}
-
-static uint64_t read_number(const char *path)
-{
-    char text[64];
-
-    return read_start(text, sizeof(text), path) ? strtoull(text, NULL, 10) : 0;
+    return at ? strtoull(at + strlen(field), NULL, 10) : 0;
 }
 
 /* Weights pass through the host's memory, and stay there on the CPU backend. */
 static void check_memory(struct doctor *d)
 {
-    uint64_t free_bytes = memory_info("MemAvailable:"), total = memory_info("MemTotal:");
-    uint64_t limit = read_number("/sys/fs/cgroup/memory.max");
+    uint64_t free_bytes = read_number("/proc/meminfo", "MemAvailable:") << 10;
+    uint64_t total = read_number("/proc/meminfo", "MemTotal:") << 10;
+    uint64_t limit = read_number("/sys/fs/cgroup/memory.max", "");
     bool on_cpu = access("/dev/nvidiactl", F_OK) != 0, never;
 
     if (limit > 0 && limit < total)
@@ -875,7 +868,7 @@ static void check_memory(struct doctor *d)
             show_mib(never ? total : free_bytes), never ? "" : " available");
     else
         say(d, OK, NULL, "%.1f MiB of %.1f MiB available", show_mib(free_bytes), show_mib(total));
-    if (read_number("/proc/sys/vm/overcommit_memory") == 2)
+    if (read_number("/proc/sys/vm/overcommit_memory", "") == 2)
         say(d, NOTE, "sudo sysctl vm.overcommit_memory=0",
             "overcommit is off: the whole KV cache counts as used at once");
 }
@@ -884,7 +877,7 @@ static void check_memory(struct doctor *d)
 
 static void check_limits(struct doctor *d)
 {
-    uint64_t waiting = read_number("/proc/sys/net/core/somaxconn");
+    uint64_t waiting = read_number("/proc/sys/net/core/somaxconn", "");
     struct rlimit files = {0};
     bool ok = true;
 
