@@ -286,17 +286,18 @@ static json_t *result_json(const struct result *r)
 static struct workload_range read_range(const struct ctl *ctl, const char *option,
                                         uint32_t fallback)
 {
-    const char *text = ctl_option(ctl, option);
-    const char *dash = text ? strchr(text, '-') : NULL;
+    const char *text = ctl_option(ctl, option), *low;
     struct workload_range range = {fallback, fallback};
-    char low[24];
+    char *high;
 
     if (!text)
         return range;
-    snprintf(low, sizeof(low), "%.*s", dash && dash - text < 20 ? (int)(dash - text) : 20, text);
-    range.min = (uint32_t)ctl_number(ctl, option, dash ? low : text, 1, WORKLOAD_MAX_TOKENS);
-    range.max = dash ? (uint32_t)ctl_number(ctl, option, dash + 1, range.min, WORKLOAD_MAX_TOKENS)
-                     : range.min;
+    high = strdupa(text);
+    low = strsep(&high, "-");
+    range.min = (uint32_t)ctl_number(ctl, option, low, 1, WORKLOAD_MAX_TOKENS);
+    range.max = range.min;
+    if (high)
+        range.max = (uint32_t)ctl_number(ctl, option, high, range.min, WORKLOAD_MAX_TOKENS);
     return range;
 }
 

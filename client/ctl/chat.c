@@ -334,7 +334,7 @@ int ctl_chat(struct ctl *ctl)
     chat.terminal = chat.asking && isatty(STDOUT_FILENO);
     ctl_connect(ctl);
     ctl_catch_interrupts(chat.terminal);
-    editor_new(&chat.editor, chat.terminal, ctl->deadline);
+    chat.editor = editor_new(chat.terminal, ctl->deadline);
     if (chat.asking && !chat.quiet)
         fprintf(stderr, "/help lists the commands; Ctrl-D leaves.\n");
     rc = talk(&chat);

@@ -60,9 +60,8 @@ struct user {
 
 struct doctor {
     struct ctl *ctl;
-    bool json;
     const char *about; /* what is being checked */
-    json_t *findings;
+    json_t *findings;  /* NULL: they are printed at once */
     int n_wrong;
     bool is_running;  /* the daemon answers */
     bool not_running; /* nobody listens at the socket, and nothing else is wrong with it */
@@ -136,7 +135,7 @@ __attribute__((format(printf, 4, 5))) static bool say(struct doctor *d, enum lev
     d->n_wrong += level == WRONG;
     if (fix && geteuid() == 0 && strncmp(fix, "sudo ", 5) == 0)
         fix += 5;
-    if (d->json) {
+    if (d->findings) {
         o = json_pack("{ssssso}", "level", levels[level].name, "about", d->about, "text",
                       ctl_json_text(nvllm_str(text)));
         if (fix)
@@ -923,10 +922,9 @@ int ctl_doctor(struct ctl *ctl)
     char own[PATH_MAX];
     struct doctor d = {
         .ctl = ctl,
-        .json = ctl_option(ctl, "json"),
         .config = config ? config : NVLLM_CONFIG_DIR "/nvllmd.conf",
         .given_model = ctl_option(ctl, "model"),
-        .findings = json_array(),
+        .findings = ctl_option(ctl, "json") ? json_array() : NULL,
         .of_model = json_array(),
     };
 
@@ -939,15 +937,14 @@ int ctl_doctor(struct ctl *ctl)
         d.about = checks[i].about;
         checks[i].run(&d);
     }
-    if (d.json)
+    if (d.findings)
         ctl_json_print(STDOUT_FILENO,
-                       json_pack("{sOsi}", "findings", d.findings, "wrong", d.n_wrong));
+                       json_pack("{sosi}", "findings", d.findings, "wrong", d.n_wrong));
     else if (d.n_wrong == 0)
         puts("No problems found.");
     else
         printf("%d problem%s found; below each is the command that fixes it.\n", d.n_wrong,
                d.n_wrong == 1 ? "" : "s");
-    json_decref(d.findings);
     json_decref(d.of_model);
     obstack_free(&d.texts, NULL);
     if (d.n_wrong == 1 && d.not_running)

@@ -216,7 +216,7 @@ static void start_libedit(struct editor *e)
     el_source(e->edit, NULL);
 }
 
-void editor_new(struct editor **out, bool terminal, int64_t deadline)
+struct editor *editor_new(bool terminal, int64_t deadline)
 {
     struct editor *e = ctl_alloc(1, sizeof(*e));
 
@@ -224,7 +224,7 @@ void editor_new(struct editor **out, bool terminal, int64_t deadline)
     lines_init(&e->lines, STDIN_FILENO);
     if (terminal)
         start_libedit(e);
-    *out = e;
+    return e;
 }
 
 void editor_free(struct editor *e)

@@ -46,7 +46,7 @@ bool lines_has_text(const struct lines *l);
 struct editor;
 
 /* ctl_catch_interrupts() must have been called. The deadline is for input. */
-void editor_new(struct editor **out, bool terminal, int64_t deadline);
+struct editor *editor_new(bool terminal, int64_t deadline);
 void editor_free(struct editor *e);
 
 /* The next line as lines_next() gives it, but never LINES_LATER. The prompt is for a terminal. */
