@@ -43,7 +43,7 @@ struct reading {
     struct nvllm_error *err;
 };
 
-/* Reads a value into *out. False with in->err. */
+/* Reads a value into *out. False, with anything in *out, with in->err. */
 typedef bool read_value(struct reading *in, void *out, const json_t *value);
 
 static bool wrong(const struct reading *in, const char *wanted)
@@ -55,10 +55,8 @@ static bool read_float(struct reading *in, void *out, const json_t *value)
 {
     float number = (float)json_number_value(value);
 
-    if (!json_is_number(value) || !isfinite(number))
-        return wrong(in, "a number");
     *(float *)out = number;
-    return true;
+    return (json_is_number(value) && isfinite(number)) || wrong(in, "a number");
 }
 
 static bool read_count(struct reading *in, void *out, const json_t *value)
@@ -77,11 +75,10 @@ static bool read_count(struct reading *in, void *out, const json_t *value)
 static bool read_u32(struct reading *in, void *out, const json_t *value)
 {
     int64_t count = 0;
+    bool ok = read_count(in, &count, value);
 
-    if (!read_count(in, &count, value))
-        return false;
     *(uint32_t *)out = (uint32_t)count;
-    return true;
+    return ok;
 }
 
 static bool read_flag(struct reading *in, void *out, const json_t *value)
@@ -92,12 +89,8 @@ static bool read_flag(struct reading *in, void *out, const json_t *value)
 
 static bool read_switch(struct reading *in, void *out, const json_t *value)
 {
-    bool on = false;
-
-    if (!read_flag(in, &on, value))
-        return false;
-    *(enum nvllm_switch *)out = on ? NVLLM_ON : NVLLM_OFF;
-    return true;
+    *(enum nvllm_switch *)out = json_is_true(value) ? NVLLM_ON : NVLLM_OFF;
+    return json_is_boolean(value) || wrong(in, "true or false");
 }
 
 static bool read_text(struct reading *in, void *out, const json_t *value)
@@ -319,13 +312,12 @@ static bool read_logit_bias(struct reading *in, void *out, const json_t *value)
 
 static bool read_priority(struct reading *in, void *out, const json_t *value)
 {
-    for (int p = NVLLM_PRIORITY_NORMAL; p <= NVLLM_PRIORITY_HIGH; p++) {
-        if (json_is_string(value) &&
-            strcmp(json_string_value(value), nvllm_priority_name((enum nvllm_priority)p)) == 0) {
-            *(enum nvllm_priority *)out = (enum nvllm_priority)p;
+    const char *name = json_is_string(value) ? json_string_value(value) : "";
+    enum nvllm_priority *p = out;
+
+    for (*p = NVLLM_PRIORITY_NORMAL; *p <= NVLLM_PRIORITY_HIGH; ++*p)
+        if (strcmp(name, nvllm_priority_name(*p)) == 0)
             return true;
-        }
-    }
     return wrong(in, "\"low\", \"normal\" or \"high\"");
 }
 
