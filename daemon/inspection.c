@@ -1,5 +1,4 @@
-/* inspection.c - operations that look into the engine or change its prefix cache as the queries of
- * engine/inspect.h, and their reports as frames.
+/* inspection.c - the engine's reports about its requests, blocks and prefix cache as frames.
  *
  * The rows of proto/report_fields.h become assignments; messages point into the report, and the
  * messages of a list lie in one allocation, pointers first. */
@@ -10,96 +9,6 @@
 #include "daemon/server_private.h"
 #include "engine/util/must.h"
 #include "proto/report_fields.h"
-
-static int32_t limit_of(bool has, uint32_t limit)
-{
-    return !has || limit == 0 || limit > INSPECT_MAX_ENTRIES ? INSPECT_MAX_ENTRIES : (int32_t)limit;
-}
-
-/* Takes the prompt of a pin or of an explanation, and the salt of its cache. */
-static int take_prompt(struct engine_request *out, const struct session_call *c,
-                       const struct request_input *input, const ProtobufCBinaryData *salt,
-                       struct refusal *e)
-{
-    const struct request_rules *rules = &c->session->server->rules;
-    int r = salt ? request_salt(&out->query.cache_salt, salt, rules, e) : 0;
-
-    return r < 0 ? r : request_input(out, input, c->message, rules, e);
-}
-
-static int take_pin(struct engine_request *out, const struct session_call *c, struct refusal *e)
-{
-    const Nvllm__V1__PinCache *m = c->frame->pin_cache;
-    const struct request_input input = REQUEST_INPUT(m, input_case, NVLLM__V1__PIN_CACHE__INPUT);
-
-    out->query.kind = INSPECT_CACHE_PIN;
-    out->query.unpin = m->has_unpin && m->unpin;
-    if (m->has_uid)
-        out->query.client = m->uid;
-    return take_prompt(out, c, &input, m->has_cache_salt ? &m->cache_salt : NULL, e);
-}
-
-static int take_explain(struct engine_request *out, const struct session_call *c, struct refusal *e)
-{
-    const Nvllm__V1__Explain *m = c->frame->explain;
-    const struct request_input input = REQUEST_INPUT(m, about_case, NVLLM__V1__EXPLAIN__ABOUT);
-
-    if (m->about_case == NVLLM__V1__EXPLAIN__ABOUT_REQUEST) {
-        out->query.kind = INSPECT_EXPLAIN_REQUEST;
-        out->query.request = m->request;
-        return 0;
-    }
-    out->query.kind = INSPECT_EXPLAIN_PROMPT;
-    if (!input.prompt && !input.ids && !input.chat)
-        return refusal_of_field(e, CODE(INVALID), "about",
-                                "one of request, prompt, prompt_ids and chat is required");
-    return take_prompt(out, c, &input, m->has_cache_salt ? &m->cache_salt : NULL, e);
-}
-
-static int take_clear(struct engine_request *out, const Nvllm__V1__ClearCache *m, struct refusal *e)
-{
-    out->query.kind = INSPECT_CACHE_CLEAR;
-    out->query.clear_all = m->has_all && m->all;
-    if (out->query.clear_all && !out->query.all)
-        return refusal_of_field(e, CODE(DENIED), "all",
-                                "only admins may clear the caches of all users");
-    return 0;
-}
-
-int inspection_take(struct engine_request *out, const struct session_call *c, struct refusal *e)
-{
-    const Nvllm__V1__ClientFrame *f = c->frame;
-
-    *out = (struct engine_request){
-        .kind = ENGINE_INSPECT,
-        .query = {.viewer = c->session->account->uid,
-                  .all = c->session->admin,
-                  .limit = INSPECT_MAX_ENTRIES,
-                  .client = c->session->account->uid},
-    };
-    switch (f->op_case) {
-    case OP(LIST_REQUESTS):
-        out->query.kind = INSPECT_REQUESTS;
-        out->query.limit = limit_of(f->list_requests->has_limit, f->list_requests->limit);
-        return 0;
-    case OP(GET_BLOCKS):
-        out->query.kind = INSPECT_BLOCKS;
-        out->query.map = f->get_blocks->has_map && f->get_blocks->map;
-        return 0;
-    case OP(SHOW_CACHE):
-        out->query.kind = INSPECT_CACHE;
-        out->query.limit = limit_of(f->show_cache->has_limit, f->show_cache->limit);
-        return 0;
-    case OP(CLEAR_CACHE):
-        return take_clear(out, f->clear_cache, e);
-    case OP(PIN_CACHE):
-        return take_pin(out, c, e);
-    default:
-        return take_explain(out, c, e);
-    }
-}
-
-/* ---- reports */
 
 enum { MAX_LISTS = 2 }; /* of a report */
 

@@ -23,6 +23,7 @@ enum { MAX_NAME = 96 };
 
 struct checker {
     const struct request_rules *rules;
+    const struct request_origin *origin;
     struct unpacked *u;
     struct refusal *e;
     char path[MAX_NAME - 32]; /* of the entry that is checked: "chat.messages[3]" */
@@ -313,8 +314,22 @@ static void check_prompt_ids(struct checker *c, const Nvllm__V1__TokenIds *ids)
     check_ids(c, ids->ids, ids->n_ids, "prompt_ids");
 }
 
-static void take_input(struct checker *c, struct engine_request *out,
-                       const struct request_input *in)
+/* A prompt in one of three ways; the others are NULL. */
+struct input {
+    const ProtobufCBinaryData *prompt;
+    const Nvllm__V1__TokenIds *ids;
+    const Nvllm__V1__Chat *chat;
+};
+
+/* Of Generate, PinCache and Explain, whose oneofs name the three alike. */
+#define INPUT(m, which, CASE)                                                                      \
+    {                                                                                              \
+        .prompt = (m)->which == CASE##_PROMPT ? &(m)->prompt : NULL,                               \
+        .ids = (m)->which == CASE##_PROMPT_IDS ? (m)->prompt_ids : NULL,                           \
+        .chat = (m)->which == CASE##_CHAT ? (m)->chat : NULL,                                      \
+    }
+
+static void take_input(struct checker *c, struct engine_request *out, const struct input *in)
 {
     if (in->prompt) {
         check_limit(c, LIMIT_PROMPT_BYTES, in->prompt->len, "prompt");
@@ -373,7 +388,7 @@ static void take_max_tokens(struct checker *c, struct engine_request *out,
 
 /* High priority goes before all shares, so it is for admins. */
 static void take_priority(struct checker *c, struct engine_request *out,
-                          const Nvllm__V1__Generate *g, bool admin)
+                          const Nvllm__V1__Generate *g)
 {
     out->priority = CORE_NORMAL;
     if (!g->has_priority || g->priority == NVLLM__V1__PRIORITY__PRIORITY_NORMAL)
@@ -382,7 +397,7 @@ static void take_priority(struct checker *c, struct engine_request *out,
         out->priority = CORE_LOW;
     else if (g->priority != NVLLM__V1__PRIORITY__PRIORITY_HIGH)
         refuse(c, INVALID, "priority", "%d is no priority", (int)g->priority);
-    else if (!admin)
+    else if (!c->origin->admin)
         refuse(c, DENIED, "priority", "high is for admins");
     else
         out->priority = CORE_HIGH;
@@ -394,10 +409,9 @@ static void take_salt(struct checker *c, struct text *out, const ProtobufCBinary
     *out = (struct text){(const char *)salt->data, salt->len};
 }
 
-static void take_generate(struct checker *c, struct engine_request *r, const Nvllm__V1__Generate *g,
-                          bool admin, uint64_t now_us)
+static void take_generate(struct checker *c, struct engine_request *r, const Nvllm__V1__Generate *g)
 {
-    const struct request_input input = REQUEST_INPUT(g, input_case, NVLLM__V1__GENERATE__INPUT);
+    const struct input input = INPUT(g, input_case, NVLLM__V1__GENERATE__INPUT);
 
     r->n = 1;
     if (g->has_n)
@@ -407,47 +421,106 @@ static void take_generate(struct checker *c, struct engine_request *r, const Nvl
         take_uint(c, &r->n, g->n, 1, OPTIONS_MAX_CHOICES, "n");
     take_max_tokens(c, r, g);
     take_stops(c, r, g);
-    take_priority(c, r, g, admin);
+    take_priority(c, r, g);
     take_input(c, r, &input);
     if (g->has_cache_salt)
         take_salt(c, &r->cache_salt, &g->cache_salt);
     if (g->has_deadline_ms && g->deadline_ms)
-        r->deadline_us = now_us + (uint64_t)g->deadline_ms * 1000;
+        r->deadline_us = c->origin->now_us + (uint64_t)g->deadline_ms * 1000;
     r->most_prompt_tokens = (int32_t)c->rules->options->max_prompt_tokens;
     r->stream = g->has_stream && g->stream;
     r->keep_special = g->has_keep_special && g->keep_special;
 }
 
+/* ---- looks into the engine, and changes of its prefix cache */
+
+static int32_t limit_of(bool has, uint32_t limit)
+{
+    return !has || limit == 0 || limit > INSPECT_MAX_ENTRIES ? INSPECT_MAX_ENTRIES : (int32_t)limit;
+}
+
+static void take_pin(struct checker *c, struct engine_request *out, const Nvllm__V1__PinCache *m)
+{
+    const struct input input = INPUT(m, input_case, NVLLM__V1__PIN_CACHE__INPUT);
+
+    out->query.kind = INSPECT_CACHE_PIN;
+    out->query.unpin = m->has_unpin && m->unpin;
+    if (m->has_uid)
+        out->query.client = m->uid;
+    if (m->has_cache_salt)
+        take_salt(c, &out->query.cache_salt, &m->cache_salt);
+    take_input(c, out, &input);
+}
+
+static void take_explain(struct checker *c, struct engine_request *out, const Nvllm__V1__Explain *m)
+{
+    const struct input input = INPUT(m, about_case, NVLLM__V1__EXPLAIN__ABOUT);
+
+    if (m->about_case == NVLLM__V1__EXPLAIN__ABOUT_REQUEST) {
+        out->query.kind = INSPECT_EXPLAIN_REQUEST;
+        out->query.request = m->request;
+        return;
+    }
+    out->query.kind = INSPECT_EXPLAIN_PROMPT;
+    if (m->about_case == NVLLM__V1__EXPLAIN__ABOUT__NOT_SET)
+        refuse(c, INVALID, "about", "one of request, prompt, prompt_ids and chat is required");
+    if (m->has_cache_salt)
+        take_salt(c, &out->query.cache_salt, &m->cache_salt);
+    take_input(c, out, &input);
+}
+
+static void take_inspect(struct checker *c, struct engine_request *out,
+                         const Nvllm__V1__ClientFrame *f)
+{
+    struct inspect_query *q = &out->query;
+    const uint64_t uid = c->origin->uid;
+
+    out->kind = ENGINE_INSPECT;
+    *q = (struct inspect_query){.viewer = uid,
+                                .all = c->origin->admin,
+                                .limit = INSPECT_MAX_ENTRIES,
+                                .client = uid};
+    switch (f->op_case) {
+    case NVLLM__V1__CLIENT_FRAME__OP_LIST_REQUESTS:
+        q->kind = INSPECT_REQUESTS;
+        q->limit = limit_of(f->list_requests->has_limit, f->list_requests->limit);
+        break;
+    case NVLLM__V1__CLIENT_FRAME__OP_GET_BLOCKS:
+        q->kind = INSPECT_BLOCKS;
+        q->map = f->get_blocks->has_map && f->get_blocks->map;
+        break;
+    case NVLLM__V1__CLIENT_FRAME__OP_SHOW_CACHE:
+        q->kind = INSPECT_CACHE;
+        q->limit = limit_of(f->show_cache->has_limit, f->show_cache->limit);
+        break;
+    case NVLLM__V1__CLIENT_FRAME__OP_CLEAR_CACHE:
+        q->kind = INSPECT_CACHE_CLEAR;
+        q->clear_all = f->clear_cache->has_all && f->clear_cache->all;
+        if (q->clear_all && !q->all)
+            refuse(c, DENIED, "all", "only admins may clear the caches of all users");
+        break;
+    case NVLLM__V1__CLIENT_FRAME__OP_PIN_CACHE:
+        take_pin(c, out, f->pin_cache);
+        break;
+    default:
+        take_explain(c, out, f->explain);
+        break;
+    }
+}
+
 /* ---- all of them */
 
-int request_input(struct engine_request *out, const struct request_input *in, struct unpacked *u,
-                  const struct request_rules *rules, struct refusal *e)
-{
-    struct checker c = {.rules = rules, .u = u, .e = e};
-
-    take_input(&c, out, in);
-    return c.r;
-}
-
-int request_salt(struct text *out, const ProtobufCBinaryData *salt,
-                 const struct request_rules *rules, struct refusal *e)
-{
-    struct checker c = {.rules = rules, .e = e};
-
-    take_salt(&c, out, salt);
-    return c.r;
-}
-
 int request_start(struct engine_request *out, const Nvllm__V1__ClientFrame *f, struct unpacked *u,
-                  const struct request_rules *rules, bool admin, uint64_t now_us, struct refusal *e)
+                  const struct request_rules *rules, const struct request_origin *origin,
+                  struct refusal *e)
 {
-    struct checker c = {.rules = rules, .u = u, .e = e};
+    struct checker c = {.rules = rules, .origin = origin, .u = u, .e = e};
     const Nvllm__V1__Tokenize *t = f->tokenize;
 
-    memset(out, 0, sizeof(*out));
+    *out = (struct engine_request){.client = origin->uid};
     switch (f->op_case) {
     case NVLLM__V1__CLIENT_FRAME__OP_GENERATE:
-        take_generate(&c, out, f->generate, admin, now_us);
+        take_generate(&c, out, f->generate);
         break;
     case NVLLM__V1__CLIENT_FRAME__OP_TOKENIZE:
         out->kind = ENGINE_TOKENIZE;
@@ -465,13 +538,16 @@ int request_start(struct engine_request *out, const Nvllm__V1__ClientFrame *f, s
         out->special = f->detokenize->has_skip_special && f->detokenize->skip_special;
         check_ids(&c, out->prompt_ids, out->n_prompt_ids, "ids");
         break;
-    default:
+    case NVLLM__V1__CLIENT_FRAME__OP_RENDER:
         out->kind = ENGINE_RENDER;
         out->input = ENGINE_CHAT;
         if (f->render->chat)
             out->chat = take_chat(&c, f->render->chat);
         else
             refuse(&c, INVALID, "chat", "is missing");
+        break;
+    default:
+        take_inspect(&c, out, f);
         break;
     }
     return c.r;
@@ -486,6 +562,9 @@ static uint64_t text_tokens(size_t n_bytes)
 
 uint64_t request_tokens(const struct engine_request *r)
 {
+    if (r->kind == ENGINE_INSPECT && r->query.kind != INSPECT_CACHE_PIN &&
+        r->query.kind != INSPECT_EXPLAIN_PROMPT)
+        return 0;
     switch (r->input) {
     case ENGINE_PROMPT:
         return text_tokens(r->prompt.len);

@@ -199,6 +199,7 @@ void session_check_put(struct session *s, int r);
 /* ---- session_requests.c */
 
 int session_start(struct session_call *c, struct refusal *e);
+int session_pin(struct session_call *c, struct refusal *e);
 int session_inspect(struct session_call *c, struct refusal *e);
 int session_cancel(struct session_call *c, struct refusal *e);
 int session_status(struct session_call *c, struct refusal *e);
@@ -227,10 +228,6 @@ void requests_fail_all(struct server *s, const struct refusal *e);
 void requests_deinit(struct server *s);
 
 /* ---- inspection.c */
-
-/* ListRequests, GetBlocks, ShowCache, ClearCache, PinCache and Explain: fills all of *out but id,
- * owner and release. What it points to lives in the message. -EINVAL with *e, or -ENOMEM. */
-int inspection_take(struct engine_request *out, const struct session_call *c, struct refusal *e);
 
 /* Put one frame, as connection_put() does; -ENOMEM. */
 int inspection_put(const struct pending *p, const struct inspect_report *r);

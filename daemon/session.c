@@ -57,7 +57,7 @@ static const struct operation table[] = {
     {OP(GET_BLOCKS), "get_blocks", false, session_inspect},
     {OP(SHOW_CACHE), "show_cache", false, session_inspect},
     {OP(CLEAR_CACHE), "clear_cache", false, session_inspect},
-    {OP(PIN_CACHE), "pin_cache", true, session_inspect},
+    {OP(PIN_CACHE), "pin_cache", true, session_pin},
     {OP(EXPLAIN), "explain", false, session_inspect},
     {OP(DRAIN), "drain", true, control_drain},
     {OP(RESUME), "resume", true, control_resume},
