@@ -155,7 +155,7 @@
     F(WAIT_REASON, reason,     q->why,              reason,           reason) \
     F(COUNT, blocks_needed,    q->blocks_needed,    blocks_needed,    blocks_needed) \
     F(COUNT, blocks_available, q->blocks_available, blocks_available, blocks_available) \
-    F(TEXT,  text,             from->text,          text,             text)
+    F(TEXT,  text,             why_waiting(q, from), text,            text)
 
 #define WHY_CACHED_FIELDS(F) \
     F(COUNT, prompt_tokens, q->prompt_tokens, prompt_tokens, prompt_tokens) \
@@ -163,7 +163,7 @@
     F(COUNT, same_tokens,   q->same_tokens,   same_tokens,   same_tokens) \
     F(TOKEN, next_id,       q->next_id,       next_id,       next_id) \
     F(IDS,   other_ids,     other,            other_ids,     other_ids) \
-    F(TEXT,  text,          from->text,       text,          text)
+    F(TEXT,  text,          why_cached(q, from), text,       text)
 
 /* clang-format on */
 
