@@ -16,6 +16,7 @@
 
 #include <event2/event.h>
 
+#include "daemon/options.h"
 #include "engine/util/list.h"
 #include "proto/frame.h"
 
@@ -44,27 +45,23 @@ struct connection_handler {
 struct connections {
     struct event_base *base;
     const struct connection_handler *handler;
-    void *shared; /* for settle and round */
-    uint32_t max_frame_bytes;
-    size_t pause_bytes; /* unread bytes that pause a connection */
-    size_t max_output_bytes;
-    int slow_reader_s;
-    int hello_timeout_s;
-    int frame_timeout_s;
-    struct list dirty;   /* with something to write, or ending */
-    struct list gone;    /* to be freed; connections_next_gone */
-    struct list waiting; /* for the next round, longest first */
-    struct event *again; /* starts the next round */
+    void *shared;                  /* for settle and round */
+    const struct options *options; /* the limits; a changed one counts from then on, for frames from
+                                    * the next connection */
+    struct list dirty;             /* with something to write, or ending */
+    struct list gone;              /* to be freed; connections_next_gone */
+    struct list waiting;           /* for the next round, longest first */
+    struct event *again;           /* starts the next round */
 };
 
-/* Call it once base, handler and limits are set. -ENOMEM. */
+/* Call it once base, handler and options are set. -ENOMEM. */
 int connections_init(struct connections *shared);
 void connections_deinit(struct connections *shared);
 
 enum {
     CONNECTION_OK,
-    CONNECTION_E_SLOW,  /* over max_output_bytes are unread: nothing was put */
-    CONNECTION_E_LARGE, /* the message alone is over max_output_bytes */
+    CONNECTION_E_SLOW,  /* over limits.output_bytes are unread: nothing was put */
+    CONNECTION_E_LARGE, /* the message alone is over limits.output_bytes */
 };
 
 /* Takes ownership of fd, also on failure. -ENOMEM. */

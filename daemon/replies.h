@@ -50,7 +50,6 @@ struct reply_facts {
     const char *backend;
     uint64_t uptime_ms;
     uint32_t connections;
-    uint32_t max_frame_bytes;
 };
 
 #endif

@@ -132,7 +132,7 @@ static int take_hello(struct session *s, const Nvllm__V1__ClientFrame *f, struct
     w.state = facts->state;
     w.progress = (float)status.progress;
     w.model = reply_text(facts->model);
-    w.max_frame_bytes = facts->max_frame_bytes;
+    w.max_frame_bytes = (uint32_t)s->server->parts.options->max_frame_bytes;
     session_check_put(s, reply_put(s->connection, 0, EVENT(WELCOME), &w));
     return 0;
 }
@@ -269,15 +269,8 @@ static const struct connection_handler handler = {
 void sessions_limits_changed(struct server *s)
 {
     const struct options *o = s->parts.options;
-    const int64_t pause = o->output_pause_bytes, most = o->max_output_bytes;
 
-    s->facts.max_frame_bytes = s->connections.max_frame_bytes = (uint32_t)o->max_frame_bytes;
-    s->connections.pause_bytes = (size_t)(pause < most ? pause : most);
-    s->connections.max_output_bytes = (size_t)most;
-    s->connections.slow_reader_s = (int)o->slow_reader_s;
-    s->connections.hello_timeout_s = (int)o->hello_timeout_s;
-    s->connections.frame_timeout_s = (int)o->frame_timeout_s;
-    atomic_store(&s->most_answer_bytes, (size_t)most);
+    atomic_store(&s->most_answer_bytes, (size_t)o->max_output_bytes);
     atomic_store(&s->most_request_bytes, (size_t)o->max_request_bytes);
     atomic_store(&s->most_request_bytes_per_uid, (size_t)o->max_request_bytes_per_uid);
 }
@@ -295,7 +288,10 @@ int sessions_init(struct server *s)
 {
     const struct engine_packer packer = {.pack = pack_answer, .ctx = s};
 
-    s->connections = (struct connections){.base = s->base, .handler = &handler, .shared = s};
+    s->connections = (struct connections){.base = s->base,
+                                          .handler = &handler,
+                                          .shared = s,
+                                          .options = s->parts.options};
     sessions_limits_changed(s);
     engine_set_packer(s->parts.engine, &packer);
     accounts_init(&s->accounts);
