@@ -1,5 +1,6 @@
 /* server.c - see server.h: the loop and its life. */
 #include <errno.h>
+#include <poll.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
@@ -19,6 +20,7 @@ enum {
     ACCEPT_BATCH = 64,     /* clients a wake-up, so that other events come between */
     ACCEPT_PAUSE_MS = 250, /* after descriptors or memory have run out */
     SOCKETS_MS = 1000,     /* between two checks of the sockets' files */
+    READING_MS = 200,      /* for options that are being read at the end */
     OWN_DESCRIPTORS = 256,
 };
 
@@ -136,14 +138,12 @@ static void accept_some(struct server *s, int which)
     }
 }
 
+/* At whichever socket they wait. */
 static void on_clients(struct server *s)
 {
-    accept_some(s, FOR_CLIENTS);
-}
-
-static void on_admins(struct server *s)
-{
-    accept_some(s, FOR_ADMINS);
+    for (int i = 0; i < N_LISTENERS; i++)
+        if (s->parts.listeners[i])
+            accept_some(s, i);
 }
 
 /* Makes a socket's file again where it was removed or replaced. Connected clients stay. The event
@@ -235,7 +235,7 @@ static int make_events(struct server *s)
     } wanted[N_SERVER_EVENTS] = {
         [EVENT_CLIENTS] = {listener_fd(listeners[FOR_CLIENTS]), EV_READ | EV_PERSIST, on_clients},
         [EVENT_ADMINS] = {listeners[FOR_ADMINS] ? listener_fd(listeners[FOR_ADMINS]) : -1,
-                          EV_READ | EV_PERSIST, listeners[FOR_ADMINS] ? on_admins : NULL},
+                          EV_READ | EV_PERSIST, listeners[FOR_ADMINS] ? on_clients : NULL},
         [EVENT_ENGINE] = {engine_event_fd(s->parts.engine), EV_READ | EV_PERSIST, on_engine},
         [EVENT_SIGTERM] = {SIGTERM, EV_SIGNAL | EV_PERSIST, on_sigterm},
         [EVENT_SIGINT] = {SIGINT, EV_SIGNAL | EV_PERSIST, on_sigint},
@@ -306,6 +306,7 @@ void server_free(struct server *s)
 
 enum server_end server_run(struct server *s)
 {
+    struct pollfd reading = {.fd = s->reading.fd, .events = POLLIN};
     uint64_t watchdog_us = 0;
     struct err why;
 
@@ -328,7 +329,11 @@ enum server_end server_run(struct server *s)
     event_del(s->events[EVENT_ENGINE]); /* the engine, which is freed first, owns its descriptor */
     log_event(LOG_LEVEL_INFO, "ended", "connections=%u requests=%zu", s->facts.connections,
               s->requests.n);
-    if (s->reading.under_way && s->end == SERVER_ENDED)
-        s->end = SERVER_STUCK;
+    if (s->end == SERVER_ENDED && s->reading.under_way) {
+        if (poll(&reading, 1, READING_MS) == 1)
+            server_on_reread(s);
+        else
+            s->end = SERVER_STUCK;
+    }
     return s->end;
 }

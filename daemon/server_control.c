@@ -137,15 +137,6 @@ static void answer_reloads(struct server *s, uint64_t number, const struct optio
     }
 }
 
-static void refuse_reloads(struct server *s, uint64_t number, Nvllm__V1__ErrorCode code,
-                           const char *why)
-{
-    struct refusal e;
-
-    refusal_set(&e, code, "%s; nothing was changed", why);
-    answer_reloads(s, number, NULL, &e);
-}
-
 static void *reread(void *server)
 {
     const uint64_t one = 1;
@@ -178,11 +169,14 @@ static int start_reading(struct server *s, struct err *e)
 }
 
 /* Refuses the reloads that wait for this reading or an earlier one, and logs why. */
-static void refuse_reading(struct server *s, uint64_t number, Nvllm__V1__ErrorCode code,
+static void refuse_reloads(struct server *s, uint64_t number, Nvllm__V1__ErrorCode code,
                            const char *why)
 {
+    struct refusal e;
+
     log_text(LOG_LEVEL_WARNING, "reload_refused", why, "%s", "");
-    refuse_reloads(s, number, code, why);
+    refusal_set(&e, code, "%s; nothing was changed", why);
+    answer_reloads(s, number, NULL, &e);
 }
 
 static void take_over(struct server *s, struct options *fresh)
@@ -216,9 +210,9 @@ void server_on_reread(struct server *s)
     if (s->phase != PHASE_SERVING) /* the reloads have been answered */
         r->again = false;
     else if (r->r < 0)
-        refuse_reading(s, r->number, CODE(INVALID), r->why.text);
+        refuse_reloads(s, r->number, CODE(INVALID), r->why.text);
     else if (engine_set_shares(s->parts.engine, shares->list, shares->n) < 0)
-        refuse_reading(s, r->number, CODE(INVALID), "out of memory");
+        refuse_reloads(s, r->number, CODE(INVALID), "out of memory");
     else
         take_over(s, &r->options);
     if (r->r == 0)
@@ -234,7 +228,7 @@ void server_on_reload(struct server *s)
     struct err why;
 
     if (start_reading(s, &why) < 0)
-        refuse_reading(s, s->reading.number + 1, CODE(UNAVAILABLE), why.text);
+        refuse_reloads(s, s->reading.number + 1, CODE(UNAVAILABLE), why.text);
 }
 
 void server_on_hangup(struct server *s)
@@ -299,6 +293,8 @@ void server_on_phase(struct server *s)
 
 static void begin_end(struct server *s)
 {
+    struct refusal e;
+
     sd_notify(0, "STOPPING=1");
     if (!s->ready)
         s->end = SERVER_STUCK;
@@ -307,7 +303,8 @@ static void begin_end(struct server *s)
     evtimer_del(s->events[EVENT_DRAIN]);
     stop_listening(s);
     /* A reading may take long: reloads that wait for one, or for the next, end now. */
-    refuse_reloads(s, s->reading.number + 1, CODE(UNAVAILABLE), "the daemon is ending");
+    refusal_set(&e, CODE(UNAVAILABLE), "the daemon is ending; nothing was changed");
+    answer_reloads(s, s->reading.number + 1, NULL, &e);
     server_after(s, EVENT_PHASE, (uint64_t)s->parts.options->drain_timeout_s * 1000);
 }
 

@@ -445,25 +445,23 @@ static void shed(struct server *s, struct session *one, enum limit limit)
     connection_drop(one->connection, reply_error_frame(&f, &e));
 }
 
-/* Drops connections where the buffers of one user, or of all users, are over their limit. Over a
- * user's limit its largest connection goes first; over the limit of all, the largest one of the
- * user with the most: one large request is safe among many small buffers of another user. */
+/* Drops connections where the buffers of one user, or of all users, are over their limit: each time
+ * the largest connection of the user with the most, so that one large request is safe among many
+ * small buffers of another user. */
 static void shed_all(struct server *s)
 {
-    uint64_t all = limit_value(s->parts.options, LIMIT_BUFFER_BYTES);
-    uint64_t per_uid = limit_value(s->parts.options, LIMIT_BUFFER_BYTES_PER_UID);
-    struct session *largest;
-    struct account *one;
-    size_t at = 0;
+    const uint64_t most = limit_value(s->parts.options, LIMIT_BUFFER_BYTES);
+    const uint64_t per_uid = limit_value(s->parts.options, LIMIT_BUFFER_BYTES_PER_UID);
 
-    while (buffer_bytes(&s->accounts.total) > all &&
-           (largest = largest_session(s, largest_account(s))))
-        shed(s, largest, LIMIT_BUFFER_BYTES);
-    if (buffer_bytes(&s->accounts.total) <= per_uid)
-        return; /* so no user is over it */
-    while ((one = id_map_next(&s->accounts.by_uid, &at)))
-        while (buffer_bytes(one) > per_uid && (largest = largest_session(s, one)))
-            shed(s, largest, LIMIT_BUFFER_BYTES_PER_UID);
+    for (;;) {
+        const uint64_t all = buffer_bytes(&s->accounts.total);
+        const struct account *one = all > most || all > per_uid ? largest_account(s) : NULL;
+        struct session *largest = one ? largest_session(s, one) : NULL;
+
+        if (!largest || (all <= most && buffer_bytes(one) <= per_uid))
+            return;
+        shed(s, largest, all > most ? LIMIT_BUFFER_BYTES : LIMIT_BUFFER_BYTES_PER_UID);
+    }
 }
 
 void sessions_settle(struct server *s)
