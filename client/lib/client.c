@@ -28,7 +28,7 @@ static void keep_event(struct nvllm_client *c, struct event *e)
 /* No more events of other requests may be kept. */
 static bool queue_full(const struct nvllm_client *c)
 {
-    return c->queue_bytes > c->max_queue_bytes;
+    return c->queue_bytes > c->conn.max_queue_bytes;
 }
 
 struct event *client_take(struct nvllm_client *c, uint64_t id)
@@ -63,7 +63,6 @@ struct nvllm_client *client_new(int fd, const struct nvllm_options *options)
     if (max_frame > FRAME_LARGEST_MAX)
         max_frame = FRAME_LARGEST_MAX;
     c->fd = fd;
-    c->max_queue_bytes = options->max_queue_bytes;
     conn_init(&c->conn, (uint32_t)max_frame, options->max_queue_bytes);
     STAILQ_INIT(&c->queue);
     c->greet_deadline = INT64_MAX;
@@ -109,7 +108,7 @@ void client_flush(struct nvllm_client *c)
 static bool full(const struct nvllm_client *c)
 {
     return queue_full(c) ||
-           (frame_buffer_bytes(&c->conn.in.held) > c->max_queue_bytes && conn_ready(&c->conn));
+           (frame_buffer_bytes(&c->conn.in.held) > c->conn.max_queue_bytes && conn_ready(&c->conn));
 }
 
 static void pump_in(struct nvllm_client *c)
@@ -139,9 +138,8 @@ static void pump_in(struct nvllm_client *c)
 static int64_t own_deadline(const struct nvllm_client *c)
 {
     int64_t greet = c->conn.welcomed ? INT64_MAX : c->greet_deadline;
-    int64_t request = conn_deadline(&c->conn);
 
-    return greet < request ? greet : request;
+    return greet < c->conn.nearest ? greet : c->conn.nearest;
 }
 
 static void expire(struct nvllm_client *c)
@@ -245,13 +243,12 @@ enum nvllm_code client_send(struct nvllm_client *c, Nvllm__V1__ClientFrame *fram
                             int64_t deadline, uint64_t *id, struct nvllm_error *err)
 {
     struct pending *request;
-    enum nvllm_code code = conn_send(&c->conn, frame, &request, err);
+    enum nvllm_code code = conn_send(&c->conn, frame, deadline, &request, err);
 
     if (code != NVLLM_OK)
         return code;
     *id = request->id;
     request->open = open;
-    request->deadline = deadline;
     c->n_open += open;
     client_flush(c);
     return NVLLM_OK;

@@ -13,7 +13,7 @@ struct nvllm_client {
     bool calling;    /* a callback of nvllm_generate() runs, whose event must stay valid */
     struct conn conn;
     STAILQ_HEAD(, event) queue; /* received while waiting for another; older than those in conn */
-    size_t queue_bytes, max_queue_bytes;
+    size_t queue_bytes;
     struct event *current;  /* the event fetched last */
     int64_t greet_deadline; /* for the daemon's greeting; INT64_MAX: none */
     size_t n_open;          /* requests whose last event nvllm_next() has not returned */
