@@ -195,8 +195,7 @@ static int tune(const struct options *o, struct err *e)
     struct backend_choice choice;
     struct backend *backend;
     struct model *model;
-    int r = backend_choose(&choice, (enum option_backend)o->backend, &cpu_backend,
-                           o->backend_module, "/dev", e);
+    int r = backend_choose(&choice, o, &cpu_backend, "/dev", e);
 
     if (r < 0)
         return r;
@@ -288,8 +287,7 @@ static int serve(struct command_line *c)
         err_set(&e, -ENOMEM, "out of memory");
         goto fail;
     }
-    if (backend_choose(&choice, (enum option_backend)o->backend, &cpu_backend, o->backend_module,
-                       "/dev", &e) < 0)
+    if (backend_choose(&choice, o, &cpu_backend, "/dev", &e) < 0)
         goto fail;
     if (*choice.warning.text)
         log_text(LOG_LEVEL_WARNING, "backend_fell_to_cpu", choice.warning.text, "%s",

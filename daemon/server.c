@@ -276,13 +276,9 @@ int server_new(struct server **out, const struct server_parts *parts, struct err
     };
     s->start_ms = server_now_us() / 1000;
     s->last_percent = s->reading.fd = -1;
-    s->base = event_base_new();
-    if (!s->base) {
-        free(s);
-        return err_set(e, -ENOMEM, "server: cannot set up its loop");
-    }
-    if (sessions_init(s) < 0 || (s->reading.fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) < 0 ||
-        make_events(s) < 0) {
+    list_init(&s->sessions);
+    if (!(s->base = event_base_new()) || sessions_init(s) < 0 ||
+        (s->reading.fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) < 0 || make_events(s) < 0) {
         server_free(s);
         return err_set(e, -ENOMEM, "server: cannot set up its loop");
     }
@@ -298,7 +294,8 @@ void server_free(struct server *s)
     for (int i = 0; i < N_SERVER_EVENTS; i++)
         if (s->events[i])
             event_free(s->events[i]);
-    event_base_free(s->base);
+    if (s->base)
+        event_base_free(s->base);
     if (s->reading.fd >= 0)
         close(s->reading.fd);
     free(s);

@@ -409,7 +409,7 @@ int control_reload(struct session_call *c, struct refusal *e)
         return limit_refuse(e, o, LIMIT_REQUESTS_PER_CONNECTION, "", s->requests.n + 1);
     if (start_reading(s->server, &why) < 0)
         return refusal_set(e, CODE(UNAVAILABLE), "%s; nothing was changed", why.text);
-    p = pending_new(s, c->frame->id, 0, NULL);
+    p = pending_new(s, c->frame->id, &(struct demand){0}, NULL);
     if (!p)
         return -ENOMEM;
     p->reading = reading->number + reading->again;

@@ -123,6 +123,14 @@ struct pending {
     enum limit exceeded;      /* with ENGINE_E_MEMORY_LIMIT */
 };
 
+/* The resources that a request needs. */
+struct demand {
+    bool new_work; /* refused while draining */
+    bool inspect;  /* counted as an inspect request */
+    uint64_t tokens;
+    uint64_t message_bytes, engine_bytes;
+};
+
 /* A request of a client, on its way. */
 struct session_call {
     struct session *session;
@@ -206,7 +214,7 @@ int session_status(struct session_call *c, struct refusal *e);
 
 /* Enters a request into both maps and charges the account. On success it owns the message, which
  * may be NULL. NULL: no memory. */
-struct pending *pending_new(struct session *s, uint64_t client_id, uint64_t queued_tokens,
+struct pending *pending_new(struct session *s, uint64_t client_id, const struct demand *d,
                             struct unpacked *message);
 
 /* Frees it: out of both maps and off the account. */

@@ -295,7 +295,6 @@ int sessions_init(struct server *s)
     sessions_limits_changed(s);
     engine_set_packer(s->parts.engine, &packer);
     accounts_init(&s->accounts);
-    list_init(&s->sessions);
     return connections_init(&s->connections);
 }
 

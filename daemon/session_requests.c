@@ -37,7 +37,7 @@ static bool charge(void *owner, size_t bytes)
     return false;
 }
 
-struct pending *pending_new(struct session *s, uint64_t client_id, uint64_t queued_tokens,
+struct pending *pending_new(struct session *s, uint64_t client_id, const struct demand *d,
                             struct unpacked *message)
 {
     struct server *server = s->server;
@@ -51,9 +51,11 @@ struct pending *pending_new(struct session *s, uint64_t client_id, uint64_t queu
                           .session = s,
                           .account = s->account,
                           .pid = s->pid,
-                          .queued_tokens = queued_tokens,
+                          .inspect = d->inspect,
+                          .queued_tokens = d->tokens,
                           .message = message,
-                          .message_bytes = message ? unpacked_bytes(message) : 0};
+                          .message_bytes = d->message_bytes,
+                          .engine_bytes = d->engine_bytes};
     if (id_map_put(&server->requests, p->id, p) < 0 || id_map_put(&s->requests, client_id, p) < 0) {
         id_map_take(&server->requests, p->id);
         free(p);
@@ -61,8 +63,9 @@ struct pending *pending_new(struct session *s, uint64_t client_id, uint64_t queu
     }
     account_ref(p->account);
     account_add(p->account, ACCOUNT_REQUESTS, 1);
-    account_add(p->account, ACCOUNT_QUEUED_TOKENS, queued_tokens);
-    account_add(p->account, ACCOUNT_REQUEST_BYTES, p->message_bytes);
+    account_add(p->account, ACCOUNT_INSPECTS, d->inspect);
+    account_add(p->account, ACCOUNT_QUEUED_TOKENS, d->tokens);
+    account_add(p->account, ACCOUNT_REQUEST_BYTES, d->message_bytes + d->engine_bytes);
     return p;
 }
 
@@ -120,14 +123,6 @@ static int find_request(const struct session *s, struct pending **out, uint64_t 
 }
 
 /* ---- limits */
-
-/* The resources that a request needs. */
-struct demand {
-    bool new_work; /* refused while draining */
-    bool inspect;  /* counted as an inspect request */
-    uint64_t tokens;
-    uint64_t message_bytes, engine_bytes;
-};
 
 static int refuse_state(const struct server *s, bool new_work, struct refusal *e)
 {
@@ -231,14 +226,10 @@ static int start(struct session_call *c, struct demand d, struct refusal *e)
     d.engine_bytes = r.kind == ENGINE_GENERATE ? engine_request_bytes(&r) : 0;
     if (refuse(s, &d, e) < 0)
         return -EINVAL;
-    p = pending_new(s, c->frame->id, d.tokens, c->message);
+    p = pending_new(s, c->frame->id, &d, c->message);
     if (!p)
         return -ENOMEM;
     c->message = NULL;
-    p->engine_bytes = d.engine_bytes;
-    p->inspect = d.inspect;
-    account_add(p->account, ACCOUNT_REQUEST_BYTES, d.engine_bytes);
-    account_add(p->account, ACCOUNT_INSPECTS, d.inspect);
     r.id = p->id;
     r.owner = p;
     r.release = release;
@@ -297,15 +288,6 @@ int session_status(struct session_call *c, struct refusal *e)
 
 /* ---- from the engine */
 
-/* The answer has grown over the limit of all requests, or of the user's. */
-static void refuse_answer_memory(struct refusal *e, const struct options *o,
-                                 const struct pending *p)
-{
-    limit_refuse_text(e, o, p->exceeded, "the answers under way take too much memory");
-    if (p->engine_bytes > e->limit_value)
-        e->code = CODE(TOO_LONG); /* it is over the limit alone: waiting would not help */
-}
-
 /* Sends an engine error as an error of the protocol. */
 static int tell_error(const struct pending *p, const struct engine_event *ev)
 {
@@ -315,11 +297,13 @@ static int tell_error(const struct pending *p, const struct engine_event *ev)
     if (ev->error == ENGINE_E_PROMPT_LIMIT)
         limit_refuse(&e, o, LIMIT_PROMPT_TOKENS, ev->field, (uint64_t)ev->usage.prompt_tokens);
     else if (ev->error == ENGINE_E_MEMORY_LIMIT)
-        refuse_answer_memory(&e, o, p);
+        limit_refuse_text(&e, o, p->exceeded, "the answers under way take too much memory");
     else
         refusal_of_field(&e, reply_error_code(ev->error), ev->field ? ev->field : "", "%s", "");
     if (!e.limit)
         e.message = *ev->message;
+    else if (ev->error == ENGINE_E_MEMORY_LIMIT && p->engine_bytes > e.limit_value)
+        e.code = CODE(TOO_LONG); /* it is over the limit alone: waiting would not help */
     return reply_error(p->session->connection, p->client_id, &e);
 }
 
