@@ -15,20 +15,14 @@ static bool is_retryable(enum nvllm_code code)
 
 void error_copy_text(char *buf, size_t cap, const char *text)
 {
-    size_t len = text ? strlen(text) : 0, n = 0;
+    size_t n = text ? strnlen(text, cap) : 0;
 
-    for (size_t i = 0; i < len;) {
-        int step = utf8_step(text + i, len - i);
-        const char *shown = utf8_steers(text + i, step) ? "?" : text + i;
-        size_t taken = step < 1 ? 1 : (size_t)step, bytes = *shown == '?' ? 1 : taken;
-
-        if (n + bytes >= cap)
-            break;
-        memcpy(buf + n, shown, bytes);
-        n += bytes;
-        i += taken;
-    }
+    if (n == cap)
+        for (n--; n > 0 && (text[n] & 0xc0) == 0x80; n--)
+            ; /* not inside a character */
+    memcpy(buf, n ? text : "", n);
     buf[n] = '\0';
+    utf8_clean(buf);
 }
 
 enum nvllm_code error_fill(struct nvllm_error *e, enum nvllm_code code, const char *field,
