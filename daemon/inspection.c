@@ -1,4 +1,5 @@
-/* inspection.c - the engine's reports about its requests, blocks and prefix cache as frames.
+/* inspection.c - the status, and the engine's reports about its requests, blocks and prefix cache,
+ * as frames.
  *
  * The rows of proto/report_fields.h become assignments; messages point into the report. */
 #include <errno.h>
@@ -173,13 +174,15 @@ _Static_assert((int)INSPECT_WHY_STEP == (int)NVLLM__V1__WAIT_REASON__WAIT_STEP, 
 
 /* ---- frames */
 
-int inspection_put_status(const struct session_call *c)
+int session_status(struct session_call *c, struct refusal *e)
 {
-    const struct server *s = c->session->server;
+    struct server *s = c->session->server;
     struct engine_status engine;
     struct sources from = {.daemon = &s->facts, .engine = &engine, .core = &engine.core};
     Nvllm__V1__Status m;
 
+    (void)e;
+    s->facts.uptime_ms = server_now_us() / 1000 - s->start_ms;
     engine_status(s->parts.engine, &engine);
     fill_status(&m, &engine, &from);
     return reply_put(c->session->connection, c->frame->id, EVENT(STATUS), &m);

@@ -12,6 +12,11 @@
 #include "engine/util/err.h"
 #include "proto/nvllm.pb-c.h"
 
+/* The protocol's names in short. */
+#define CODE(name)  NVLLM__V1__ERROR_CODE__ERROR_##name
+#define EVENT(name) NVLLM__V1__SERVER_FRAME__EVENT_##name
+#define OP(name)    NVLLM__V1__CLIENT_FRAME__OP_##name
+
 #define LIMIT_NAME(name, ...) LIMIT_##name,
 enum limit { LIMITS(LIMIT_NAME) N_LIMITS };
 #undef LIMIT_NAME

@@ -34,7 +34,7 @@ struct tool {
 
 struct operation {
     const char *name;
-    /* One input to one object; parsed is NULL where the input is not JSON but text. */
+    /* One input, with a NUL behind, to one object; parsed is NULL where it is not JSON but text. */
     int (*run)(struct tool *t, struct text input, const json_t *parsed, json_t **out,
                struct err *e);
     void (*print)(const json_t *result); /* the plain form */
@@ -158,15 +158,6 @@ static void print_ids(const json_t *result)
     putchar('\n');
 }
 
-static size_t span_spaces(struct text t)
-{
-    size_t n = 0;
-
-    while (n < t.len && memchr(" \t\r\n", t.data[n], 4))
-        n++;
-    return n;
-}
-
 /* Reads whole numbers, separated by spaces or commas, into an array. */
 static int parse_numbers(json_t **out, struct text input, struct err *e)
 {
@@ -205,13 +196,13 @@ static int32_t vocabulary_size(const struct tool *t)
 static int take_ids(const struct tool *t, struct token_list *out, struct text input,
                     const json_t *parsed, struct err *e)
 {
-    const size_t start = parsed ? 0 : span_spaces(input);
     json_t *own = NULL;
     int r = 0;
 
     if (!parsed) {
-        r = start < input.len && memchr("[{", input.data[start], 2) ? parse(&own, input, e)
-                                                                    : parse_numbers(&own, input, e);
+        const char first = input.data[strspn(input.data, " \t\r\n")];
+
+        r = first == '[' || first == '{' ? parse(&own, input, e) : parse_numbers(&own, input, e);
         parsed = own;
     }
     if (json_is_object(parsed))

@@ -15,10 +15,6 @@
 #include "engine/text/text_stream.h"
 #include "proto/utf8.h"
 
-#define INVALID  NVLLM__V1__ERROR_CODE__ERROR_INVALID
-#define TOO_LONG NVLLM__V1__ERROR_CODE__ERROR_TOO_LONG
-#define DENIED   NVLLM__V1__ERROR_CODE__ERROR_DENIED
-
 enum { MAX_NAME = 96 };
 
 struct checker {
@@ -88,7 +84,7 @@ static void take_text(struct checker *c, struct text *out, const void *data, siz
                       const char *field)
 {
     if (c->r == 0 && !utf8_valid(data, n))
-        refuse(c, INVALID, field, "is not UTF-8");
+        refuse(c, CODE(INVALID), field, "is not UTF-8");
     *out = (struct text){data, n};
 }
 
@@ -98,10 +94,10 @@ static void take_tool_call(struct checker *c, struct chat_tool_call *out,
                            const Nvllm__V1__ToolCall *m)
 {
     if (!m->has_name)
-        refuse(c, INVALID, "name", "is missing");
+        refuse(c, CODE(INVALID), "name", "is missing");
     take_text(c, &out->name, m->name.data, m->name.len, "name");
     if (!m->has_arguments)
-        refuse(c, INVALID, "arguments", "is missing; it is a JSON object");
+        refuse(c, CODE(INVALID), "arguments", "is missing; it is a JSON object");
     take_text(c, &out->arguments_json, m->arguments.data, m->arguments.len, "arguments");
 }
 
@@ -110,7 +106,7 @@ static void take_message(struct checker *c, struct chat_message *out, const Nvll
     struct chat_tool_call *calls;
 
     if (!m->role)
-        refuse(c, INVALID, "role", "is missing; it is system, user, assistant or tool");
+        refuse(c, CODE(INVALID), "role", "is missing; it is system, user, assistant or tool");
     else
         take_text(c, &out->role, m->role, strlen(m->role), "role");
     out->has_content = m->has_content;
@@ -138,7 +134,7 @@ static const struct chat *take_chat(struct checker *c, const Nvllm__V1__Chat *m)
     struct text *tools = take_memory(c, m->n_tools, sizeof(*tools));
 
     if (m->n_messages == 0)
-        refuse(c, INVALID, "chat.messages", "is empty");
+        refuse(c, CODE(INVALID), "chat.messages", "is empty");
     for (size_t i = 0; c->r == 0 && i < m->n_messages; i++) {
         const size_t path = enter(c, "chat.messages", i);
 
@@ -174,13 +170,13 @@ static void take_float(struct checker *c, float *out, float value, bool open, fl
     const bool inside = (open ? value > lo : value >= lo) && value <= hi; /* NaN is not */
 
     if (!inside && hi >= INFINITY)
-        refuse(c, INVALID, field, "%g is not a number %s %g", (double)value,
+        refuse(c, CODE(INVALID), field, "%g is not a number %s %g", (double)value,
                open ? "above" : "of at least", (double)lo);
     else if (!inside)
-        refuse(c, INVALID, field, "%g is not in %c%g, %g]", (double)value, open ? '(' : '[',
+        refuse(c, CODE(INVALID), field, "%g is not in %c%g, %g]", (double)value, open ? '(' : '[',
                (double)lo, (double)hi);
     else if (isinf(value))
-        refuse(c, INVALID, field, "is infinite");
+        refuse(c, CODE(INVALID), field, "is infinite");
     else
         *out = value;
 }
@@ -189,8 +185,8 @@ static void take_uint(struct checker *c, int32_t *out, uint32_t value, uint32_t 
                       const char *field)
 {
     if (value < lo || value > hi)
-        refuse(c, INVALID, field, "%" PRIu32 " is not in [%" PRIu32 ", %" PRIu32 "]", value, lo,
-               hi);
+        refuse(c, CODE(INVALID), field, "%" PRIu32 " is not in [%" PRIu32 ", %" PRIu32 "]", value,
+               lo, hi);
     else
         *out = (int32_t)value;
 }
@@ -198,8 +194,8 @@ static void take_uint(struct checker *c, int32_t *out, uint32_t value, uint32_t 
 static void check_id(struct checker *c, int32_t id, const char *field)
 {
     if (id < 0 || id >= c->rules->vocab_size)
-        refuse(c, INVALID, field, "%" PRId32 " is no id of the vocabulary, [0, %" PRId32 "]", id,
-               c->rules->vocab_size - 1);
+        refuse(c, CODE(INVALID), field, "%" PRId32 " is no id of the vocabulary, [0, %" PRId32 "]",
+               id, c->rules->vocab_size - 1);
 }
 
 /* Checks the entries of a field. */
@@ -223,11 +219,11 @@ static void take_bias(struct checker *c, struct sampling *s, const Nvllm__V1__Sa
         const size_t path = enter(c, "sampling.logit_bias", i);
 
         if (!b->has_id)
-            refuse(c, INVALID, "id", "is missing");
+            refuse(c, CODE(INVALID), "id", "is missing");
         check_id(c, b->id, "id");
         bias[i].id = b->id;
         if (!b->has_bias)
-            refuse(c, INVALID, "bias", "is missing");
+            refuse(c, CODE(INVALID), "bias", "is missing");
         take_float(c, &bias[i].bias, b->bias, false, -100, 100, "bias");
         leave(c, path);
     }
@@ -304,11 +300,11 @@ static void take_sampling(struct checker *c, struct engine_request *out,
 static void check_prompt_ids(struct checker *c, const Nvllm__V1__TokenIds *ids)
 {
     if (ids->n_ids == 0)
-        refuse(c, INVALID, "prompt_ids", "is empty");
+        refuse(c, CODE(INVALID), "prompt_ids", "is empty");
     if (c->rules->options->max_prompt_tokens)
         check_limit(c, LIMIT_PROMPT_TOKENS, ids->n_ids, "prompt_ids");
     if (ids->n_ids >= (size_t)c->rules->max_seq_len)
-        refuse(c, TOO_LONG, "prompt_ids",
+        refuse(c, CODE(TOO_LONG), "prompt_ids",
                "%zu ids leave no room for an answer in %" PRId32 " tokens", ids->n_ids,
                c->rules->max_seq_len);
     check_ids(c, ids->ids, ids->n_ids, "prompt_ids");
@@ -334,7 +330,7 @@ static void take_input(struct checker *c, struct engine_request *out, const stru
     if (in->prompt) {
         check_limit(c, LIMIT_PROMPT_BYTES, in->prompt->len, "prompt");
         if (in->prompt->len == 0)
-            refuse(c, INVALID, "prompt", "is empty");
+            refuse(c, CODE(INVALID), "prompt", "is empty");
         out->input = ENGINE_PROMPT;
         take_text(c, &out->prompt, in->prompt->data, in->prompt->len, "prompt");
     } else if (in->ids) {
@@ -346,7 +342,7 @@ static void take_input(struct checker *c, struct engine_request *out, const stru
         out->input = ENGINE_CHAT;
         out->chat = take_chat(c, in->chat);
     } else {
-        refuse(c, INVALID, "input", "one of prompt, prompt_ids and chat is required");
+        refuse(c, CODE(INVALID), "input", "one of prompt, prompt_ids and chat is required");
     }
 }
 
@@ -357,7 +353,7 @@ static void take_stops(struct checker *c, struct engine_request *out, const Nvll
         const size_t path = enter(c, "stop", i);
 
         if (g->stop[i].len == 0)
-            refuse(c, INVALID, "", "is empty");
+            refuse(c, CODE(INVALID), "", "is empty");
         check_limit(c, LIMIT_STOP_BYTES, g->stop[i].len, "");
         take_text(c, &out->stops[i], g->stop[i].data, g->stop[i].len, "");
         leave(c, path);
@@ -374,15 +370,15 @@ static void take_max_tokens(struct checker *c, struct engine_request *out,
     if (!g->has_max_tokens)
         return; /* as many as fit */
     if (g->max_tokens == 0)
-        refuse(c, INVALID, "max_tokens", "0 is less than 1");
+        refuse(c, CODE(INVALID), "max_tokens", "0 is less than 1");
     if (out->most_tokens)
         check_limit(c, LIMIT_MAX_TOKENS, g->max_tokens, "max_tokens");
     if (g->max_tokens > (uint32_t)longest)
-        refuse(c, TOO_LONG, "max_tokens", "%" PRIu32 " is over the longest sequence, %" PRId32,
-               g->max_tokens, longest);
+        refuse(c, CODE(TOO_LONG), "max_tokens",
+               "%" PRIu32 " is over the longest sequence, %" PRId32, g->max_tokens, longest);
     out->max_tokens = (int32_t)g->max_tokens;
     if (out->sampling.min_tokens > out->max_tokens)
-        refuse(c, INVALID, "sampling.min_tokens", "%" PRId32 " is over max_tokens %" PRId32,
+        refuse(c, CODE(INVALID), "sampling.min_tokens", "%" PRId32 " is over max_tokens %" PRId32,
                out->sampling.min_tokens, out->max_tokens);
 }
 
@@ -396,9 +392,9 @@ static void take_priority(struct checker *c, struct engine_request *out,
     if (g->priority == NVLLM__V1__PRIORITY__PRIORITY_LOW)
         out->priority = CORE_LOW;
     else if (g->priority != NVLLM__V1__PRIORITY__PRIORITY_HIGH)
-        refuse(c, INVALID, "priority", "%d is no priority", (int)g->priority);
+        refuse(c, CODE(INVALID), "priority", "%d is no priority", (int)g->priority);
     else if (!c->origin->admin)
-        refuse(c, DENIED, "priority", "high is for admins");
+        refuse(c, CODE(DENIED), "priority", "high is for admins");
     else
         out->priority = CORE_HIGH;
 }
@@ -463,7 +459,8 @@ static void take_explain(struct checker *c, struct engine_request *out, const Nv
     }
     out->query.kind = INSPECT_EXPLAIN_PROMPT;
     if (m->about_case == NVLLM__V1__EXPLAIN__ABOUT__NOT_SET)
-        refuse(c, INVALID, "about", "one of request, prompt, prompt_ids and chat is required");
+        refuse(c, CODE(INVALID), "about",
+               "one of request, prompt, prompt_ids and chat is required");
     if (m->has_cache_salt)
         take_salt(c, &out->query.cache_salt, &m->cache_salt);
     take_input(c, out, &input);
@@ -481,25 +478,25 @@ static void take_inspect(struct checker *c, struct engine_request *out,
                                 .limit = INSPECT_MAX_ENTRIES,
                                 .client = uid};
     switch (f->op_case) {
-    case NVLLM__V1__CLIENT_FRAME__OP_LIST_REQUESTS:
+    case OP(LIST_REQUESTS):
         q->kind = INSPECT_REQUESTS;
         q->limit = limit_of(f->list_requests->has_limit, f->list_requests->limit);
         break;
-    case NVLLM__V1__CLIENT_FRAME__OP_GET_BLOCKS:
+    case OP(GET_BLOCKS):
         q->kind = INSPECT_BLOCKS;
         q->map = f->get_blocks->has_map && f->get_blocks->map;
         break;
-    case NVLLM__V1__CLIENT_FRAME__OP_SHOW_CACHE:
+    case OP(SHOW_CACHE):
         q->kind = INSPECT_CACHE;
         q->limit = limit_of(f->show_cache->has_limit, f->show_cache->limit);
         break;
-    case NVLLM__V1__CLIENT_FRAME__OP_CLEAR_CACHE:
+    case OP(CLEAR_CACHE):
         q->kind = INSPECT_CACHE_CLEAR;
         q->clear_all = f->clear_cache->has_all && f->clear_cache->all;
         if (q->clear_all && !q->all)
-            refuse(c, DENIED, "all", "only admins may clear the caches of all users");
+            refuse(c, CODE(DENIED), "all", "only admins may clear the caches of all users");
         break;
-    case NVLLM__V1__CLIENT_FRAME__OP_PIN_CACHE:
+    case OP(PIN_CACHE):
         take_pin(c, out, f->pin_cache);
         break;
     default:
@@ -519,10 +516,10 @@ int request_start(struct engine_request *out, const Nvllm__V1__ClientFrame *f, s
 
     *out = (struct engine_request){.client = origin->uid};
     switch (f->op_case) {
-    case NVLLM__V1__CLIENT_FRAME__OP_GENERATE:
+    case OP(GENERATE):
         take_generate(&c, out, f->generate);
         break;
-    case NVLLM__V1__CLIENT_FRAME__OP_TOKENIZE:
+    case OP(TOKENIZE):
         out->kind = ENGINE_TOKENIZE;
         out->special = t->has_special && t->special;
         check_limit(&c, LIMIT_TOKENIZE_BYTES, t->text.len, "text");
@@ -530,7 +527,7 @@ int request_start(struct engine_request *out, const Nvllm__V1__ClientFrame *f, s
         if (t->has_text)
             take_text(&c, &out->prompt, t->text.data, t->text.len, "text");
         break;
-    case NVLLM__V1__CLIENT_FRAME__OP_DETOKENIZE:
+    case OP(DETOKENIZE):
         out->kind = ENGINE_DETOKENIZE;
         out->input = ENGINE_PROMPT_IDS;
         out->prompt_ids = f->detokenize->ids;
@@ -538,13 +535,13 @@ int request_start(struct engine_request *out, const Nvllm__V1__ClientFrame *f, s
         out->special = f->detokenize->has_skip_special && f->detokenize->skip_special;
         check_ids(&c, out->prompt_ids, out->n_prompt_ids, "ids");
         break;
-    case NVLLM__V1__CLIENT_FRAME__OP_RENDER:
+    case OP(RENDER):
         out->kind = ENGINE_RENDER;
         out->input = ENGINE_CHAT;
         if (f->render->chat)
             out->chat = take_chat(&c, f->render->chat);
         else
-            refuse(&c, INVALID, "chat", "is missing");
+            refuse(&c, CODE(INVALID), "chat", "is missing");
         break;
     default:
         take_inspect(&c, out, f);

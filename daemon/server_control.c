@@ -99,17 +99,6 @@ void server_status_soon(struct server *s)
 
 /* ---- reload */
 
-static struct pending *waiting_for(const struct server *s, uint64_t number)
-{
-    struct pending *p;
-    size_t at = 0;
-
-    while ((p = id_map_next(&s->requests, &at)))
-        if (p->reading && p->reading <= number)
-            return p;
-    return NULL;
-}
-
 /* Answers the reloads that wait for this reading or an earlier one: with the change, or with why
  * nothing has changed where that is NULL. */
 static void answer_reloads(struct server *s, uint64_t number, const struct options_change *change,
@@ -117,6 +106,7 @@ static void answer_reloads(struct server *s, uint64_t number, const struct optio
 {
     Nvllm__V1__Reloaded m = NVLLM__V1__RELOADED__INIT;
     struct pending *p;
+    size_t at = 0;
 
     if (change) {
         m.n_changed = (size_t)change->n_changed;
@@ -124,14 +114,17 @@ static void answer_reloads(struct server *s, uint64_t number, const struct optio
         m.n_needs_restart = (size_t)change->n_needs_restart;
         m.needs_restart = (char **)(uintptr_t)change->needs_restart;
     }
-    while ((p = waiting_for(s, number))) {
+    while ((p = id_map_next(&s->requests, &at))) {
         struct session *one = p->session;
         int r = CONNECTION_OK;
 
+        if (!p->reading || p->reading > number)
+            continue;
         if (one)
             r = change ? reply_put(one->connection, p->client_id, EVENT(RELOADED), &m)
                        : reply_error(one->connection, p->client_id, why);
         pending_forget(p);
+        at = 0; /* the map has changed */
         if (one)
             session_check_put(one, r);
     }

@@ -18,10 +18,6 @@
 #include "engine/util/id_map.h"
 #include "engine/util/list.h"
 
-#define CODE(name)  NVLLM__V1__ERROR_CODE__ERROR_##name
-#define OP(name)    NVLLM__V1__CLIENT_FRAME__OP_##name
-#define EVENT(name) NVLLM__V1__SERVER_FRAME__EVENT_##name
-
 enum phase { PHASE_SERVING, PHASE_DRAINING, PHASE_CANCELLING, PHASE_FLUSHING };
 
 enum server_event {
@@ -210,7 +206,6 @@ int session_start(struct session_call *c, struct refusal *e);
 int session_pin(struct session_call *c, struct refusal *e);
 int session_inspect(struct session_call *c, struct refusal *e);
 int session_cancel(struct session_call *c, struct refusal *e);
-int session_status(struct session_call *c, struct refusal *e);
 
 /* Enters a request into both maps and charges the account. On success it owns the message, which
  * may be NULL. NULL: no memory. */
@@ -237,8 +232,9 @@ void requests_deinit(struct server *s);
 
 /* ---- inspection.c */
 
-/* Put one frame, as connection_put() does; -ENOMEM. */
+int session_status(struct session_call *c, struct refusal *e);
+
+/* Puts a report's frame, as connection_put() does; -ENOMEM. */
 int inspection_put(const struct pending *p, const struct inspect_report *r);
-int inspection_put_status(const struct session_call *c);
 
 #endif

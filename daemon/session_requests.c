@@ -277,15 +277,6 @@ int session_cancel(struct session_call *c, struct refusal *e)
     return reply_put(c->session->connection, c->frame->id, EVENT(CANCELLED), &answer);
 }
 
-int session_status(struct session_call *c, struct refusal *e)
-{
-    struct server *s = c->session->server;
-
-    (void)e;
-    s->facts.uptime_ms = server_now_us() / 1000 - s->start_ms;
-    return inspection_put_status(c);
-}
-
 /* ---- from the engine */
 
 /* Sends an engine error as an error of the protocol. */
