@@ -4,16 +4,9 @@
 #include <errno.h>
 #include <grp.h>
 #include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 
 #include "engine/util/must.h"
-
-void accounts_init(struct accounts *a)
-{
-    memset(a, 0, sizeof(*a));
-    a->total.all = a;
-}
 
 static void must_be_zero(const struct account *one)
 {
@@ -26,7 +19,6 @@ void accounts_deinit(struct accounts *a)
     must(a->by_uid.n == 0); /* nobody refers to one */
     must_be_zero(&a->total);
     id_map_deinit(&a->by_uid);
-    memset(a, 0, sizeof(*a));
 }
 
 struct account *account_get(struct accounts *a, uid_t uid)

@@ -10,7 +10,6 @@
 
 /* What rows name as `from`: where fields come from, and room for messages inside the report. */
 struct sources {
-    const struct reply_facts *daemon;
     const struct engine_status *engine;
     const struct core_stats *core;
     const struct server *server;
@@ -176,13 +175,12 @@ _Static_assert((int)INSPECT_WHY_STEP == (int)NVLLM__V1__WAIT_REASON__WAIT_STEP, 
 
 int session_status(struct session_call *c, struct refusal *e)
 {
-    struct server *s = c->session->server;
+    const struct server *s = c->session->server;
     struct engine_status engine;
-    struct sources from = {.daemon = &s->facts, .engine = &engine, .core = &engine.core};
+    struct sources from = {.server = s, .engine = &engine, .core = &engine.core};
     Nvllm__V1__Status m;
 
     (void)e;
-    s->facts.uptime_ms = server_now_us() / 1000 - s->start_ms;
     engine_status(s->parts.engine, &engine);
     fill_status(&m, &engine, &from);
     return reply_put(c->session->connection, c->frame->id, EVENT(STATUS), &m);

@@ -218,8 +218,8 @@ static int tune(const struct options *o, struct err *e)
 
 /* ---- daemon */
 
-/* The last component of the folder's real path: what clients are told. */
-static char *model_name_of(const char *path)
+/* The last component of the folder's real path: what clients are told. NULL with *e: no memory. */
+static char *model_name_of(const char *path, struct err *e)
 {
     char *real = realpath(path, NULL), *name;
     const char *last = basename(real ? real : path);
@@ -228,6 +228,8 @@ static char *model_name_of(const char *path)
     free(real);
     if (name)
         utf8_clean(name);
+    else
+        err_set(e, -ENOMEM, "out of memory");
     return name;
 }
 
@@ -275,20 +277,16 @@ static int serve(struct command_line *c)
     struct server_parts parts = {.options = o, .reread = load, .reread_arg = c};
     struct server *server = NULL;
     enum server_end end = SERVER_FAILED;
-    char *name = NULL;
+    char *name;
     struct err e;
 
     server_hold_signals(SIG_BLOCK);
     umask(077);
     log_init((enum log_level)o->log_level);
     server_raise_descriptors(o);
-    name = model_name_of(o->model_path);
-    if (!name) {
-        err_set(&e, -ENOMEM, "out of memory");
-        goto fail;
-    }
-    if (backend_choose(&choice, o, &cpu_backend, "/dev", &e) < 0)
-        goto fail;
+    name = model_name_of(o->model_path, &e);
+    if (!name || backend_choose(&choice, o, &cpu_backend, "/dev", &e) < 0)
+        goto out;
     if (*choice.warning.text)
         log_text(LOG_LEVEL_WARNING, "backend_fell_to_cpu", choice.warning.text, "%s",
                  "backend=cpu");
@@ -297,26 +295,23 @@ static int serve(struct command_line *c)
     if (rights_init(&parts.rights, o->admin_group, &e) < 0 ||
         open_listeners(parts.listeners, o, &e) < 0 ||
         start_engine(&parts.engine, o, &choice, &e) < 0 || server_new(&server, &parts, &e) < 0)
-        goto fail;
+        goto out;
     end = server_run(server);
+out:
+    if (!server) {
+        log_text(LOG_LEVEL_ERROR, "cannot_start", e.text, "%s", "");
+        server_tell_failure(e.text);
+    }
     listener_free(parts.listeners[FOR_CLIENTS]);
     listener_free(parts.listeners[FOR_ADMINS]);
     /* Threads that load, hang or have failed are not waited for: the process ends under them, and
      * what they still refer to stays. */
-    if (end != SERVER_ENDED)
+    if (server && end != SERVER_ENDED)
         _exit(end == SERVER_FAILED ? EXIT_FAILURE : EXIT_SUCCESS);
     engine_free(parts.engine); /* first: its requests and its pool refer to the server's clients */
     server_free(server);
     free(name);
-    return EXIT_SUCCESS;
-fail:
-    log_text(LOG_LEVEL_ERROR, "cannot_start", e.text, "%s", "");
-    server_tell_failure(e.text);
-    engine_free(parts.engine);
-    listener_free(parts.listeners[FOR_CLIENTS]);
-    listener_free(parts.listeners[FOR_ADMINS]);
-    free(name);
-    return EXIT_FAILURE;
+    return server ? EXIT_SUCCESS : EXIT_FAILURE;
 }
 
 int main(int argc, char **argv)

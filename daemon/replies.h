@@ -41,15 +41,4 @@ static inline char *reply_text(const char *s)
 
 Nvllm__V1__ErrorCode reply_error_code(enum engine_error error);
 
-/* What the daemon adds to the engine's status. */
-struct reply_facts {
-    Nvllm__V1__State state;
-    const char *server; /* "nvllmd/0.1.0" */
-    const char *model;
-    const char *model_folder;
-    const char *backend;
-    uint64_t uptime_ms;
-    uint32_t connections;
-};
-
 #endif

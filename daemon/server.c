@@ -1,5 +1,6 @@
 /* server.c - see server.h: the loop and its life. */
 #include <errno.h>
+#include <inttypes.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -129,8 +130,8 @@ static void accept_some(struct server *s, int which)
         if (errno != EAGAIN) {
             /* The client stays in the queue and the socket readable: try again later. */
             if (log_due(&s->accepts_paused, 1000))
-                log_text(LOG_LEVEL_WARNING, "accept_paused", strerror(errno), "connections=%u",
-                         s->facts.connections);
+                log_text(LOG_LEVEL_WARNING, "accept_paused", strerror(errno),
+                         "connections=%" PRIu64, server_connections(s));
             event_del(s->events[EVENT_CLIENTS + which]);
             server_after(s, EVENT_SOCKETS, ACCEPT_PAUSE_MS);
         }
@@ -267,13 +268,7 @@ int server_new(struct server **out, const struct server_parts *parts, struct err
     if (!s)
         return err_set(e, -ENOMEM, "server: out of memory");
     s->parts = *parts;
-    s->facts = (struct reply_facts){
-        .state = NVLLM__V1__STATE__STATE_LOADING,
-        .server = "nvllmd/" NVLLM_VERSION,
-        .model = parts->model,
-        .model_folder = parts->options->model_path,
-        .backend = parts->backend,
-    };
+    s->state = NVLLM__V1__STATE__STATE_LOADING;
     s->start_ms = server_now_us() / 1000;
     s->last_percent = s->reading.fd = -1;
     list_init(&s->sessions);
@@ -324,8 +319,8 @@ enum server_end server_run(struct server *s)
     }
     server_hold_signals(SIG_BLOCK);
     event_del(s->events[EVENT_ENGINE]); /* the engine, which is freed first, owns its descriptor */
-    log_event(LOG_LEVEL_INFO, "ended", "connections=%u requests=%zu", s->facts.connections,
-              s->requests.n);
+    log_event(LOG_LEVEL_INFO, "ended", "connections=%" PRIu64 " requests=%zu",
+              server_connections(s), s->requests.n);
     if (s->end == SERVER_ENDED && s->reading.under_way) {
         if (poll(&reading, 1, READING_MS) == 1)
             server_on_reread(s);

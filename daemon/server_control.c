@@ -70,7 +70,7 @@ static void tell_status(const struct server *s)
 
 void server_update_state(struct server *s)
 {
-    Nvllm__V1__State *state = &s->facts.state;
+    Nvllm__V1__State *state = &s->state;
 
     if (s->failed)
         *state = NVLLM__V1__STATE__STATE_FAILED;
@@ -349,7 +349,7 @@ static int changed(const struct session_call *c)
     Nvllm__V1__Changed m = NVLLM__V1__CHANGED__INIT;
 
     m.has_state = true;
-    m.state = s->facts.state;
+    m.state = s->state;
     m.log_level = reply_text(log_level_name((enum log_level)s->parts.options->log_level));
     return reply_put(c->session->connection, c->frame->id, EVENT(CHANGED), &m);
 }

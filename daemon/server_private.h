@@ -18,6 +18,8 @@
 #include "engine/util/id_map.h"
 #include "engine/util/list.h"
 
+#define SERVER_NAME "nvllmd/" NVLLM_VERSION /* to clients */
+
 enum phase { PHASE_SERVING, PHASE_DRAINING, PHASE_CANCELLING, PHASE_FLUSHING };
 
 enum server_event {
@@ -71,7 +73,7 @@ struct server {
     int last_percent;
     uint64_t start_ms;
 
-    struct reply_facts facts;   /* the state, connections and uptime included */
+    Nvllm__V1__State state;     /* that clients see */
     struct request_rules rules; /* from READY on */
     struct connections connections;
     struct accounts accounts;
@@ -144,6 +146,12 @@ struct operation {
 };
 
 /* ---- server.c */
+
+/* Connected clients. */
+static inline uint64_t server_connections(const struct server *s)
+{
+    return s->accounts.total.amounts[ACCOUNT_CONNECTIONS];
+}
 
 void server_after(struct server *s, enum server_event timer, uint64_t ms);
 uint64_t server_now_us(void);

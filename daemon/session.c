@@ -112,7 +112,7 @@ static void operate(struct session *s, const Nvllm__V1__ClientFrame *f, struct u
 
 static int take_hello(struct session *s, const Nvllm__V1__ClientFrame *f, struct refusal *e)
 {
-    struct reply_facts *facts = &s->server->facts;
+    const struct server *server = s->server;
     struct engine_status status;
     Nvllm__V1__Welcome w = NVLLM__V1__WELCOME__INIT;
 
@@ -123,16 +123,16 @@ static int take_hello(struct session *s, const Nvllm__V1__ClientFrame *f, struct
                            f->hello->protocol);
     s->greeted = true;
     connection_greeted(s->connection);
-    engine_status(s->server->parts.engine, &status);
+    engine_status(server->parts.engine, &status);
     log_text(LOG_LEVEL_DEBUG, "hello", f->hello->client ? f->hello->client : "", "uid=%u pid=%d",
              (unsigned)s->account->uid, (int)s->pid);
     w.has_protocol = w.has_state = w.has_progress = w.has_max_frame_bytes = true;
     w.protocol = 1;
-    w.server = reply_text(facts->server);
-    w.state = facts->state;
+    w.server = reply_text(SERVER_NAME);
+    w.state = server->state;
     w.progress = (float)status.progress;
-    w.model = reply_text(facts->model);
-    w.max_frame_bytes = (uint32_t)s->server->parts.options->max_frame_bytes;
+    w.model = reply_text(server->parts.model);
+    w.max_frame_bytes = (uint32_t)server->parts.options->max_frame_bytes;
     session_check_put(s, reply_put(s->connection, 0, EVENT(WELCOME), &w));
     return 0;
 }
@@ -294,7 +294,6 @@ int sessions_init(struct server *s)
                                           .options = s->parts.options};
     sessions_limits_changed(s);
     engine_set_packer(s->parts.engine, &packer);
-    accounts_init(&s->accounts);
     return connections_init(&s->connections);
 }
 
@@ -304,7 +303,6 @@ static void free_session(struct session *s)
     connection_free(s->connection); /* its buffers leave the account */
     account_sub(s->account, ACCOUNT_CONNECTIONS, 1);
     account_unref(s->account);
-    s->server->facts.connections--;
     free(s);
 }
 
@@ -324,8 +322,8 @@ static void reject(struct server *s, int fd, const struct refusal *why)
     struct error_frame f;
 
     if (log_due(&s->turned_away, LOG_EVERY_MS))
-        log_text(LOG_LEVEL_WARNING, "connection_turned_away", why->message.text, "connections=%u",
-                 s->facts.connections);
+        log_text(LOG_LEVEL_WARNING, "connection_turned_away", why->message.text,
+                 "connections=%" PRIu64, server_connections(s));
     if (frame_buffer_put(&b, reply_error_frame(&f, why)) == 0)
         (void)!send(fd, b.data + b.start, frame_buffer_bytes(&b), MSG_NOSIGNAL | MSG_DONTWAIT);
     frame_buffer_deinit(&b);
@@ -338,7 +336,7 @@ static int refuse_connection(const struct server *s, const struct account *a, bo
 {
     const struct options *o = s->parts.options;
     uint64_t reserve = admin ? (uint64_t)o->admin_connections : 0;
-    uint64_t n = a->amounts[ACCOUNT_CONNECTIONS] + 1, all = s->facts.connections + UINT64_C(1);
+    uint64_t n = a->amounts[ACCOUNT_CONNECTIONS] + 1, all = server_connections(s) + 1;
 
     if (all > (uint64_t)o->max_connections + reserve)
         return limit_refuse(e, o, LIMIT_CONNECTIONS, "", all);
@@ -365,7 +363,6 @@ static int enter(struct server *s, int fd, struct account *account, const struct
     one->admin = admin;
     list_append(&s->sessions, &one->link);
     account_add(account, ACCOUNT_CONNECTIONS, 1);
-    s->facts.connections++;
     log_event(LOG_LEVEL_DEBUG, "connected", "uid=%u pid=%d admin=%d", (unsigned)peer->uid,
               (int)peer->pid, admin);
     return 0;
@@ -477,6 +474,6 @@ void sessions_settle(struct server *s)
         session_abandon(one);
         free_session(one);
     }
-    if (s->phase == PHASE_FLUSHING && s->facts.connections == 0)
+    if (s->phase == PHASE_FLUSHING && server_connections(s) == 0)
         event_base_loopbreak(s->base);
 }
