@@ -31,7 +31,6 @@ struct command_line {
     struct options options; /* all zero where they are wrong: loaded below 0, why says it */
     int loaded;
     struct err why;
-    struct offline_options offline;
     bool done; /* --help or --version was all */
 };
 
@@ -134,7 +133,6 @@ static int load_options(struct command_line *c)
         return usage_error(c->why.text);
     if (!*c->options.model_path)
         return usage_error("no model: --model DIR, or path in section [model] of the file");
-    c->offline.model = c->options.model_path;
     return 0;
 }
 
@@ -162,14 +160,6 @@ static int parse(struct command_line *c, int argc, char **argv)
     if (c->line.n_words > (c->command ? c->command->max_words : 0))
         return usage_error("there are too many arguments");
     c->config = usage_value(&c->line, "config");
-    c->offline = (struct offline_options){
-        .json = usage_value(&c->line, "json"),
-        .jsonl = usage_value(&c->line, "jsonl"),
-        .special = usage_value(&c->line, "special"),
-        .skip_special = usage_value(&c->line, "skip-special"),
-    };
-    if (c->line.n_words > 0 && strcmp(c->line.words[0], "-") != 0)
-        c->offline.input = c->line.words[0];
     return load_options(c);
 }
 
@@ -182,7 +172,7 @@ static int check_config(const struct command_line *c)
         .why = &c->why,
         .cpu = &cpu_backend,
         .check_cpu = cpu_backend_check,
-        .json = c->offline.json,
+        .json = usage_value(&c->line, "json"),
     };
 
     return config_check_run(&check);
@@ -334,7 +324,7 @@ int main(int argc, char **argv)
     else if (is_command(&c, "tune"))
         status = tune(&c.options, &c.why) < 0 ? complain(&c.why) : EXIT_SUCCESS;
     else
-        status = offline_run(c.command->name, &c.offline);
+        status = offline_run(c.command->name, c.options.model_path, &c.line);
     if (fflush(stdout) != 0 || ferror(stdout)) {
         fprintf(stderr, "nvllmd: stdout: cannot be written\n");
         status = EXIT_FAILURE;

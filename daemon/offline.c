@@ -25,7 +25,8 @@
 enum { MAX_INPUT_BYTES = TOKENIZER_MAX_BYTES };
 
 struct tool {
-    const struct offline_options *options;
+    const char *model;
+    const struct usage_line *line;
     const struct operation *operation;
     struct tokenizer *tokenizer; /* of tokenize and detokenize */
     int32_t vocab_size;
@@ -45,6 +46,11 @@ static int complain(const char *text)
 {
     fprintf(stderr, "nvllmd: %s\n", text);
     return 1;
+}
+
+static bool is_given(const struct tool *t, const char *option)
+{
+    return usage_value(t->line, option) != NULL;
 }
 
 /* ---- reading and writing */
@@ -130,7 +136,7 @@ static int tokenize(struct tool *t, struct text input, const json_t *parsed, jso
         input = (struct text){json_string_value(parsed), json_string_length(parsed)};
     if (!utf8_valid(input.data, input.len))
         return err_set(e, -EINVAL, "the text is not UTF-8");
-    r = tokenizer_encode_all(t->tokenizer, input, t->options->special, &list);
+    r = tokenizer_encode_all(t->tokenizer, input, is_given(t, "special"), &list);
     if (r < 0) {
         free(list.ids);
         return err_set(e, r, "cannot tokenize: %s", strerror(-r));
@@ -179,7 +185,7 @@ static int parse_numbers(json_t **out, struct text input, struct err *e)
  * the tokenizer's. */
 static int32_t vocabulary_size(const struct tool *t)
 {
-    int dir = open(t->options->model, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    int dir = open(t->model, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     int32_t n = tokenizer_n_ids(t->tokenizer);
     struct model_defaults defaults;
     struct model_config config;
@@ -238,7 +244,8 @@ static int detokenize(struct tool *t, struct text input, const json_t *parsed, j
     int r = take_ids(t, &list, input, parsed, e);
 
     if (r == 0) {
-        r = tokenizer_decode(t->tokenizer, list.ids, list.n, t->options->skip_special, &text, &n);
+        r = tokenizer_decode(t->tokenizer, list.ids, list.n, is_given(t, "skip-special"), &text,
+                             &n);
         if (r < 0)
             err_set(e, r, "cannot detokenize: %s", strerror(-r));
     }
@@ -338,7 +345,7 @@ static int run_whole(struct tool *t, FILE *in)
     free(data);
     if (r < 0)
         return complain(e.text);
-    if (t->options->json)
+    if (is_given(t, "json"))
         return put_line(result, &e) < 0 ? complain(e.text) : 0;
     t->operation->print(result);
     json_decref(result);
@@ -347,16 +354,15 @@ static int run_whole(struct tool *t, FILE *in)
 
 static int load(struct tool *t, struct err *e)
 {
-    const char *model = t->options->model;
     int r;
 
     if (t->operation->renders) {
-        r = chat_template_load(&t->template, model, e);
+        r = chat_template_load(&t->template, t->model, e);
         if (r == 0 && !t->template)
-            r = err_set(e, -ENOTSUP, "%s: the model has no chat template", model);
+            r = err_set(e, -ENOTSUP, "%s: the model has no chat template", t->model);
         return r;
     }
-    r = tokenizer_load(&t->tokenizer, model, e);
+    r = tokenizer_load(&t->tokenizer, t->model, e);
     if (r == 0)
         t->vocab_size = vocabulary_size(t);
     return r;
@@ -364,20 +370,21 @@ static int load(struct tool *t, struct err *e)
 
 static int run(struct tool *t)
 {
-    const char *input = t->options->input;
+    const char *input = t->line->n_words > 0 ? t->line->words[0] : "-";
+    const bool lines = is_given(t, "jsonl");
     FILE *in = stdin;
     struct err e;
     int status;
 
     if (load(t, &e) < 0)
         return complain(e.text);
-    if (t->options->jsonl && input && !*input)
+    if (lines && !*input)
         return complain("--jsonl wants at least one line");
-    if (input)
+    if (strcmp(input, "-") != 0)
         in = fmemopen((void *)(uintptr_t)input, strlen(input), "r");
     if (!in)
         return complain("out of memory");
-    status = t->options->jsonl ? run_lines(t, in) : run_whole(t, in);
+    status = lines ? run_lines(t, in) : run_whole(t, in);
     if (in != stdin)
         fclose(in);
     return status;
@@ -423,17 +430,17 @@ static const struct operation operations[] = {
     {"render", render, print_text, true},
 };
 
-int offline_run(const char *command, const struct offline_options *o)
+int offline_run(const char *command, const char *model, const struct usage_line *line)
 {
     struct problems problems = {.line = print_line};
-    struct tool t = {.options = o};
+    struct tool t = {.model = model, .line = line};
     int status;
 
     for (size_t i = 0; i < sizeof(operations) / sizeof(*operations); i++)
         if (strcmp(command, operations[i].name) == 0)
             t.operation = &operations[i];
     if (!t.operation) {
-        offline_check_folder(o->model, &problems);
+        offline_check_folder(model, &problems);
         return problems.n > 0;
     }
     status = run(&t);

@@ -115,8 +115,7 @@ struct pending {
     bool inspect;             /* counted as an inspect request */
     uint64_t queued_tokens;   /* charged until the first event */
     uint64_t reading;         /* a reload: the reading that answers it; else 0 */
-    struct unpacked *message; /* until the engine releases it, on any thread */
-    uint64_t message_bytes;   /* charged as long */
+    struct unpacked *message; /* charged until the engine releases it, on any thread */
     uint64_t engine_bytes;    /* charged until the end; the engine thread adds to it */
     enum limit exceeded;      /* with ENGINE_E_MEMORY_LIMIT */
 };

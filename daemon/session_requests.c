@@ -14,10 +14,10 @@ static void release(void *owner)
 {
     struct pending *p = owner;
 
+    if (p->message)
+        account_sub(p->account, ACCOUNT_REQUEST_BYTES, unpacked_bytes(p->message));
     unpacked_free(p->message);
     p->message = NULL;
-    account_sub(p->account, ACCOUNT_REQUEST_BYTES, p->message_bytes);
-    p->message_bytes = 0;
 }
 
 /* engine_request.charge */
@@ -54,7 +54,6 @@ struct pending *pending_new(struct session *s, uint64_t client_id, const struct 
                           .inspect = d->inspect,
                           .queued_tokens = d->tokens,
                           .message = message,
-                          .message_bytes = d->message_bytes,
                           .engine_bytes = d->engine_bytes};
     if (id_map_put(&server->requests, p->id, p) < 0 || id_map_put(&s->requests, client_id, p) < 0) {
         id_map_take(&server->requests, p->id);
