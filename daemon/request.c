@@ -310,37 +310,37 @@ static void check_prompt_ids(struct checker *c, const Nvllm__V1__TokenIds *ids)
     check_ids(c, ids->ids, ids->n_ids, "prompt_ids");
 }
 
-/* A prompt in one of three ways; the others are NULL. */
-struct input {
-    const ProtobufCBinaryData *prompt;
-    const Nvllm__V1__TokenIds *ids;
-    const Nvllm__V1__Chat *chat;
-};
-
-/* Of Generate, PinCache and Explain, whose oneofs name the three alike. */
-#define INPUT(m, which, CASE)                                                                      \
-    {                                                                                              \
-        .prompt = (m)->which == CASE##_PROMPT ? &(m)->prompt : NULL,                               \
-        .ids = (m)->which == CASE##_PROMPT_IDS ? (m)->prompt_ids : NULL,                           \
-        .chat = (m)->which == CASE##_CHAT ? (m)->chat : NULL,                                      \
-    }
-
-static void take_input(struct checker *c, struct engine_request *out, const struct input *in)
+/* Where a message's oneof has the value of this case; NULL: it is another case. */
+static const void *chosen(const ProtobufCMessage *m, const char *name)
 {
-    if (in->prompt) {
-        check_limit(c, LIMIT_PROMPT_BYTES, in->prompt->len, "prompt");
-        if (in->prompt->len == 0)
+    const ProtobufCFieldDescriptor *field =
+        protobuf_c_message_descriptor_get_field_by_name(m->descriptor, name);
+    const uint32_t *id = (const void *)((const char *)m + field->quantifier_offset);
+
+    return *id == field->id ? (const char *)m + field->offset : NULL;
+}
+
+/* The input of Generate, PinCache and Explain, whose oneofs name the cases alike. */
+static void take_input(struct checker *c, struct engine_request *out, const ProtobufCMessage *m)
+{
+    const ProtobufCBinaryData *prompt = chosen(m, "prompt");
+    Nvllm__V1__TokenIds *const *ids = chosen(m, "prompt_ids");
+    Nvllm__V1__Chat *const *chat = chosen(m, "chat");
+
+    if (prompt) {
+        check_limit(c, LIMIT_PROMPT_BYTES, prompt->len, "prompt");
+        if (prompt->len == 0)
             refuse(c, CODE(INVALID), "prompt", "is empty");
         out->input = ENGINE_PROMPT;
-        take_text(c, &out->prompt, in->prompt->data, in->prompt->len, "prompt");
-    } else if (in->ids) {
+        take_text(c, &out->prompt, prompt->data, prompt->len, "prompt");
+    } else if (ids) {
         out->input = ENGINE_PROMPT_IDS;
-        out->prompt_ids = in->ids->ids;
-        out->n_prompt_ids = in->ids->n_ids;
-        check_prompt_ids(c, in->ids);
-    } else if (in->chat) {
+        out->prompt_ids = (*ids)->ids;
+        out->n_prompt_ids = (*ids)->n_ids;
+        check_prompt_ids(c, *ids);
+    } else if (chat) {
         out->input = ENGINE_CHAT;
-        out->chat = take_chat(c, in->chat);
+        out->chat = take_chat(c, *chat);
     } else {
         refuse(c, CODE(INVALID), "input", "one of prompt, prompt_ids and chat is required");
     }
@@ -407,8 +407,6 @@ static void take_salt(struct checker *c, struct text *out, const ProtobufCBinary
 
 static void take_generate(struct checker *c, struct engine_request *r, const Nvllm__V1__Generate *g)
 {
-    const struct input input = INPUT(g, input_case, NVLLM__V1__GENERATE__INPUT);
-
     r->n = 1;
     if (g->has_n)
         check_limit(c, LIMIT_CHOICES, g->n, "n");
@@ -418,7 +416,7 @@ static void take_generate(struct checker *c, struct engine_request *r, const Nvl
     take_max_tokens(c, r, g);
     take_stops(c, r, g);
     take_priority(c, r, g);
-    take_input(c, r, &input);
+    take_input(c, r, &g->base);
     if (g->has_cache_salt)
         take_salt(c, &r->cache_salt, &g->cache_salt);
     if (g->has_deadline_ms && g->deadline_ms)
@@ -437,21 +435,17 @@ static int32_t limit_of(bool has, uint32_t limit)
 
 static void take_pin(struct checker *c, struct engine_request *out, const Nvllm__V1__PinCache *m)
 {
-    const struct input input = INPUT(m, input_case, NVLLM__V1__PIN_CACHE__INPUT);
-
     out->query.kind = INSPECT_CACHE_PIN;
     out->query.unpin = m->has_unpin && m->unpin;
     if (m->has_uid)
         out->query.client = m->uid;
     if (m->has_cache_salt)
         take_salt(c, &out->query.cache_salt, &m->cache_salt);
-    take_input(c, out, &input);
+    take_input(c, out, &m->base);
 }
 
 static void take_explain(struct checker *c, struct engine_request *out, const Nvllm__V1__Explain *m)
 {
-    const struct input input = INPUT(m, about_case, NVLLM__V1__EXPLAIN__ABOUT);
-
     if (m->about_case == NVLLM__V1__EXPLAIN__ABOUT_REQUEST) {
         out->query.kind = INSPECT_EXPLAIN_REQUEST;
         out->query.request = m->request;
@@ -463,7 +457,7 @@ static void take_explain(struct checker *c, struct engine_request *out, const Nv
                "one of request, prompt, prompt_ids and chat is required");
     if (m->has_cache_salt)
         take_salt(c, &out->query.cache_salt, &m->cache_salt);
-    take_input(c, out, &input);
+    take_input(c, out, &m->base);
 }
 
 static void take_inspect(struct checker *c, struct engine_request *out,
