@@ -1,5 +1,4 @@
-/* client.c - the socket under a connection, the queue of its events, and the calls that wait for
- * them. */
+/* client.c - the socket under a connection, the queue of its events, and waiting for them. */
 #include "client/lib/client.h"
 
 #include <errno.h>
@@ -254,8 +253,7 @@ enum nvllm_code client_send(struct nvllm_client *c, Nvllm__V1__ClientFrame *fram
     return NVLLM_OK;
 }
 
-/* *deadline is what the request's own timeout makes it. The library itself ends an open request
- * then. */
+/* *deadline is that of the request's own timeout, at which the library ends an open request. */
 static enum nvllm_code start(struct nvllm_client *c, uint64_t *id, bool open, int64_t *deadline,
                              const struct nvllm_request *request, struct nvllm_error *err)
 {

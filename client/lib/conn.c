@@ -1,5 +1,4 @@
-/* conn.c - see conn.h. An error of the stream is final: it is kept in death and returned by each
- * later call. */
+/* conn.c - see conn.h. An error of the stream is final: each later call returns it, from death. */
 #include "client/lib/conn.h"
 
 #include <errno.h>

@@ -37,8 +37,7 @@ static inline void sized_give(void *theirs, size_t size, const void *ours, size_
     memcpy(theirs, &size, sizeof(size));
 }
 
-/* Copies a program's struct, unless it is NULL, over our defaults. False if it was never
- * initialised. */
+/* Copies a program's struct, unless NULL, over our defaults. False if it was never initialised. */
 static inline bool sized_take(void *ours, size_t our_size, const void *theirs)
 {
     size_t size;
