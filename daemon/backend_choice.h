@@ -1,7 +1,6 @@
 /* backend_choice.h - which backend computes: the CPU's, linked in, or a module for a device.
  *
- * A device that is there but does not work is an error with its reason: never a silent fall back
- * to the CPU. */
+ * A device that does not work is an error with its reason: never a silent fall back to the CPU. */
 #ifndef NVLLM_DAEMON_BACKEND_CHOICE_H
 #define NVLLM_DAEMON_BACKEND_CHOICE_H
 

@@ -157,8 +157,7 @@ static bool wait_for_round(struct connection *c)
     return true;
 }
 
-/* Hands over whole frames until none is left, the connection is paused, or the owner's quantum is
- * used. */
+/* Hands over whole frames until none is left, a pause begins, or the owner's quantum is used. */
 static void take_frames(struct connection *c)
 {
     const struct connection_handler *h = c->shared->handler;

@@ -46,8 +46,7 @@ struct connections {
     struct event_base *base;
     const struct connection_handler *handler;
     void *shared;                  /* for settle and round */
-    const struct options *options; /* the limits; a changed one counts from then on, for frames from
-                                    * the next connection */
+    const struct options *options; /* the limits; that of frames counts for new connections */
     struct list dirty;             /* with something to write, or ending */
     struct list gone;              /* to be freed; connections_next_gone */
     struct list waiting;           /* for the next round, longest first */
@@ -82,15 +81,13 @@ size_t connection_unread_bytes(const struct connection *c);
  * that does not read is given a few seconds. */
 void connection_end(struct connection *c, const ProtobufCMessage *message);
 
-/* Closes at once and frees the buffers. The message is sent if nothing else is unread and the
- * socket has room. */
+/* Closes at once and frees the buffers. The message is sent if no other is unread and it fits. */
 void connection_drop(struct connection *c, const ProtobufCMessage *message);
 
 /* Writes all buffered messages. */
 void connections_flush(struct connections *shared);
 
-/* The owner of a connection to free: the client has left, or connection_end() is done. NULL: none.
- */
+/* The owner of a connection to free: the client has left, or connection_end() is done. Or NULL. */
 void *connections_next_gone(const struct connections *shared);
 
 #endif

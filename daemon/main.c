@@ -85,8 +85,7 @@ static int apply(const struct command_line *c, struct options *out, struct err *
     return r;
 }
 
-/* Reads all options: defaults, file, command line. A reload calls it too. *out is set on success
- * only. */
+/* Reads all options, at the start or for a reload: defaults, file, command line. */
 static int load(void *arg, struct options *out, struct err *e)
 {
     const struct command_line *c = arg;

@@ -1,6 +1,5 @@
 /* offline.h - sub-commands without a daemon. On a model folder: tokenize, detokenize, render and
- * check, which read stdin or one argument and write stdout; messages go to stderr. On all options:
- * check-config. */
+ * check, which read stdin or one argument and write stdout. On all options: check-config. */
 #ifndef NVLLM_DAEMON_OFFLINE_H
 #define NVLLM_DAEMON_OFFLINE_H
 

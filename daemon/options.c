@@ -180,8 +180,7 @@ static void describe(const struct option *t, char *buf, size_t n)
     }
 }
 
-/* A whole number without spaces and signs; with units also "16M" and "16MiB". May set *out when it
- * fails. */
+/* A whole number without spaces and signs; with units also "16MiB". May set *out when it fails. */
 static bool parse_whole(int64_t *out, const char *s, int base, const char *units)
 {
     const char *u;

@@ -10,8 +10,7 @@
 #include "engine/engine.h"
 #include "proto/nvllm.pb-c.h"
 
-/* Each puts one frame for the client's id, as connection_put() does. reply_put() takes any message
- * of a ServerFrame's oneof. */
+/* Each puts one frame for the client's id, as connection_put() does. message: any of the oneof. */
 int reply_put(struct connection *c, uint64_t id, Nvllm__V1__ServerFrame__EventCase event,
               void *message);
 int reply_delta(struct connection *c, uint64_t id, const struct engine_event *ev);

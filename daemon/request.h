@@ -30,9 +30,8 @@ struct request_origin {
     uint64_t now_us; /* CLOCK_MONOTONIC */
 };
 
-/* A request for the engine, of any operation: fills all of *out but id, owner and its functions. An
- * absent seed is drawn with getrandom(). -EINVAL with *e, or -ENOMEM; *out is not to be used then.
- */
+/* A request for the engine: fills all of *out but id, owner and its functions. An absent seed is
+ * drawn with getrandom(). -EINVAL with *e, or -ENOMEM; *out is not to be used then. */
 int request_start(struct engine_request *out, const Nvllm__V1__ClientFrame *f, struct unpacked *u,
                   const struct request_rules *rules, const struct request_origin *origin,
                   struct refusal *e);

@@ -1,5 +1,4 @@
-/* session.c - clients: their connections, Hello, frames and the table of operations, and the limits
- * of buffers. */
+/* session.c - clients: connections, Hello, frames, the table of operations, limits of buffers. */
 #include <errno.h>
 #include <inttypes.h>
 #include <stdlib.h>
@@ -91,8 +90,7 @@ static int run_operation(struct session_call *c, struct refusal *e)
     return c->operation->run(c, e);
 }
 
-/* Runs an operation where the client has the right to, and answers one that is refused. Takes
- * ownership of the message. */
+/* Runs an operation, or answers that it is refused. Takes ownership of the message. */
 static void operate(struct session *s, const Nvllm__V1__ClientFrame *f, struct unpacked *u)
 {
     struct session_call c = {s, f, u, operation_of(f->op_case)};
