@@ -38,8 +38,7 @@ struct operation {
     /* One input, with a NUL behind, to one object; parsed is NULL where it is not JSON but text. */
     int (*run)(struct tool *t, struct text input, const json_t *parsed, json_t **out,
                struct err *e);
-    void (*print)(const json_t *result); /* the plain form */
-    bool renders;                        /* needs the template, and parses the lines of --jsonl */
+    bool renders; /* needs the template, and parses the lines of --jsonl */
 };
 
 static int complain(const char *text)
@@ -153,15 +152,6 @@ static int tokenize(struct tool *t, struct text input, const json_t *parsed, jso
         return 0;
     json_decref(*out);
     return err_set(e, -ENOMEM, "out of memory");
-}
-
-static void print_ids(const json_t *result)
-{
-    const json_t *ids = json_object_get(result, "ids");
-
-    for (size_t i = 0; i < json_array_size(ids); i++)
-        printf("%s%" JSON_INTEGER_FORMAT, i ? " " : "", json_integer_value(json_array_get(ids, i)));
-    putchar('\n');
 }
 
 /* Reads whole numbers, separated by spaces or commas, into an array. */
@@ -278,14 +268,6 @@ static int render(struct tool *t, struct text input, const json_t *parsed, json_
     return r;
 }
 
-/* Byte for byte, without a newline. */
-static void print_text(const json_t *result)
-{
-    const json_t *text = json_object_get(result, "text");
-
-    fwrite(json_string_value(text), 1, json_string_length(text), stdout);
-}
-
 /* ---- input and output */
 
 static int run_one(struct tool *t, struct text input, bool json, json_t **out, struct err *e)
@@ -297,6 +279,19 @@ static int run_one(struct tool *t, struct text input, bool json, json_t **out, s
         r = t->operation->run(t, input, parsed, out, e);
     json_decref(parsed);
     return r;
+}
+
+/* Ids, or a text byte for byte, without a newline. */
+static void print_plain(const json_t *result)
+{
+    const json_t *ids = json_object_get(result, "ids"), *text = json_object_get(result, "text");
+
+    if (text)
+        fwrite(json_string_value(text), 1, json_string_length(text), stdout);
+    for (size_t i = 0; i < json_array_size(ids); i++)
+        printf("%s%" JSON_INTEGER_FORMAT, i ? " " : "", json_integer_value(json_array_get(ids, i)));
+    if (ids)
+        putchar('\n');
 }
 
 /* A line that fails yields an error object, and the next line follows. */
@@ -347,7 +342,7 @@ static int run_whole(struct tool *t, FILE *in)
         return complain(e.text);
     if (is_given(t, "json"))
         return put_line(result, &e) < 0 ? complain(e.text) : 0;
-    t->operation->print(result);
+    print_plain(result);
     json_decref(result);
     return 0;
 }
@@ -425,9 +420,9 @@ static void print_line(void *arg, const char *level, const char *text)
 }
 
 static const struct operation operations[] = {
-    {"tokenize", tokenize, print_ids, false},
-    {"detokenize", detokenize, print_text, false},
-    {"render", render, print_text, true},
+    {"tokenize", tokenize, false},
+    {"detokenize", detokenize, false},
+    {"render", render, true},
 };
 
 int offline_run(const char *command, const char *model, const struct usage_line *line)

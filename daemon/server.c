@@ -70,7 +70,7 @@ static void engine_ready(struct server *s)
     if (!engine_chat_template(s->parts.engine))
         log_event(LOG_LEVEL_WARNING, "no_chat_template", "model=%s", s->parts.model);
     sd_notify(0, "READY=1");
-    server_update_state(s);
+    server_tell_status(s);
 }
 
 static void engine_changed(struct server *s)
@@ -91,7 +91,7 @@ static void engine_changed(struct server *s)
             engine_ready(s);
         break;
     case ENGINE_FAILED:
-        if (!s->failed)
+        if (s->end != SERVER_FAILED)
             server_engine_failed(s);
         break;
     }
@@ -106,7 +106,7 @@ static void on_engine(struct server *s)
             requests_event(s, ev);
     /* Read with any event: its own may be lost for want of memory. */
     engine_changed(s);
-    if (s->ready && !s->failed)
+    if (s->ready && s->end != SERVER_FAILED)
         server_status_soon(s);
     sessions_settle(s);
     engine_events_free(list); /* once the tokens are written */
@@ -268,7 +268,6 @@ int server_new(struct server **out, const struct server_parts *parts, struct err
     if (!s)
         return err_set(e, -ENOMEM, "server: out of memory");
     s->parts = *parts;
-    s->state = NVLLM__V1__STATE__STATE_LOADING;
     s->start_ms = server_now_us() / 1000;
     s->last_percent = s->reading.fd = -1;
     list_init(&s->sessions);
@@ -309,7 +308,7 @@ enum server_end server_run(struct server *s)
         if (s->parts.listeners[i])
             log_event(LOG_LEVEL_INFO, "listening", "socket=%s%s",
                       listener_path(s->parts.listeners[i]), i == FOR_ADMINS ? " for=admins" : "");
-    server_update_state(s);
+    server_tell_status(s);
     server_hold_signals(SIG_UNBLOCK);
     if (event_base_dispatch(s->base) < 0) { /* clients see their connections close */
         err_set(&why, 0, "the event loop failed: %s", strerror(errno));

@@ -50,12 +50,12 @@ void server_tell_failure(const char *why)
     tell("Failed: %s", why);
 }
 
-static void tell_status(const struct server *s)
+void server_tell_status(const struct server *s)
 {
     struct engine_status status;
 
     engine_status(s->parts.engine, &status);
-    if (s->failed)
+    if (s->end == SERVER_FAILED)
         return; /* server_tell_failure has told */
     if (s->phase != PHASE_SERVING)
         tell("Shutting down: %zu requests to end", s->requests.n);
@@ -68,25 +68,19 @@ static void tell_status(const struct server *s)
              status.core.requests_running, status.core.requests_waiting + (int)status.n_encoding);
 }
 
-void server_update_state(struct server *s)
+Nvllm__V1__State server_state(const struct server *s)
 {
-    Nvllm__V1__State *state = &s->state;
-
-    if (s->failed)
-        *state = NVLLM__V1__STATE__STATE_FAILED;
-    else if (s->phase != PHASE_SERVING)
-        *state = NVLLM__V1__STATE__STATE_DRAINING;
-    else if (!s->ready)
-        *state = NVLLM__V1__STATE__STATE_LOADING;
-    else
-        *state = s->drained ? NVLLM__V1__STATE__STATE_DRAINING : NVLLM__V1__STATE__STATE_READY;
-    tell_status(s);
+    if (s->end == SERVER_FAILED)
+        return NVLLM__V1__STATE__STATE_FAILED;
+    if (s->phase != PHASE_SERVING || (s->ready && s->drained))
+        return NVLLM__V1__STATE__STATE_DRAINING;
+    return s->ready ? NVLLM__V1__STATE__STATE_READY : NVLLM__V1__STATE__STATE_LOADING;
 }
 
 /* Repeats while there are requests: they may wait or be preempted without an event. */
 void server_on_status(struct server *s)
 {
-    tell_status(s);
+    server_tell_status(s);
     if (s->requests.n > 0)
         server_status_soon(s);
 }
@@ -292,7 +286,7 @@ static void begin_end(struct server *s)
     if (!s->ready)
         s->end = SERVER_STUCK;
     s->phase = PHASE_DRAINING;
-    server_update_state(s);
+    server_tell_status(s);
     evtimer_del(s->events[EVENT_DRAIN]);
     stop_listening(s);
     /* A reading may take long: reloads that wait for one, or for the next, end now. */
@@ -309,7 +303,7 @@ void server_signalled(struct server *s, int number)
         begin_end(s);
     } else if (s->phase == PHASE_DRAINING) {
         begin_cancel(s);
-        tell_status(s);
+        server_tell_status(s);
     }
 }
 
@@ -332,9 +326,8 @@ void server_engine_failed(struct server *s)
     engine_status(s->parts.engine, &status);
     log_text(LOG_LEVEL_ERROR, "engine_failed", status.failure.text, "requests=%zu", s->requests.n);
     server_tell_failure(status.failure.text);
-    s->failed = true;
     s->end = SERVER_FAILED;
-    server_update_state(s);
+    server_tell_status(s);
     stop_listening(s);
     refusal_set(&e, CODE(INTERNAL), "%s", status.failure.text);
     requests_fail_all(s, &e);
@@ -349,7 +342,7 @@ static int changed(const struct session_call *c)
     Nvllm__V1__Changed m = NVLLM__V1__CHANGED__INIT;
 
     m.has_state = true;
-    m.state = s->state;
+    m.state = server_state(s);
     m.log_level = reply_text(log_level_name((enum log_level)s->parts.options->log_level));
     return reply_put(c->session->connection, c->frame->id, EVENT(CHANGED), &m);
 }
@@ -362,7 +355,7 @@ int control_drain(struct session_call *c, struct refusal *e)
     (void)e;
     if (s->phase == PHASE_SERVING) { /* else the daemon is shutting down */
         s->drained = true;
-        server_update_state(s);
+        server_tell_status(s);
         server_after(s, EVENT_DRAIN,
                      m->has_timeout_ms ? m->timeout_ms
                                        : (uint64_t)s->parts.options->drain_timeout_s * 1000);
@@ -385,7 +378,7 @@ int control_resume(struct session_call *c, struct refusal *e)
         return refusal_set(e, CODE(UNAVAILABLE), "the daemon is ending, that cannot be taken back");
     s->drained = false;
     evtimer_del(s->events[EVENT_DRAIN]);
-    server_update_state(s);
+    server_tell_status(s);
     return changed(c);
 }
 

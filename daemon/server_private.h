@@ -64,16 +64,14 @@ struct server {
     struct server_hook hooks[N_SERVER_EVENTS];
     struct event *events[N_SERVER_EVENTS];
     enum phase phase;
-    enum server_end end;
-    bool ready;   /* the engine is ready */
-    bool failed;  /* the engine has failed */
-    bool drained; /* by an admin, until resume */
-    bool closed;  /* every request is refused */
+    enum server_end end; /* FAILED as soon as the engine has failed */
+    bool ready;          /* the engine is ready */
+    bool drained;        /* by an admin, until resume */
+    bool closed;         /* every request is refused */
     struct reading reading;
     int last_percent;
     uint64_t start_ms;
 
-    Nvllm__V1__State state;     /* that clients see */
     struct request_rules rules; /* from READY on */
     struct connections connections;
     struct accounts accounts;
@@ -156,8 +154,10 @@ uint64_t server_now_us(void);
 
 /* ---- server_control.c */
 
-/* Derives the state that clients see, and tells systemd. */
-void server_update_state(struct server *s);
+Nvllm__V1__State server_state(const struct server *s); /* that clients see */
+
+/* Tells systemd what the daemon does. */
+void server_tell_status(const struct server *s);
 
 /* Schedules a status line: one a second while there are requests, none while idle. */
 void server_status_soon(struct server *s);

@@ -127,7 +127,7 @@ static int take_hello(struct session *s, const Nvllm__V1__ClientFrame *f, struct
     w.has_protocol = w.has_state = w.has_progress = w.has_max_frame_bytes = true;
     w.protocol = 1;
     w.server = reply_text(SERVER_NAME);
-    w.state = server->state;
+    w.state = server_state(server);
     w.progress = (float)status.progress;
     w.model = reply_text(server->parts.model);
     w.max_frame_bytes = (uint32_t)server->parts.options->max_frame_bytes;

@@ -127,7 +127,7 @@ static int refuse_state(const struct server *s, bool new_work, struct refusal *e
 {
     if (s->closed)
         return refusal_set(e, CODE(UNAVAILABLE), "the daemon is ending");
-    switch (s->state) {
+    switch (server_state(s)) {
     case NVLLM__V1__STATE__STATE_READY:
         return 0;
     case NVLLM__V1__STATE__STATE_DRAINING:

@@ -53,7 +53,7 @@
     F(COUNT, free_bytes,      q->backend.free_bytes,      free_bytes,      free_bytes)
 
 #define STATUS_FIELDS(F) \
-    F(STATE, state,         from->server->state,         state,           state) \
+    F(STATE, state,         server_state(from->server),  state,           state) \
     F(REAL,  progress,      q->progress,                 progress,        progress) \
     F(TEXT,  model,         from->server->parts.model,   model,           model) \
     F(TEXT,  model_folder,  from->server->parts.options->model_path, model_folder, model_folder) \
