@@ -80,6 +80,7 @@ static void *take_memory(struct checker *c, size_t n, size_t size)
     return p;
 }
 
+/* What is absent in a message is empty. */
 static void take_text(struct checker *c, struct text *out, const void *data, size_t n,
                       const char *field)
 {
@@ -110,12 +111,10 @@ static void take_message(struct checker *c, struct chat_message *out, const Nvll
     else
         take_text(c, &out->role, m->role, strlen(m->role), "role");
     out->has_content = m->has_content;
-    if (m->has_content)
-        take_text(c, &out->content, m->content.data, m->content.len, "content");
+    take_text(c, &out->content, m->content.data, m->content.len, "content");
     out->has_reasoning = m->has_reasoning_content;
-    if (m->has_reasoning_content)
-        take_text(c, &out->reasoning, m->reasoning_content.data, m->reasoning_content.len,
-                  "reasoning_content");
+    take_text(c, &out->reasoning, m->reasoning_content.data, m->reasoning_content.len,
+              "reasoning_content");
     calls = take_memory(c, m->n_tool_calls, sizeof(*calls));
     for (size_t i = 0; c->r == 0 && i < m->n_tool_calls; i++) {
         const size_t path = enter(c, "tool_calls", i);
@@ -417,8 +416,7 @@ static void take_generate(struct checker *c, struct engine_request *r, const Nvl
     take_stops(c, r, g);
     take_priority(c, r, g);
     take_input(c, r, &g->base);
-    if (g->has_cache_salt)
-        take_salt(c, &r->cache_salt, &g->cache_salt);
+    take_salt(c, &r->cache_salt, &g->cache_salt);
     if (g->has_deadline_ms && g->deadline_ms)
         r->deadline_us = c->origin->now_us + (uint64_t)g->deadline_ms * 1000;
     r->most_prompt_tokens = (int32_t)c->rules->options->max_prompt_tokens;
@@ -439,8 +437,7 @@ static void take_pin(struct checker *c, struct engine_request *out, const Nvllm_
     out->query.unpin = m->has_unpin && m->unpin;
     if (m->has_uid)
         out->query.client = m->uid;
-    if (m->has_cache_salt)
-        take_salt(c, &out->query.cache_salt, &m->cache_salt);
+    take_salt(c, &out->query.cache_salt, &m->cache_salt);
     take_input(c, out, &m->base);
 }
 
@@ -455,8 +452,7 @@ static void take_explain(struct checker *c, struct engine_request *out, const Nv
     if (m->about_case == NVLLM__V1__EXPLAIN__ABOUT__NOT_SET)
         refuse(c, CODE(INVALID), "about",
                "one of request, prompt, prompt_ids and chat is required");
-    if (m->has_cache_salt)
-        take_salt(c, &out->query.cache_salt, &m->cache_salt);
+    take_salt(c, &out->query.cache_salt, &m->cache_salt);
     take_input(c, out, &m->base);
 }
 
@@ -518,8 +514,7 @@ int request_start(struct engine_request *out, const Nvllm__V1__ClientFrame *f, s
         out->special = t->has_special && t->special;
         check_limit(&c, LIMIT_TOKENIZE_BYTES, t->text.len, "text");
         check_limit(&c, LIMIT_PROMPT_BYTES, t->text.len, "text");
-        if (t->has_text)
-            take_text(&c, &out->prompt, t->text.data, t->text.len, "text");
+        take_text(&c, &out->prompt, t->text.data, t->text.len, "text");
         break;
     case OP(DETOKENIZE):
         out->kind = ENGINE_DETOKENIZE;
