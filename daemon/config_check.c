@@ -134,16 +134,10 @@ static void check_backend(struct checking *c, struct backend_choice *choice)
 /* systemd creates the folder of the default socket when it starts the service. */
 static bool is_made_by_systemd(const char *path)
 {
-    static const char *const units[] = {"/etc/systemd/system/nvllmd.service",
-                                        "/usr/local/lib/systemd/system/nvllmd.service",
-                                        "/usr/lib/systemd/system/nvllmd.service"};
-
-    if (strncmp(path, "/run/nvllm/", 11) != 0 || strchr(path + 11, '/') || sd_booted() <= 0)
-        return false;
-    for (size_t i = 0; i < sizeof(units) / sizeof(*units); i++)
-        if (access(units[i], F_OK) == 0)
-            return true;
-    return false;
+    return strncmp(path, "/run/nvllm/", 11) == 0 && !strchr(path + 11, '/') && sd_booted() > 0 &&
+           (access("/etc/systemd/system/nvllmd.service", F_OK) == 0 ||
+            access("/usr/local/lib/systemd/system/nvllmd.service", F_OK) == 0 ||
+            access("/usr/lib/systemd/system/nvllmd.service", F_OK) == 0);
 }
 
 /* Root's folders and those directly below / keep their owner. */

@@ -194,7 +194,6 @@ static bool read_some(struct connection *c)
         return false;
     if (n <= 0) {
         leave(c);
-        mark(c);
     } else if (frame_decoder_push(&c->in, buf, (size_t)n) < 0) {
         fault(c, CONNECTION_NO_MEMORY);
     } else {
@@ -279,7 +278,6 @@ static void timed_out(struct connection *c)
 {
     if (c->state == ENDING) {
         leave(c);
-        mark(c);
     } else if (c->state == PAUSED) {
         flush(c);
         resume(c);
@@ -307,7 +305,6 @@ static void on_event(evutil_socket_t fd, short what, void *arg)
     } else if (what & EV_WRITE) {
         flush(c);
         resume(c);
-        mark(c);
     } else {
         timed_out(c);
     }
