@@ -350,17 +350,14 @@ static int set(struct options *o, const struct option *t, const char *value, str
 
 int options_init(struct options *o, struct err *e)
 {
-    int r;
+    int r = 0;
 
     memset(o, 0, sizeof(*o));
-    for (int i = 0; i < N_OPTIONS; i++) {
+    for (int i = 0; r == 0 && i < N_OPTIONS; i++)
         r = set(o, &table[i], table[i].fallback, e);
-        if (r < 0) {
-            options_deinit(o);
-            return r;
-        }
-    }
-    return 0;
+    if (r < 0)
+        options_deinit(o);
+    return r;
 }
 
 void options_deinit(struct options *o)
