@@ -3,17 +3,11 @@
 
 #include <errno.h>
 #include <grp.h>
+#include <limits.h>
 #include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 
 #include "engine/util/must.h"
-
-void accounts_init(struct accounts *a)
-{
-    memset(a, 0, sizeof(*a));
-    a->total.all = a;
-}
 
 static void must_be_zero(const struct account *one)
 {
@@ -26,7 +20,6 @@ void accounts_deinit(struct accounts *a)
     must(a->by_uid.n == 0); /* nobody refers to one */
     must_be_zero(&a->total);
     id_map_deinit(&a->by_uid);
-    memset(a, 0, sizeof(*a));
 }
 
 struct account *account_get(struct accounts *a, uid_t uid)
@@ -117,28 +110,15 @@ bool rights_is_admin(const struct rights *r, const struct ucred *peer, const gid
 
 int rights_of_peer(const struct rights *r, int fd, struct ucred *peer, bool *admin)
 {
+    static gid_t groups[NGROUPS_MAX]; /* too many for the stack */
+    socklen_t bytes = sizeof(groups), len = sizeof(*peer);
     struct ucred who;
-    socklen_t len = sizeof(who);
-    gid_t *groups = NULL;
-    size_t n_groups = 0;
-    int ret = 0;
 
     if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &who, &len) < 0)
         return -errno;
-    if (r->has_group) {
-        len = 0; /* asks how many there are */
-        if (getsockopt(fd, SOL_SOCKET, SO_PEERGROUPS, NULL, &len) < 0 && errno == ERANGE) {
-            groups = malloc(len);
-            if (!groups)
-                return -ENOMEM;
-            ret = getsockopt(fd, SOL_SOCKET, SO_PEERGROUPS, groups, &len) < 0 ? -errno : 0;
-            n_groups = ret == 0 ? len / sizeof(*groups) : 0;
-        }
-    }
-    if (ret == 0) {
-        *peer = who;
-        *admin = rights_is_admin(r, &who, groups, n_groups);
-    }
-    free(groups);
-    return ret;
+    if (!r->has_group || getsockopt(fd, SOL_SOCKET, SO_PEERGROUPS, groups, &bytes) < 0)
+        bytes = 0;
+    *peer = who;
+    *admin = rights_is_admin(r, &who, groups, bytes / sizeof(*groups));
+    return 0;
 }

@@ -39,8 +39,7 @@ struct accounts {
     struct account total; /* of all users */
 };
 
-/* A zeroed struct needs accounts_init. */
-void accounts_init(struct accounts *a);
+/* A zeroed struct has none. */
 void accounts_deinit(struct accounts *a);
 
 /* A reference to a user's account, which is made if needed. NULL: no memory. */

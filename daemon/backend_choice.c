@@ -7,17 +7,12 @@
 #include <string.h>
 #include <unistd.h>
 
-static bool device_present(const char *folder)
+static bool is_in(const char *folder, const char *node)
 {
-    static const char *const nodes[] = {"nvidia0", "nvidiactl"};
     char path[256];
 
-    for (size_t i = 0; i < sizeof(nodes) / sizeof(*nodes); i++) {
-        snprintf(path, sizeof(path), "%s/%s", folder, nodes[i]);
-        if (access(path, F_OK) == 0)
-            return true;
-    }
-    return false;
+    snprintf(path, sizeof(path), "%s/%s", folder, node);
+    return access(path, F_OK) == 0;
 }
 
 static int load_module(const struct backend_ops **out, const char *path, struct err *e)
@@ -53,18 +48,19 @@ static int load_module(const struct backend_ops **out, const char *path, struct 
     return 0;
 }
 
-int backend_choose(struct backend_choice *out, enum option_backend wanted,
-                   const struct backend_ops *cpu, const char *module, const char *device_folder,
-                   struct err *e)
+int backend_choose(struct backend_choice *out, const struct options *o,
+                   const struct backend_ops *cpu, const char *device_folder, struct err *e)
 {
+    const char *module = o->backend_module;
     struct backend_choice c = {.ops = cpu};
-    bool present = wanted == OPTION_BACKEND_AUTO && device_present(device_folder);
+    bool present = o->backend == OPTION_BACKEND_AUTO &&
+                   (is_in(device_folder, "nvidia0") || is_in(device_folder, "nvidiactl"));
     int r;
 
     if (present && access(module, F_OK) < 0 && errno == ENOENT) {
         err_set(&c.warning, 0,
                 "an NVIDIA device is there but %s is not installed: computing on the CPU", module);
-    } else if (present || wanted == OPTION_BACKEND_CUDA) {
+    } else if (present || o->backend == OPTION_BACKEND_CUDA) {
         r = load_module(&c.ops, module, e);
         if (r < 0)
             return r;

@@ -1,7 +1,6 @@
 /* backend_choice.h - which backend computes: the CPU's, linked in, or a module for a device.
  *
- * A device that is there but does not work is an error with its reason: never a silent fall back
- * to the CPU. */
+ * A device that does not work is an error with its reason: never a silent fall back to the CPU. */
 #ifndef NVLLM_DAEMON_BACKEND_CHOICE_H
 #define NVLLM_DAEMON_BACKEND_CHOICE_H
 
@@ -16,9 +15,8 @@ struct backend_choice {
 
 /* cpu: the backend without a device. device_folder: /dev, where NVIDIA's nodes are. A module stays
  * loaded for the life of the process. -ENOENT, -ENOEXEC, … with the reason and a remedy. */
-int backend_choose(struct backend_choice *out, enum option_backend wanted,
-                   const struct backend_ops *cpu, const char *module, const char *device_folder,
-                   struct err *e);
+int backend_choose(struct backend_choice *out, const struct options *o,
+                   const struct backend_ops *cpu, const char *device_folder, struct err *e);
 
 /* The options of a backend. */
 struct backend_options backend_options_of(const struct options *o);

@@ -38,15 +38,6 @@ struct checking {
 
 /* ---- findings */
 
-/* Texts may quote a file and are shown on terminals. */
-static void clean(char *text)
-{
-    utf8_clean(text);
-    for (; *text; text++)
-        if ((unsigned char)*text < 0x20 || *text == 0x7f)
-            *text = '?';
-}
-
 /* Prints or collects one finding. about is a word; mend is a command, or NULL. */
 __attribute__((format(printf, 5, 6))) static void
 say(struct checking *c, enum level level, const char *about, const char *mend, const char *fmt, ...)
@@ -59,7 +50,7 @@ say(struct checking *c, enum level level, const char *about, const char *mend, c
     va_start(args, fmt);
     vsnprintf(text, sizeof(text), fmt, args);
     va_end(args);
-    clean(text);
+    utf8_clean(text); /* it may quote a file, and is shown on a terminal */
     c->n_wrong += level == WRONG;
     if (!c->check->json) {
         printf("%-5s  %-7s  %s\n", names[level], about, text);
@@ -128,11 +119,9 @@ static void say_why(struct checking *c)
 
 static void check_backend(struct checking *c, struct backend_choice *choice)
 {
-    const struct options *o = c->check->options;
     struct err e;
 
-    if (backend_choose(choice, (enum option_backend)o->backend, c->check->cpu, o->backend_module,
-                       "/dev", &e) < 0) {
+    if (backend_choose(choice, c->check->options, c->check->cpu, "/dev", &e) < 0) {
         *choice = (struct backend_choice){0};
         say(c, WRONG, "backend", edit(c, 0), "%s", e.text);
     } else if (*choice->warning.text) {
@@ -145,16 +134,10 @@ static void check_backend(struct checking *c, struct backend_choice *choice)
 /* systemd creates the folder of the default socket when it starts the service. */
 static bool is_made_by_systemd(const char *path)
 {
-    static const char *const units[] = {"/etc/systemd/system/nvllmd.service",
-                                        "/usr/local/lib/systemd/system/nvllmd.service",
-                                        "/usr/lib/systemd/system/nvllmd.service"};
-
-    if (strncmp(path, "/run/nvllm/", 11) != 0 || strchr(path + 11, '/') || sd_booted() <= 0)
-        return false;
-    for (size_t i = 0; i < sizeof(units) / sizeof(*units); i++)
-        if (access(units[i], F_OK) == 0)
-            return true;
-    return false;
+    return strncmp(path, "/run/nvllm/", 11) == 0 && !strchr(path + 11, '/') && sd_booted() > 0 &&
+           (access("/etc/systemd/system/nvllmd.service", F_OK) == 0 ||
+            access("/usr/local/lib/systemd/system/nvllmd.service", F_OK) == 0 ||
+            access("/usr/lib/systemd/system/nvllmd.service", F_OK) == 0);
 }
 
 /* Root's folders and those directly below / keep their owner. */

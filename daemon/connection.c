@@ -62,9 +62,9 @@ static void count_buffers(struct connection *c)
     c->shared->handler->buffers(c->owner, bytes);
 }
 
-static void set_timer(struct connection *c, int seconds)
+static void set_timer(struct connection *c, int64_t seconds)
 {
-    struct timeval tv = {.tv_sec = seconds};
+    struct timeval tv = {.tv_sec = (time_t)seconds};
 
     evtimer_add(c->timer, &tv);
 }
@@ -79,7 +79,8 @@ static void watch_frame(struct connection *c, bool progress)
     if (c->greeted && !frame_decoder_partial(&c->in))
         evtimer_del(c->timer);
     else if (!c->overdue && (progress || !evtimer_pending(c->timer, NULL)))
-        set_timer(c, c->greeted ? c->shared->frame_timeout_s : c->shared->hello_timeout_s);
+        set_timer(c, c->greeted ? c->shared->options->frame_timeout_s
+                                : c->shared->options->hello_timeout_s);
 }
 
 static void stop_reading(struct connection *c, enum state state)
@@ -97,6 +98,15 @@ static void leave(struct connection *c)
     list_append(&c->shared->gone, &c->leaving);
     event_del(c->writable);
     evtimer_del(c->timer);
+}
+
+/* Unread bytes over which the connection is paused. */
+static size_t pause_bytes(const struct connection *c)
+{
+    const struct options *o = c->shared->options;
+
+    return (size_t)(o->output_pause_bytes < o->max_output_bytes ? o->output_pause_bytes
+                                                                : o->max_output_bytes);
 }
 
 /* 0: all is written. -EAGAIN: the socket is full. Else the client has left. */
@@ -124,9 +134,9 @@ static void flush(struct connection *c)
 
     if (r == -EAGAIN) {
         event_add(c->writable, NULL);
-        if (c->state == OPEN && frame_buffer_bytes(&c->out) > c->shared->pause_bytes) {
+        if (c->state == OPEN && frame_buffer_bytes(&c->out) > pause_bytes(c)) {
             stop_reading(c, PAUSED);
-            set_timer(c, c->shared->slow_reader_s);
+            set_timer(c, c->shared->options->slow_reader_s);
         }
     } else if (r < 0 || c->state == ENDING) {
         leave(c);
@@ -147,8 +157,7 @@ static bool wait_for_round(struct connection *c)
     return true;
 }
 
-/* Hands over whole frames until none is left, the connection is paused, or the owner's quantum is
- * used. */
+/* Hands over whole frames until none is left, a pause begins, or the owner's quantum is used. */
 static void take_frames(struct connection *c)
 {
     const struct connection_handler *h = c->shared->handler;
@@ -158,7 +167,7 @@ static void take_frames(struct connection *c)
     int r = FRAME_MORE;
 
     while (c->state == OPEN) {
-        if (frame_buffer_bytes(&c->out) > c->shared->pause_bytes)
+        if (frame_buffer_bytes(&c->out) > pause_bytes(c))
             flush(c);
         if (c->state != OPEN ||
             (!h->may_take(c->owner) && frame_decoder_ready(&c->in) && wait_for_round(c)))
@@ -185,7 +194,6 @@ static bool read_some(struct connection *c)
         return false;
     if (n <= 0) {
         leave(c);
-        mark(c);
     } else if (frame_decoder_push(&c->in, buf, (size_t)n) < 0) {
         fault(c, CONNECTION_NO_MEMORY);
     } else {
@@ -209,7 +217,7 @@ static void read_again(struct connection *c)
 /* Ends the pause once the client has read enough. */
 static void resume(struct connection *c)
 {
-    if (c->state != PAUSED || frame_buffer_bytes(&c->out) > c->shared->pause_bytes / 2)
+    if (c->state != PAUSED || frame_buffer_bytes(&c->out) > pause_bytes(c) / 2)
         return;
     c->state = OPEN;
     evtimer_del(c->timer);
@@ -270,11 +278,10 @@ static void timed_out(struct connection *c)
 {
     if (c->state == ENDING) {
         leave(c);
-        mark(c);
     } else if (c->state == PAUSED) {
         flush(c);
         resume(c);
-        if (c->state == PAUSED)
+        if (c->state == PAUSED && !evtimer_pending(c->timer, NULL)) /* else it is paused anew */
             fault(c, CONNECTION_SLOW);
     } else {
         c->overdue = true;
@@ -298,7 +305,6 @@ static void on_event(evutil_socket_t fd, short what, void *arg)
     } else if (what & EV_WRITE) {
         flush(c);
         resume(c);
-        mark(c);
     } else {
         timed_out(c);
     }
@@ -319,7 +325,7 @@ int connection_new(struct connection **out, struct connections *shared, int fd, 
     list_init(&c->dirty);
     list_init(&c->leaving);
     list_init(&c->waiting);
-    frame_decoder_init(&c->in, shared->max_frame_bytes);
+    frame_decoder_init(&c->in, (uint32_t)shared->options->max_frame_bytes);
     c->readable = event_new(shared->base, fd, EV_READ | EV_PERSIST, on_event, c);
     c->writable = event_new(shared->base, fd, EV_WRITE, on_event, c);
     c->timer = evtimer_new(shared->base, on_event, c);
@@ -327,7 +333,7 @@ int connection_new(struct connection **out, struct connections *shared, int fd, 
         connection_free(c);
         return -ENOMEM;
     }
-    set_timer(c, shared->hello_timeout_s);
+    set_timer(c, shared->options->hello_timeout_s);
     *out = c;
     return 0;
 }
@@ -358,10 +364,10 @@ void connection_greeted(struct connection *c)
 /* Over pause_bytes it writes first, after which the connection may be gone. */
 int connection_put(struct connection *c, const ProtobufCMessage *message, void *body, size_t bytes)
 {
-    const size_t most = c->shared->max_output_bytes;
+    const size_t most = (size_t)c->shared->options->max_output_bytes;
     int r;
 
-    if (c->state <= PAUSED && frame_buffer_bytes(&c->out) > c->shared->pause_bytes) {
+    if (c->state <= PAUSED && frame_buffer_bytes(&c->out) > pause_bytes(c)) {
         mark(c);
         if (c->state == OPEN)
             flush(c);

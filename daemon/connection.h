@@ -16,6 +16,7 @@
 
 #include <event2/event.h>
 
+#include "daemon/options.h"
 #include "engine/util/list.h"
 #include "proto/frame.h"
 
@@ -44,27 +45,22 @@ struct connection_handler {
 struct connections {
     struct event_base *base;
     const struct connection_handler *handler;
-    void *shared; /* for settle and round */
-    uint32_t max_frame_bytes;
-    size_t pause_bytes; /* unread bytes that pause a connection */
-    size_t max_output_bytes;
-    int slow_reader_s;
-    int hello_timeout_s;
-    int frame_timeout_s;
-    struct list dirty;   /* with something to write, or ending */
-    struct list gone;    /* to be freed; connections_next_gone */
-    struct list waiting; /* for the next round, longest first */
-    struct event *again; /* starts the next round */
+    void *shared;                  /* for settle and round */
+    const struct options *options; /* the limits; that of frames counts for new connections */
+    struct list dirty;             /* with something to write, or ending */
+    struct list gone;              /* to be freed; connections_next_gone */
+    struct list waiting;           /* for the next round, longest first */
+    struct event *again;           /* starts the next round */
 };
 
-/* Call it once base, handler and limits are set. -ENOMEM. */
+/* Call it once base, handler and options are set. -ENOMEM. */
 int connections_init(struct connections *shared);
 void connections_deinit(struct connections *shared);
 
 enum {
     CONNECTION_OK,
-    CONNECTION_E_SLOW,  /* over max_output_bytes are unread: nothing was put */
-    CONNECTION_E_LARGE, /* the message alone is over max_output_bytes */
+    CONNECTION_E_SLOW,  /* over limits.output_bytes are unread: nothing was put */
+    CONNECTION_E_LARGE, /* the message alone is over limits.output_bytes */
 };
 
 /* Takes ownership of fd, also on failure. -ENOMEM. */
@@ -85,15 +81,13 @@ size_t connection_unread_bytes(const struct connection *c);
  * that does not read is given a few seconds. */
 void connection_end(struct connection *c, const ProtobufCMessage *message);
 
-/* Closes at once and frees the buffers. The message is sent if nothing else is unread and the
- * socket has room. */
+/* Closes at once and frees the buffers. The message is sent if no other is unread and it fits. */
 void connection_drop(struct connection *c, const ProtobufCMessage *message);
 
 /* Writes all buffered messages. */
 void connections_flush(struct connections *shared);
 
-/* The owner of a connection to free: the client has left, or connection_end() is done. NULL: none.
- */
+/* The owner of a connection to free: the client has left, or connection_end() is done. Or NULL. */
 void *connections_next_gone(const struct connections *shared);
 
 #endif

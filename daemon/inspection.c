@@ -1,135 +1,26 @@
-/* inspection.c - operations that look into the engine or change its prefix cache as the queries of
- * engine/inspect.h, and their reports as frames.
+/* inspection.c - the status, and the engine's reports about its requests, blocks and prefix cache,
+ * as frames.
  *
- * The rows of proto/report_fields.h become assignments; messages point into the report, and the
- * messages of a list lie in one allocation, pointers first. */
+ * The rows of proto/report_fields.h become assignments; messages point into the report. */
 #include <errno.h>
 #include <stdio.h>
-#include <stdlib.h>
 
 #include "daemon/server_private.h"
-#include "engine/util/must.h"
 #include "proto/report_fields.h"
-
-static int32_t limit_of(bool has, uint32_t limit)
-{
-    return !has || limit == 0 || limit > INSPECT_MAX_ENTRIES ? INSPECT_MAX_ENTRIES : (int32_t)limit;
-}
-
-/* Takes the prompt of a pin or of an explanation, and the salt of its cache. */
-static int take_prompt(struct engine_request *out, const struct session_call *c,
-                       const struct request_input *input, const ProtobufCBinaryData *salt,
-                       struct refusal *e)
-{
-    const struct request_rules *rules = &c->session->server->rules;
-    int r = salt ? request_salt(&out->query.cache_salt, salt, rules, e) : 0;
-
-    return r < 0 ? r : request_input(out, input, c->message, rules, e);
-}
-
-static int take_pin(struct engine_request *out, const struct session_call *c, struct refusal *e)
-{
-    const Nvllm__V1__PinCache *m = c->frame->pin_cache;
-    const struct request_input input = REQUEST_INPUT(m, input_case, NVLLM__V1__PIN_CACHE__INPUT);
-
-    out->query.kind = INSPECT_CACHE_PIN;
-    out->query.unpin = m->has_unpin && m->unpin;
-    if (m->has_uid)
-        out->query.client = m->uid;
-    return take_prompt(out, c, &input, m->has_cache_salt ? &m->cache_salt : NULL, e);
-}
-
-static int take_explain(struct engine_request *out, const struct session_call *c, struct refusal *e)
-{
-    const Nvllm__V1__Explain *m = c->frame->explain;
-    const struct request_input input = REQUEST_INPUT(m, about_case, NVLLM__V1__EXPLAIN__ABOUT);
-
-    if (m->about_case == NVLLM__V1__EXPLAIN__ABOUT_REQUEST) {
-        out->query.kind = INSPECT_EXPLAIN_REQUEST;
-        out->query.request = m->request;
-        return 0;
-    }
-    out->query.kind = INSPECT_EXPLAIN_PROMPT;
-    if (!input.prompt && !input.ids && !input.chat)
-        return refusal_of_field(e, CODE(INVALID), "about",
-                                "one of request, prompt, prompt_ids and chat is required");
-    return take_prompt(out, c, &input, m->has_cache_salt ? &m->cache_salt : NULL, e);
-}
-
-static int take_clear(struct engine_request *out, const Nvllm__V1__ClearCache *m, struct refusal *e)
-{
-    out->query.kind = INSPECT_CACHE_CLEAR;
-    out->query.clear_all = m->has_all && m->all;
-    if (out->query.clear_all && !out->query.all)
-        return refusal_of_field(e, CODE(DENIED), "all",
-                                "only admins may clear the caches of all users");
-    return 0;
-}
-
-int inspection_take(struct engine_request *out, const struct session_call *c, struct refusal *e)
-{
-    const Nvllm__V1__ClientFrame *f = c->frame;
-
-    *out = (struct engine_request){
-        .kind = ENGINE_INSPECT,
-        .query = {.viewer = c->session->account->uid,
-                  .all = c->session->admin,
-                  .limit = INSPECT_MAX_ENTRIES,
-                  .client = c->session->account->uid},
-    };
-    switch (f->op_case) {
-    case OP(LIST_REQUESTS):
-        out->query.kind = INSPECT_REQUESTS;
-        out->query.limit = limit_of(f->list_requests->has_limit, f->list_requests->limit);
-        return 0;
-    case OP(GET_BLOCKS):
-        out->query.kind = INSPECT_BLOCKS;
-        out->query.map = f->get_blocks->has_map && f->get_blocks->map;
-        return 0;
-    case OP(SHOW_CACHE):
-        out->query.kind = INSPECT_CACHE;
-        out->query.limit = limit_of(f->show_cache->has_limit, f->show_cache->limit);
-        return 0;
-    case OP(CLEAR_CACHE):
-        return take_clear(out, f->clear_cache, e);
-    case OP(PIN_CACHE):
-        return take_pin(out, c, e);
-    default:
-        return take_explain(out, c, e);
-    }
-}
-
-/* ---- reports */
-
-enum { MAX_LISTS = 2 }; /* of a report */
 
 /* What rows name as `from`: where fields come from, and room for messages inside the report. */
 struct sources {
-    const struct reply_facts *daemon;
     const struct engine_status *engine;
     const struct core_stats *core;
     const struct server *server;
     uint64_t now_us;
+    struct unpacked *lists; /* their entries */
     char text[256];         /* of an explanation */
-    void *lists[MAX_LISTS]; /* what list_new() gave */
-    size_t n_lists;
     Nvllm__V1__Blocks blocks;
     Nvllm__V1__Requests requests;
     Nvllm__V1__PrefixCache hits;
     Nvllm__V1__Memory memory;
 };
-
-/* n pointers to as many messages of a size; NULL: no memory. */
-static void *list_new(struct sources *from, size_t n, size_t size)
-{
-    void **list = calloc(n + 1, size + sizeof(*list));
-
-    must(from->n_lists < MAX_LISTS);
-    for (size_t i = 0; list && i < n; i++)
-        list[i] = (char *)(list + n + 1) + i * size;
-    from->lists[from->n_lists++] = list;
-    return list;
-}
 
 static uint64_t since(uint64_t us, const struct sources *from)
 {
@@ -155,6 +46,57 @@ static Nvllm__V1__Priority wire_priority(enum core_priority p)
     return p == CORE_LOW    ? NVLLM__V1__PRIORITY__PRIORITY_LOW
            : p == CORE_HIGH ? NVLLM__V1__PRIORITY__PRIORITY_HIGH
                             : NVLLM__V1__PRIORITY__PRIORITY_NORMAL;
+}
+
+/* ---- explanations in a sentence, written to from->text */
+
+static const char *why_waiting(const struct inspect_report *r, struct sources *from)
+{
+    static const char *const reasons[] = {
+        [INSPECT_WHY_ENCODING] = "its prompt is being rendered and tokenized",
+        [INSPECT_WHY_SEQS] = "as many sequences run as scheduler.max_seqs allows",
+        [INSPECT_WHY_BLOCKS] = "the first request in the queue needs more blocks than are free",
+        [INSPECT_WHY_PREFIX] = "another request computes the prefix that both share; it will be "
+                               "found in the cache",
+        [INSPECT_WHY_SHARE] = "requests of higher priority, or of users who have had less, go "
+                              "first",
+        [INSPECT_WHY_STEP] = "it starts with the next step",
+    };
+    const struct inspect_request *q = &r->requests[0];
+    const size_t size = sizeof(from->text);
+    char *text = from->text;
+    int n;
+
+    if (r->why == INSPECT_WHY_RUNS)
+        n = snprintf(text, size,
+                     "it runs: %d of %d prompt tokens are computed, %d tokens generated",
+                     q->computed_tokens, q->prompt_tokens, q->generated_tokens);
+    else if (r->why == INSPECT_WHY_BLOCKS && q->place <= 0)
+        n = snprintf(text, size,
+                     "it was preempted, and is queued again once its last step has completed");
+    else if (r->why == INSPECT_WHY_BLOCKS && r->blocks_needed > r->blocks_available)
+        n = snprintf(text, size, "it needs %d blocks to start, and %d are available",
+                     r->blocks_needed, r->blocks_available);
+    else
+        n = snprintf(text, size, "%s", reasons[r->why]);
+    if (q->place > 0)
+        snprintf(text + n, size - (size_t)n, "; it is number %d in the queue", q->place);
+    return text;
+}
+
+static const char *why_cached(const struct inspect_report *r, struct sources *from)
+{
+    const size_t size = sizeof(from->text);
+    char *text = from->text;
+    int n = snprintf(text, size, "%d of %d tokens are cached", r->cached_tokens, r->prompt_tokens);
+
+    if (r->compared)
+        n += snprintf(text + n, size - (size_t)n,
+                      "; a cached prompt begins with the same %d tokens", r->same_tokens);
+    if (r->next_id >= 0 && r->n_other > 0)
+        snprintf(text + n, size - (size_t)n, "; token %d follows here, token %d there", r->next_id,
+                 r->other[0]);
+    return text;
 }
 
 /* ---- rows as assignments to *m; packing only reads what they point at */
@@ -189,17 +131,19 @@ static Nvllm__V1__Priority wire_priority(enum core_priority p)
     fill_##source(&from->source, q, from);
 #define FILL_FLAT FILL_GROUP
 #define FILL_LIST(field, source, member)                                                           \
-    m->field = list_new(from, (size_t)q->n_##source, sizeof(**m->field));                          \
-    if (!m->field)                                                                                 \
+    if (!unpacked_list(from->lists, &m->field, (size_t)q->n_##source, sizeof(**m->field)))         \
         return -ENOMEM;                                                                            \
     m->n_##field = (size_t)q->n_##source;                                                          \
     for (size_t i = 0; i < m->n_##field; i++)                                                      \
         fill_##member(m->field[i], &q->source[i], from);
 
-/* Defines fill_name(): 0, or -ENOMEM where the rows have a list. */
+/* Defines fill_name(), from a `type` to a message: 0, or -ENOMEM where the rows have a list. */
 #define FILLER(name, message, descriptor, type, FIELDS)                                            \
-    static int fill_##name(Nvllm__V1__##message *m, const type *q, struct sources *from)           \
+    static int fill_##name(void *to, const void *report, struct sources *from)                     \
     {                                                                                              \
+        Nvllm__V1__##message *m = to;                                                              \
+        const type *q = report;                                                                    \
+                                                                                                   \
         (void)q, (void)from;                                                                       \
         protobuf_c_message_init(&nvllm__v1__##descriptor##__descriptor, m);                        \
         FIELDS(FILL)                                                                               \
@@ -227,64 +171,34 @@ FILLER(why_cached, Explanation, explanation, struct inspect_report, WHY_CACHED_F
 _Static_assert((int)INSPECT_ENDING == (int)NVLLM__V1__REQUEST_STATE__REQUEST_ENDING, "states");
 _Static_assert((int)INSPECT_WHY_STEP == (int)NVLLM__V1__WAIT_REASON__WAIT_STEP, "reasons");
 
-/* ---- explanations in a sentence */
-
-static void say_why_waiting(char *text, size_t size, const struct inspect_report *r)
-{
-    static const char *const reasons[] = {
-        [INSPECT_WHY_ENCODING] = "its prompt is being rendered and tokenized",
-        [INSPECT_WHY_SEQS] = "as many sequences run as scheduler.max_seqs allows",
-        [INSPECT_WHY_BLOCKS] = "the first request in the queue needs more blocks than are free",
-        [INSPECT_WHY_PREFIX] = "another request computes the prefix that both share; it will be "
-                               "found in the cache",
-        [INSPECT_WHY_SHARE] = "requests of higher priority, or of users who have had less, go "
-                              "first",
-        [INSPECT_WHY_STEP] = "it starts with the next step",
-    };
-    const struct inspect_request *q = &r->requests[0];
-    int n;
-
-    if (r->why == INSPECT_WHY_RUNS)
-        n = snprintf(text, size,
-                     "it runs: %d of %d prompt tokens are computed, %d tokens generated",
-                     q->computed_tokens, q->prompt_tokens, q->generated_tokens);
-    else if (r->why == INSPECT_WHY_BLOCKS && q->place <= 0)
-        n = snprintf(text, size,
-                     "it was preempted, and is queued again once its last step has completed");
-    else if (r->why == INSPECT_WHY_BLOCKS && r->blocks_needed > r->blocks_available)
-        n = snprintf(text, size, "it needs %d blocks to start, and %d are available",
-                     r->blocks_needed, r->blocks_available);
-    else
-        n = snprintf(text, size, "%s", reasons[r->why]);
-    if (q->place > 0)
-        snprintf(text + n, size - (size_t)n, "; it is number %d in the queue", q->place);
-}
-
-static void say_why_cached(char *text, size_t size, const struct inspect_report *r)
-{
-    int n = snprintf(text, size, "%d of %d tokens are cached", r->cached_tokens, r->prompt_tokens);
-
-    if (r->compared)
-        n += snprintf(text + n, size - (size_t)n,
-                      "; a cached prompt begins with the same %d tokens", r->same_tokens);
-    if (r->next_id >= 0 && r->n_other > 0)
-        snprintf(text + n, size - (size_t)n, "; token %d follows here, token %d there", r->next_id,
-                 r->other[0]);
-}
-
 /* ---- frames */
 
-int inspection_put_status(const struct session_call *c)
+int session_status(struct session_call *c, struct refusal *e)
 {
     const struct server *s = c->session->server;
     struct engine_status engine;
-    struct sources from = {.daemon = &s->facts, .engine = &engine, .core = &engine.core};
+    struct sources from = {.server = s, .engine = &engine, .core = &engine.core};
     Nvllm__V1__Status m;
 
+    (void)e;
     engine_status(s->parts.engine, &engine);
     fill_status(&m, &engine, &from);
     return reply_put(c->session->connection, c->frame->id, EVENT(STATUS), &m);
 }
+
+/* The frame of each report, and what fills it. */
+static const struct {
+    Nvllm__V1__ServerFrame__EventCase event;
+    int (*fill)(void *message, const void *report, struct sources *from);
+} reports[] = {
+    [INSPECT_REQUESTS] = {EVENT(REQUEST_LIST), fill_request_list},
+    [INSPECT_BLOCKS] = {EVENT(BLOCK_REPORT), fill_block_report},
+    [INSPECT_CACHE] = {EVENT(CACHE_REPORT), fill_cache},
+    [INSPECT_CACHE_CLEAR] = {EVENT(CACHE_CHANGED), fill_cache_change},
+    [INSPECT_CACHE_PIN] = {EVENT(CACHE_CHANGED), fill_cache_change},
+    [INSPECT_EXPLAIN_REQUEST] = {EVENT(EXPLANATION), fill_why_waiting},
+    [INSPECT_EXPLAIN_PROMPT] = {EVENT(EXPLANATION), fill_why_cached},
+};
 
 int inspection_put(const struct pending *p, const struct inspect_report *r)
 {
@@ -301,48 +215,22 @@ int inspection_put(const struct pending *p, const struct inspect_report *r)
         Nvllm__V1__Explanation why;
     } m;
     Nvllm__V1__RequestInfo info;
-    Nvllm__V1__ServerFrame__EventCase event = EVENT(CACHE_CHANGED);
     struct refusal e;
-    int rc = 0;
+    int rc;
 
+    if (r->kind == INSPECT_EXPLAIN_REQUEST && !r->found) {
+        refusal_of_field(&e, CODE(INVALID), "request", "it has ended");
+        return reply_error(p->session->connection, p->client_id, &e);
+    }
     engine_status(p->server->parts.engine, &engine);
-    switch (r->kind) {
-    case INSPECT_REQUESTS:
-        event = EVENT(REQUEST_LIST);
-        rc = fill_request_list(&m.requests, r, &from);
-        break;
-    case INSPECT_BLOCKS:
-        event = EVENT(BLOCK_REPORT);
-        rc = fill_block_report(&m.blocks, r, &from);
-        break;
-    case INSPECT_CACHE:
-        event = EVENT(CACHE_REPORT);
-        rc = fill_cache(&m.cache, r, &from);
-        break;
-    case INSPECT_CACHE_CLEAR:
-    case INSPECT_CACHE_PIN:
-        fill_cache_change(&m.change, r, &from);
-        break;
-    case INSPECT_EXPLAIN_REQUEST:
-        if (!r->found) {
-            refusal_of_field(&e, CODE(INVALID), "request", "it has ended");
-            return reply_error(p->session->connection, p->client_id, &e);
-        }
-        event = EVENT(EXPLANATION);
-        say_why_waiting(from.text, sizeof(from.text), r);
-        fill_why_waiting(&m.why, r, &from);
+    from.lists = unpacked_new();
+    rc = reports[r->kind].fill(&m, r, &from);
+    if (r->kind == INSPECT_EXPLAIN_REQUEST) {
         fill_request_info(&info, &r->requests[0], &from);
         m.why.info = &info;
-        break;
-    case INSPECT_EXPLAIN_PROMPT:
-        event = EVENT(EXPLANATION);
-        say_why_cached(from.text, sizeof(from.text), r);
-        fill_why_cached(&m.why, r, &from);
-        break;
     }
     if (rc == 0)
-        rc = reply_put(p->session->connection, p->client_id, event, &m);
-    for (size_t i = 0; i < from.n_lists; i++)
-        free(from.lists[i]);
+        rc = reply_put(p->session->connection, p->client_id, reports[r->kind].event, &m);
+    unpacked_free(from.lists);
     return rc;
 }

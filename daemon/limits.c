@@ -8,8 +8,6 @@
 #include <stdio.h>
 #include <string.h>
 
-#define CODE(name) NVLLM__V1__ERROR_CODE__ERROR_##name
-
 enum {
     SOON_MS = 100,   /* requests end all the time */
     LATER_MS = 1000, /* connections last longer */

@@ -1,8 +1,7 @@
 /* limits.h - the limits of one request, one user and all users: one table, each row an option, and
  * one way to refuse what exceeds them.
  *
- * A refusal names the option and its value, and when to retry where that helps. accounts.h and
- * request.h do the counting. */
+ * A refusal names the option and its value, and when to retry where that helps. */
 #ifndef NVLLM_DAEMON_LIMITS_H
 #define NVLLM_DAEMON_LIMITS_H
 
@@ -11,6 +10,11 @@
 #include "daemon/options.h"
 #include "engine/util/err.h"
 #include "proto/nvllm.pb-c.h"
+
+/* The protocol's names in short. */
+#define CODE(name)  NVLLM__V1__ERROR_CODE__ERROR_##name
+#define EVENT(name) NVLLM__V1__SERVER_FRAME__EVENT_##name
+#define OP(name)    NVLLM__V1__CLIENT_FRAME__OP_##name
 
 #define LIMIT_NAME(name, ...) LIMIT_##name,
 enum limit { LIMITS(LIMIT_NAME) N_LIMITS };
@@ -29,8 +33,7 @@ struct refusal {
 const char *limit_option(enum limit l); /* "limits.frame_bytes" */
 uint64_t limit_value(const struct options *o, enum limit l);
 
-/* Fills *e for an amount over a limit, and returns -EINVAL. field may be "", or name an entry, as
- * "stop[3]". */
+/* Fills *e for an amount over a limit; -EINVAL. field may be "", or name an entry, "stop[3]". */
 int limit_refuse(struct refusal *e, const struct options *o, enum limit l, const char *field,
                  uint64_t amount);
 
@@ -38,8 +41,7 @@ int limit_refuse(struct refusal *e, const struct options *o, enum limit l, const
 __attribute__((format(printf, 4, 5))) int
 limit_refuse_text(struct refusal *e, const struct options *o, enum limit l, const char *fmt, ...);
 
-/* An error of a field, "field: text", or of none where field is "". An entry's index is part of the
- * text only. */
+/* An error of a field, "field: text", or of none (""). An entry's index is in the text only. */
 __attribute__((format(printf, 4, 5))) int refusal_of_field(struct refusal *e,
                                                            Nvllm__V1__ErrorCode code,
                                                            const char *field, const char *fmt, ...);

@@ -51,8 +51,7 @@ static bool is_at(int fd, const char *path)
     return fstat(fd, &ours) == 0 && stat(path, &named) == 0 && same_file(&ours, &named);
 }
 
-/* Takes the lock. An ending daemon removes the file, so the file locked here may no longer be at
- * its path: try again then. */
+/* Takes the lock, again if an ending daemon has removed the file in the meantime. */
 static int take_lock(struct listener *l, struct err *e)
 {
     const char *path = l->addr.sun_path;
@@ -105,8 +104,7 @@ static int look_at_path(const struct sockaddr_un *addr, bool *left, struct err *
     return 0;
 }
 
-/* Binds the path and listens there; removes the socket of a dead daemon, and refuses anything
- * else. */
+/* Binds the path, from which it removes the socket of a dead daemon alone, and listens there. */
 static int bind_path(struct listener *l, struct err *e)
 {
     const struct listener_options *o = &l->options;

@@ -21,8 +21,7 @@ struct listener_options {
     const char *group_option; /* static; the option of the group, "daemon.socket_group" */
 };
 
-/* The options of the socket, or of the admin socket (none where its path is ""). They point into
- * the options. */
+/* Those of the socket, or of the admin socket (path "": none). They point into the options. */
 struct listener_options listener_options_of(const struct options *o, bool admins);
 
 /* Listens on a non-blocking socket; looks the group up once. The texts must outlive it.

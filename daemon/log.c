@@ -14,6 +14,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include <systemd/sd-daemon.h>
+
 #include "proto/utf8.h"
 
 static _Atomic enum log_level log_level = LOG_LEVEL_INFO;
@@ -24,6 +26,7 @@ static pthread_mutex_t write_lock = PTHREAD_MUTEX_INITIALIZER;
 static uint64_t n_dropped; /* under the lock */
 
 static const char *const names[] = {"error", "warning", "info", "debug"};
+static const char *const priorities[] = {SD_ERR, SD_WARNING, SD_INFO, SD_DEBUG};
 
 /* systemd passes the device and inode of the journal's stream; stderr may have been redirected. */
 static bool stderr_is_journal(void)
@@ -79,13 +82,11 @@ __attribute__((format(printf, 2, 3))) static void line_put(struct line *l, const
 
 static void line_begin(struct line *l, enum log_level level, const char *event)
 {
-    static const char *const leads[][2] = {{"nvllmd: level=error ", "<3>"},
-                                           {"nvllmd: level=warning ", "<4>"},
-                                           {"nvllmd: level=info ", "<6>"},
-                                           {"nvllmd: level=debug ", "<7>"}};
-
     l->len = 0;
-    line_put(l, "%sevent=%s", leads[level][under_journal], event);
+    if (under_journal)
+        line_put(l, "%sevent=%s", priorities[level], event);
+    else
+        line_put(l, "nvllmd: level=%s event=%s", names[level], event);
 }
 
 /* A client's text may be as long as a frame: no more is read than there is room for, up to two
@@ -110,14 +111,7 @@ static bool line_write(struct line *l)
 
     if (poll(&p, 1, 0) != 1 || !(p.revents & POLLOUT))
         return false;
-    for (size_t i = 0; i < l->len;) {
-        int n = utf8_step(l->data + i, l->len - i);
-        size_t length = (size_t)abs(n);
-
-        if (utf8_steers(l->data + i, n)) /* terminals would obey, the journal hide the line */
-            memset(l->data + i, '?', length);
-        i += length;
-    }
+    utf8_clean(l->data); /* terminals would obey, the journal hide the line */
     l->data[l->len++] = '\n';
     for (size_t at = 0; at < l->len; at += (size_t)done)
         if ((done = write(STDERR_FILENO, l->data + at, l->len - at)) <= 0)

@@ -29,8 +29,7 @@ struct log_rate {
     uint64_t n;       /* events since */
 };
 
-/* Counts an event. How many there were since the last line where interval_ms have passed, and a
- * line is due; else 0. */
+/* Counts an event. Where the last line is interval_ms old: how many there were since; else 0. */
 uint64_t log_due(struct log_rate *r, uint64_t interval_ms);
 
 #endif

@@ -31,7 +31,6 @@ struct command_line {
     struct options options; /* all zero where they are wrong: loaded below 0, why says it */
     int loaded;
     struct err why;
-    struct offline_options offline;
     bool done; /* --help or --version was all */
 };
 
@@ -86,8 +85,7 @@ static int apply(const struct command_line *c, struct options *out, struct err *
     return r;
 }
 
-/* Reads all options: defaults, file, command line. A reload calls it too. *out is set on success
- * only. */
+/* Reads all options, at the start or for a reload: defaults, file, command line. */
 static int load(void *arg, struct options *out, struct err *e)
 {
     const struct command_line *c = arg;
@@ -134,7 +132,6 @@ static int load_options(struct command_line *c)
         return usage_error(c->why.text);
     if (!*c->options.model_path)
         return usage_error("no model: --model DIR, or path in section [model] of the file");
-    c->offline.model = c->options.model_path;
     return 0;
 }
 
@@ -162,14 +159,6 @@ static int parse(struct command_line *c, int argc, char **argv)
     if (c->line.n_words > (c->command ? c->command->max_words : 0))
         return usage_error("there are too many arguments");
     c->config = usage_value(&c->line, "config");
-    c->offline = (struct offline_options){
-        .json = usage_value(&c->line, "json"),
-        .jsonl = usage_value(&c->line, "jsonl"),
-        .special = usage_value(&c->line, "special"),
-        .skip_special = usage_value(&c->line, "skip-special"),
-    };
-    if (c->line.n_words > 0 && strcmp(c->line.words[0], "-") != 0)
-        c->offline.input = c->line.words[0];
     return load_options(c);
 }
 
@@ -182,7 +171,7 @@ static int check_config(const struct command_line *c)
         .why = &c->why,
         .cpu = &cpu_backend,
         .check_cpu = cpu_backend_check,
-        .json = c->offline.json,
+        .json = usage_value(&c->line, "json"),
     };
 
     return config_check_run(&check);
@@ -195,8 +184,7 @@ static int tune(const struct options *o, struct err *e)
     struct backend_choice choice;
     struct backend *backend;
     struct model *model;
-    int r = backend_choose(&choice, (enum option_backend)o->backend, &cpu_backend,
-                           o->backend_module, "/dev", e);
+    int r = backend_choose(&choice, o, &cpu_backend, "/dev", e);
 
     if (r < 0)
         return r;
@@ -219,8 +207,8 @@ static int tune(const struct options *o, struct err *e)
 
 /* ---- daemon */
 
-/* The last component of the folder's real path: what clients are told. */
-static char *model_name_of(const char *path)
+/* The last component of the folder's real path: what clients are told. NULL with *e: no memory. */
+static char *model_name_of(const char *path, struct err *e)
 {
     char *real = realpath(path, NULL), *name;
     const char *last = basename(real ? real : path);
@@ -229,6 +217,8 @@ static char *model_name_of(const char *path)
     free(real);
     if (name)
         utf8_clean(name);
+    else
+        err_set(e, -ENOMEM, "out of memory");
     return name;
 }
 
@@ -276,21 +266,16 @@ static int serve(struct command_line *c)
     struct server_parts parts = {.options = o, .reread = load, .reread_arg = c};
     struct server *server = NULL;
     enum server_end end = SERVER_FAILED;
-    char *name = NULL;
+    char *name;
     struct err e;
 
     server_hold_signals(SIG_BLOCK);
     umask(077);
     log_init((enum log_level)o->log_level);
     server_raise_descriptors(o);
-    name = model_name_of(o->model_path);
-    if (!name) {
-        err_set(&e, -ENOMEM, "out of memory");
-        goto fail;
-    }
-    if (backend_choose(&choice, (enum option_backend)o->backend, &cpu_backend, o->backend_module,
-                       "/dev", &e) < 0)
-        goto fail;
+    name = model_name_of(o->model_path, &e);
+    if (!name || backend_choose(&choice, o, &cpu_backend, "/dev", &e) < 0)
+        goto out;
     if (*choice.warning.text)
         log_text(LOG_LEVEL_WARNING, "backend_fell_to_cpu", choice.warning.text, "%s",
                  "backend=cpu");
@@ -299,26 +284,23 @@ static int serve(struct command_line *c)
     if (rights_init(&parts.rights, o->admin_group, &e) < 0 ||
         open_listeners(parts.listeners, o, &e) < 0 ||
         start_engine(&parts.engine, o, &choice, &e) < 0 || server_new(&server, &parts, &e) < 0)
-        goto fail;
+        goto out;
     end = server_run(server);
+out:
+    if (!server) {
+        log_text(LOG_LEVEL_ERROR, "cannot_start", e.text, "%s", "");
+        server_tell_failure(e.text);
+    }
     listener_free(parts.listeners[FOR_CLIENTS]);
     listener_free(parts.listeners[FOR_ADMINS]);
     /* Threads that load, hang or have failed are not waited for: the process ends under them, and
      * what they still refer to stays. */
-    if (end != SERVER_ENDED)
+    if (server && end != SERVER_ENDED)
         _exit(end == SERVER_FAILED ? EXIT_FAILURE : EXIT_SUCCESS);
     engine_free(parts.engine); /* first: its requests and its pool refer to the server's clients */
     server_free(server);
     free(name);
-    return EXIT_SUCCESS;
-fail:
-    log_text(LOG_LEVEL_ERROR, "cannot_start", e.text, "%s", "");
-    server_tell_failure(e.text);
-    engine_free(parts.engine);
-    listener_free(parts.listeners[FOR_CLIENTS]);
-    listener_free(parts.listeners[FOR_ADMINS]);
-    free(name);
-    return EXIT_FAILURE;
+    return server ? EXIT_SUCCESS : EXIT_FAILURE;
 }
 
 int main(int argc, char **argv)
@@ -341,7 +323,7 @@ int main(int argc, char **argv)
     else if (is_command(&c, "tune"))
         status = tune(&c.options, &c.why) < 0 ? complain(&c.why) : EXIT_SUCCESS;
     else
-        status = offline_run(c.command->name, &c.offline);
+        status = offline_run(c.command->name, c.options.model_path, &c.line);
     if (fflush(stdout) != 0 || ferror(stdout)) {
         fprintf(stderr, "nvllmd: stdout: cannot be written\n");
         status = EXIT_FAILURE;

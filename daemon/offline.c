@@ -25,7 +25,8 @@
 enum { MAX_INPUT_BYTES = TOKENIZER_MAX_BYTES };
 
 struct tool {
-    const struct offline_options *options;
+    const char *model;
+    const struct usage_line *line;
     const struct operation *operation;
     struct tokenizer *tokenizer; /* of tokenize and detokenize */
     int32_t vocab_size;
@@ -34,17 +35,21 @@ struct tool {
 
 struct operation {
     const char *name;
-    /* One input to one object; parsed is NULL where the input is not JSON but text. */
+    /* One input, with a NUL behind, to one object; parsed is NULL where it is not JSON but text. */
     int (*run)(struct tool *t, struct text input, const json_t *parsed, json_t **out,
                struct err *e);
-    void (*print)(const json_t *result); /* the plain form */
-    bool renders;                        /* needs the template, and parses the lines of --jsonl */
+    bool renders; /* needs the template, and parses the lines of --jsonl */
 };
 
 static int complain(const char *text)
 {
     fprintf(stderr, "nvllmd: %s\n", text);
     return 1;
+}
+
+static bool is_given(const struct tool *t, const char *option)
+{
+    return usage_value(t->line, option) != NULL;
 }
 
 /* ---- reading and writing */
@@ -130,7 +135,7 @@ static int tokenize(struct tool *t, struct text input, const json_t *parsed, jso
         input = (struct text){json_string_value(parsed), json_string_length(parsed)};
     if (!utf8_valid(input.data, input.len))
         return err_set(e, -EINVAL, "the text is not UTF-8");
-    r = tokenizer_encode_all(t->tokenizer, input, t->options->special, &list);
+    r = tokenizer_encode_all(t->tokenizer, input, is_given(t, "special"), &list);
     if (r < 0) {
         free(list.ids);
         return err_set(e, r, "cannot tokenize: %s", strerror(-r));
@@ -147,24 +152,6 @@ static int tokenize(struct tool *t, struct text input, const json_t *parsed, jso
         return 0;
     json_decref(*out);
     return err_set(e, -ENOMEM, "out of memory");
-}
-
-static void print_ids(const json_t *result)
-{
-    const json_t *ids = json_object_get(result, "ids");
-
-    for (size_t i = 0; i < json_array_size(ids); i++)
-        printf("%s%" JSON_INTEGER_FORMAT, i ? " " : "", json_integer_value(json_array_get(ids, i)));
-    putchar('\n');
-}
-
-static size_t span_spaces(struct text t)
-{
-    size_t n = 0;
-
-    while (n < t.len && memchr(" \t\r\n", t.data[n], 4))
-        n++;
-    return n;
 }
 
 /* Reads whole numbers, separated by spaces or commas, into an array. */
@@ -188,7 +175,7 @@ static int parse_numbers(json_t **out, struct text input, struct err *e)
  * the tokenizer's. */
 static int32_t vocabulary_size(const struct tool *t)
 {
-    int dir = open(t->options->model, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    int dir = open(t->model, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     int32_t n = tokenizer_n_ids(t->tokenizer);
     struct model_defaults defaults;
     struct model_config config;
@@ -205,13 +192,13 @@ static int32_t vocabulary_size(const struct tool *t)
 static int take_ids(const struct tool *t, struct token_list *out, struct text input,
                     const json_t *parsed, struct err *e)
 {
-    const size_t start = parsed ? 0 : span_spaces(input);
     json_t *own = NULL;
     int r = 0;
 
     if (!parsed) {
-        r = start < input.len && memchr("[{", input.data[start], 2) ? parse(&own, input, e)
-                                                                    : parse_numbers(&own, input, e);
+        const char first = input.data[strspn(input.data, " \t\r\n")];
+
+        r = first == '[' || first == '{' ? parse(&own, input, e) : parse_numbers(&own, input, e);
         parsed = own;
     }
     if (json_is_object(parsed))
@@ -247,7 +234,8 @@ static int detokenize(struct tool *t, struct text input, const json_t *parsed, j
     int r = take_ids(t, &list, input, parsed, e);
 
     if (r == 0) {
-        r = tokenizer_decode(t->tokenizer, list.ids, list.n, t->options->skip_special, &text, &n);
+        r = tokenizer_decode(t->tokenizer, list.ids, list.n, is_given(t, "skip-special"), &text,
+                             &n);
         if (r < 0)
             err_set(e, r, "cannot detokenize: %s", strerror(-r));
     }
@@ -280,14 +268,6 @@ static int render(struct tool *t, struct text input, const json_t *parsed, json_
     return r;
 }
 
-/* Byte for byte, without a newline. */
-static void print_text(const json_t *result)
-{
-    const json_t *text = json_object_get(result, "text");
-
-    fwrite(json_string_value(text), 1, json_string_length(text), stdout);
-}
-
 /* ---- input and output */
 
 static int run_one(struct tool *t, struct text input, bool json, json_t **out, struct err *e)
@@ -299,6 +279,19 @@ static int run_one(struct tool *t, struct text input, bool json, json_t **out, s
         r = t->operation->run(t, input, parsed, out, e);
     json_decref(parsed);
     return r;
+}
+
+/* Ids, or a text byte for byte, without a newline. */
+static void print_plain(const json_t *result)
+{
+    const json_t *ids = json_object_get(result, "ids"), *text = json_object_get(result, "text");
+
+    if (text)
+        fwrite(json_string_value(text), 1, json_string_length(text), stdout);
+    for (size_t i = 0; i < json_array_size(ids); i++)
+        printf("%s%" JSON_INTEGER_FORMAT, i ? " " : "", json_integer_value(json_array_get(ids, i)));
+    if (ids)
+        putchar('\n');
 }
 
 /* A line that fails yields an error object, and the next line follows. */
@@ -347,25 +340,24 @@ static int run_whole(struct tool *t, FILE *in)
     free(data);
     if (r < 0)
         return complain(e.text);
-    if (t->options->json)
+    if (is_given(t, "json"))
         return put_line(result, &e) < 0 ? complain(e.text) : 0;
-    t->operation->print(result);
+    print_plain(result);
     json_decref(result);
     return 0;
 }
 
 static int load(struct tool *t, struct err *e)
 {
-    const char *model = t->options->model;
     int r;
 
     if (t->operation->renders) {
-        r = chat_template_load(&t->template, model, e);
+        r = chat_template_load(&t->template, t->model, e);
         if (r == 0 && !t->template)
-            r = err_set(e, -ENOTSUP, "%s: the model has no chat template", model);
+            r = err_set(e, -ENOTSUP, "%s: the model has no chat template", t->model);
         return r;
     }
-    r = tokenizer_load(&t->tokenizer, model, e);
+    r = tokenizer_load(&t->tokenizer, t->model, e);
     if (r == 0)
         t->vocab_size = vocabulary_size(t);
     return r;
@@ -373,20 +365,21 @@ static int load(struct tool *t, struct err *e)
 
 static int run(struct tool *t)
 {
-    const char *input = t->options->input;
+    const char *input = t->line->n_words > 0 ? t->line->words[0] : "-";
+    const bool lines = is_given(t, "jsonl");
     FILE *in = stdin;
     struct err e;
     int status;
 
     if (load(t, &e) < 0)
         return complain(e.text);
-    if (t->options->jsonl && input && !*input)
+    if (lines && !*input)
         return complain("--jsonl wants at least one line");
-    if (input)
+    if (strcmp(input, "-") != 0)
         in = fmemopen((void *)(uintptr_t)input, strlen(input), "r");
     if (!in)
         return complain("out of memory");
-    status = t->options->jsonl ? run_lines(t, in) : run_whole(t, in);
+    status = lines ? run_lines(t, in) : run_whole(t, in);
     if (in != stdin)
         fclose(in);
     return status;
@@ -427,22 +420,22 @@ static void print_line(void *arg, const char *level, const char *text)
 }
 
 static const struct operation operations[] = {
-    {"tokenize", tokenize, print_ids, false},
-    {"detokenize", detokenize, print_text, false},
-    {"render", render, print_text, true},
+    {"tokenize", tokenize, false},
+    {"detokenize", detokenize, false},
+    {"render", render, true},
 };
 
-int offline_run(const char *command, const struct offline_options *o)
+int offline_run(const char *command, const char *model, const struct usage_line *line)
 {
     struct problems problems = {.line = print_line};
-    struct tool t = {.options = o};
+    struct tool t = {.model = model, .line = line};
     int status;
 
     for (size_t i = 0; i < sizeof(operations) / sizeof(*operations); i++)
         if (strcmp(command, operations[i].name) == 0)
             t.operation = &operations[i];
     if (!t.operation) {
-        offline_check_folder(o->model, &problems);
+        offline_check_folder(model, &problems);
         return problems.n > 0;
     }
     status = run(&t);

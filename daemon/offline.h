@@ -1,6 +1,5 @@
 /* offline.h - sub-commands without a daemon. On a model folder: tokenize, detokenize, render and
- * check, which read stdin or one argument and write stdout; messages go to stderr. On all options:
- * check-config. */
+ * check, which read stdin or one argument and write stdout. On all options: check-config. */
 #ifndef NVLLM_DAEMON_OFFLINE_H
 #define NVLLM_DAEMON_OFFLINE_H
 
@@ -10,17 +9,9 @@
 #include "engine/backend.h"
 #include "engine/util/err.h"
 
-struct offline_options {
-    const char *model;
-    const char *input; /* text from the command line; NULL: stdin */
-    bool json;         /* one object out, and ids of detokenize are a JSON array in */
-    bool jsonl;        /* one JSON value a line in, one object a line out */
-    bool special;      /* tokenize: special tokens are matched */
-    bool skip_special; /* detokenize: special tokens have no text */
-};
-
-/* Runs a command of that name. Exit status: 0, or 1 after a message. */
-int offline_run(const char *command, const struct offline_options *o);
+/* Runs a command of that name on a model folder, with its options and at most one argument. Exit
+ * status: 0, or 1 after a message. */
+int offline_run(const char *command, const char *model, const struct usage_line *line);
 
 /* What check prints: a line for each part of a folder. */
 void offline_check_folder(const char *folder, struct problems *p);

@@ -180,8 +180,7 @@ static void describe(const struct option *t, char *buf, size_t n)
     }
 }
 
-/* A whole number without spaces and signs; with units also "16M" and "16MiB". May set *out when it
- * fails. */
+/* A whole number without spaces and signs; with units also "16MiB". May set *out when it fails. */
 static bool parse_whole(int64_t *out, const char *s, int base, const char *units)
 {
     const char *u;
@@ -351,17 +350,14 @@ static int set(struct options *o, const struct option *t, const char *value, str
 
 int options_init(struct options *o, struct err *e)
 {
-    int r;
+    int r = 0;
 
     memset(o, 0, sizeof(*o));
-    for (int i = 0; i < N_OPTIONS; i++) {
+    for (int i = 0; r == 0 && i < N_OPTIONS; i++)
         r = set(o, &table[i], table[i].fallback, e);
-        if (r < 0) {
-            options_deinit(o);
-            return r;
-        }
-    }
-    return 0;
+    if (r < 0)
+        options_deinit(o);
+    return r;
 }
 
 void options_deinit(struct options *o)

@@ -168,8 +168,7 @@ struct options_change {
     int n_needs_restart;
 };
 
-/* Takes over the options that can change while the daemon runs: limits, shares, the drain timeout,
- * the log level. */
+/* Takes over what can change in a running daemon: limits, shares, drain timeout, log level. */
 void options_take(struct options *running, const struct options *fresh, struct options_change *out);
 
 /* A row of the table, in words. */

@@ -12,8 +12,6 @@ static ProtobufCBinaryData binary(struct text t)
     return (ProtobufCBinaryData){t.len, (uint8_t *)(uintptr_t)t.data};
 }
 
-#define EVENT(name) NVLLM__V1__SERVER_FRAME__EVENT_##name
-
 int reply_put(struct connection *c, uint64_t id, Nvllm__V1__ServerFrame__EventCase event,
               void *message)
 {
@@ -139,7 +137,7 @@ int reply_packed(struct connection *c, uint64_t id, struct engine_event *ev)
 
 const ProtobufCMessage *reply_error_frame(struct error_frame *f, const struct refusal *e)
 {
-    const bool unavailable = e->code == NVLLM__V1__ERROR_CODE__ERROR_UNAVAILABLE;
+    const bool unavailable = e->code == CODE(UNAVAILABLE);
     Nvllm__V1__Error *m = &f->error;
 
     f->refusal = *e;
@@ -153,7 +151,7 @@ const ProtobufCMessage *reply_error_frame(struct error_frame *f, const struct re
     m->code = e->code;
     m->message = f->refusal.message.text;
     m->field = *e->field ? f->refusal.field : NULL;
-    m->retryable = unavailable || e->code == NVLLM__V1__ERROR_CODE__ERROR_BUSY;
+    m->retryable = unavailable || e->code == CODE(BUSY);
     m->has_retry_after_ms = m->retryable;
     m->retry_after_ms = e->retry_after_ms ? e->retry_after_ms : unavailable ? 500 : 100;
     m->limit = reply_text(e->limit);
@@ -174,16 +172,11 @@ int reply_error(struct connection *c, uint64_t id, const struct refusal *e)
 Nvllm__V1__ErrorCode reply_error_code(enum engine_error error)
 {
     static const Nvllm__V1__ErrorCode codes[] = {
-        [ENGINE_E_INVALID] = NVLLM__V1__ERROR_CODE__ERROR_INVALID,
-        [ENGINE_E_TOO_LONG] = NVLLM__V1__ERROR_CODE__ERROR_TOO_LONG,
-        [ENGINE_E_PROMPT_LIMIT] = NVLLM__V1__ERROR_CODE__ERROR_TOO_LONG,
-        [ENGINE_E_UNAVAILABLE] = NVLLM__V1__ERROR_CODE__ERROR_UNAVAILABLE,
-        [ENGINE_E_UNSUPPORTED] = NVLLM__V1__ERROR_CODE__ERROR_UNSUPPORTED,
-        [ENGINE_E_DENIED] = NVLLM__V1__ERROR_CODE__ERROR_DENIED,
-        [ENGINE_E_CANCELLED] = NVLLM__V1__ERROR_CODE__ERROR_CANCELLED,
-        [ENGINE_E_ANSWER_LIMIT] = NVLLM__V1__ERROR_CODE__ERROR_TOO_LONG,
-        [ENGINE_E_MEMORY_LIMIT] = NVLLM__V1__ERROR_CODE__ERROR_BUSY,
-        [ENGINE_E_INTERNAL] = NVLLM__V1__ERROR_CODE__ERROR_INTERNAL,
+        [ENGINE_E_INVALID] = CODE(INVALID),         [ENGINE_E_TOO_LONG] = CODE(TOO_LONG),
+        [ENGINE_E_PROMPT_LIMIT] = CODE(TOO_LONG),   [ENGINE_E_UNAVAILABLE] = CODE(UNAVAILABLE),
+        [ENGINE_E_UNSUPPORTED] = CODE(UNSUPPORTED), [ENGINE_E_DENIED] = CODE(DENIED),
+        [ENGINE_E_CANCELLED] = CODE(CANCELLED),     [ENGINE_E_ANSWER_LIMIT] = CODE(TOO_LONG),
+        [ENGINE_E_MEMORY_LIMIT] = CODE(BUSY),       [ENGINE_E_INTERNAL] = CODE(INTERNAL),
     };
 
     return codes[error];

@@ -10,8 +10,7 @@
 #include "engine/engine.h"
 #include "proto/nvllm.pb-c.h"
 
-/* Each puts one frame for the client's id, as connection_put() does. reply_put() takes any message
- * of a ServerFrame's oneof. */
+/* Each puts one frame for the client's id, as connection_put() does. message: any of the oneof. */
 int reply_put(struct connection *c, uint64_t id, Nvllm__V1__ServerFrame__EventCase event,
               void *message);
 int reply_delta(struct connection *c, uint64_t id, const struct engine_event *ev);
@@ -40,17 +39,5 @@ static inline char *reply_text(const char *s)
 }
 
 Nvllm__V1__ErrorCode reply_error_code(enum engine_error error);
-
-/* What the daemon adds to the engine's status. */
-struct reply_facts {
-    Nvllm__V1__State state;
-    const char *server; /* "nvllmd/0.1.0" */
-    const char *model;
-    const char *model_folder;
-    const char *backend;
-    uint64_t uptime_ms;
-    uint32_t connections;
-    uint32_t max_frame_bytes;
-};
 
 #endif

@@ -15,14 +15,11 @@
 #include "engine/text/text_stream.h"
 #include "proto/utf8.h"
 
-#define INVALID  NVLLM__V1__ERROR_CODE__ERROR_INVALID
-#define TOO_LONG NVLLM__V1__ERROR_CODE__ERROR_TOO_LONG
-#define DENIED   NVLLM__V1__ERROR_CODE__ERROR_DENIED
-
 enum { MAX_NAME = 96 };
 
 struct checker {
     const struct request_rules *rules;
+    const struct request_origin *origin;
     struct unpacked *u;
     struct refusal *e;
     char path[MAX_NAME - 32]; /* of the entry that is checked: "chat.messages[3]" */
@@ -83,11 +80,12 @@ static void *take_memory(struct checker *c, size_t n, size_t size)
     return p;
 }
 
+/* What is absent in a message is empty. */
 static void take_text(struct checker *c, struct text *out, const void *data, size_t n,
                       const char *field)
 {
     if (c->r == 0 && !utf8_valid(data, n))
-        refuse(c, INVALID, field, "is not UTF-8");
+        refuse(c, CODE(INVALID), field, "is not UTF-8");
     *out = (struct text){data, n};
 }
 
@@ -97,10 +95,10 @@ static void take_tool_call(struct checker *c, struct chat_tool_call *out,
                            const Nvllm__V1__ToolCall *m)
 {
     if (!m->has_name)
-        refuse(c, INVALID, "name", "is missing");
+        refuse(c, CODE(INVALID), "name", "is missing");
     take_text(c, &out->name, m->name.data, m->name.len, "name");
     if (!m->has_arguments)
-        refuse(c, INVALID, "arguments", "is missing; it is a JSON object");
+        refuse(c, CODE(INVALID), "arguments", "is missing; it is a JSON object");
     take_text(c, &out->arguments_json, m->arguments.data, m->arguments.len, "arguments");
 }
 
@@ -109,16 +107,14 @@ static void take_message(struct checker *c, struct chat_message *out, const Nvll
     struct chat_tool_call *calls;
 
     if (!m->role)
-        refuse(c, INVALID, "role", "is missing; it is system, user, assistant or tool");
+        refuse(c, CODE(INVALID), "role", "is missing; it is system, user, assistant or tool");
     else
         take_text(c, &out->role, m->role, strlen(m->role), "role");
     out->has_content = m->has_content;
-    if (m->has_content)
-        take_text(c, &out->content, m->content.data, m->content.len, "content");
+    take_text(c, &out->content, m->content.data, m->content.len, "content");
     out->has_reasoning = m->has_reasoning_content;
-    if (m->has_reasoning_content)
-        take_text(c, &out->reasoning, m->reasoning_content.data, m->reasoning_content.len,
-                  "reasoning_content");
+    take_text(c, &out->reasoning, m->reasoning_content.data, m->reasoning_content.len,
+              "reasoning_content");
     calls = take_memory(c, m->n_tool_calls, sizeof(*calls));
     for (size_t i = 0; c->r == 0 && i < m->n_tool_calls; i++) {
         const size_t path = enter(c, "tool_calls", i);
@@ -137,7 +133,7 @@ static const struct chat *take_chat(struct checker *c, const Nvllm__V1__Chat *m)
     struct text *tools = take_memory(c, m->n_tools, sizeof(*tools));
 
     if (m->n_messages == 0)
-        refuse(c, INVALID, "chat.messages", "is empty");
+        refuse(c, CODE(INVALID), "chat.messages", "is empty");
     for (size_t i = 0; c->r == 0 && i < m->n_messages; i++) {
         const size_t path = enter(c, "chat.messages", i);
 
@@ -173,13 +169,13 @@ static void take_float(struct checker *c, float *out, float value, bool open, fl
     const bool inside = (open ? value > lo : value >= lo) && value <= hi; /* NaN is not */
 
     if (!inside && hi >= INFINITY)
-        refuse(c, INVALID, field, "%g is not a number %s %g", (double)value,
+        refuse(c, CODE(INVALID), field, "%g is not a number %s %g", (double)value,
                open ? "above" : "of at least", (double)lo);
     else if (!inside)
-        refuse(c, INVALID, field, "%g is not in %c%g, %g]", (double)value, open ? '(' : '[',
+        refuse(c, CODE(INVALID), field, "%g is not in %c%g, %g]", (double)value, open ? '(' : '[',
                (double)lo, (double)hi);
     else if (isinf(value))
-        refuse(c, INVALID, field, "is infinite");
+        refuse(c, CODE(INVALID), field, "is infinite");
     else
         *out = value;
 }
@@ -188,8 +184,8 @@ static void take_uint(struct checker *c, int32_t *out, uint32_t value, uint32_t 
                       const char *field)
 {
     if (value < lo || value > hi)
-        refuse(c, INVALID, field, "%" PRIu32 " is not in [%" PRIu32 ", %" PRIu32 "]", value, lo,
-               hi);
+        refuse(c, CODE(INVALID), field, "%" PRIu32 " is not in [%" PRIu32 ", %" PRIu32 "]", value,
+               lo, hi);
     else
         *out = (int32_t)value;
 }
@@ -197,8 +193,8 @@ static void take_uint(struct checker *c, int32_t *out, uint32_t value, uint32_t 
 static void check_id(struct checker *c, int32_t id, const char *field)
 {
     if (id < 0 || id >= c->rules->vocab_size)
-        refuse(c, INVALID, field, "%" PRId32 " is no id of the vocabulary, [0, %" PRId32 "]", id,
-               c->rules->vocab_size - 1);
+        refuse(c, CODE(INVALID), field, "%" PRId32 " is no id of the vocabulary, [0, %" PRId32 "]",
+               id, c->rules->vocab_size - 1);
 }
 
 /* Checks the entries of a field. */
@@ -222,11 +218,11 @@ static void take_bias(struct checker *c, struct sampling *s, const Nvllm__V1__Sa
         const size_t path = enter(c, "sampling.logit_bias", i);
 
         if (!b->has_id)
-            refuse(c, INVALID, "id", "is missing");
+            refuse(c, CODE(INVALID), "id", "is missing");
         check_id(c, b->id, "id");
         bias[i].id = b->id;
         if (!b->has_bias)
-            refuse(c, INVALID, "bias", "is missing");
+            refuse(c, CODE(INVALID), "bias", "is missing");
         take_float(c, &bias[i].bias, b->bias, false, -100, 100, "bias");
         leave(c, path);
     }
@@ -303,35 +299,49 @@ static void take_sampling(struct checker *c, struct engine_request *out,
 static void check_prompt_ids(struct checker *c, const Nvllm__V1__TokenIds *ids)
 {
     if (ids->n_ids == 0)
-        refuse(c, INVALID, "prompt_ids", "is empty");
+        refuse(c, CODE(INVALID), "prompt_ids", "is empty");
     if (c->rules->options->max_prompt_tokens)
         check_limit(c, LIMIT_PROMPT_TOKENS, ids->n_ids, "prompt_ids");
     if (ids->n_ids >= (size_t)c->rules->max_seq_len)
-        refuse(c, TOO_LONG, "prompt_ids",
+        refuse(c, CODE(TOO_LONG), "prompt_ids",
                "%zu ids leave no room for an answer in %" PRId32 " tokens", ids->n_ids,
                c->rules->max_seq_len);
     check_ids(c, ids->ids, ids->n_ids, "prompt_ids");
 }
 
-static void take_input(struct checker *c, struct engine_request *out,
-                       const struct request_input *in)
+/* Where a message's oneof has the value of this case; NULL: it is another case. */
+static const void *chosen(const ProtobufCMessage *m, const char *name)
 {
-    if (in->prompt) {
-        check_limit(c, LIMIT_PROMPT_BYTES, in->prompt->len, "prompt");
-        if (in->prompt->len == 0)
-            refuse(c, INVALID, "prompt", "is empty");
+    const ProtobufCFieldDescriptor *field =
+        protobuf_c_message_descriptor_get_field_by_name(m->descriptor, name);
+    const uint32_t *id = (const void *)((const char *)m + field->quantifier_offset);
+
+    return *id == field->id ? (const char *)m + field->offset : NULL;
+}
+
+/* The input of Generate, PinCache and Explain, whose oneofs name the cases alike. */
+static void take_input(struct checker *c, struct engine_request *out, const ProtobufCMessage *m)
+{
+    const ProtobufCBinaryData *prompt = chosen(m, "prompt");
+    Nvllm__V1__TokenIds *const *ids = chosen(m, "prompt_ids");
+    Nvllm__V1__Chat *const *chat = chosen(m, "chat");
+
+    if (prompt) {
+        check_limit(c, LIMIT_PROMPT_BYTES, prompt->len, "prompt");
+        if (prompt->len == 0)
+            refuse(c, CODE(INVALID), "prompt", "is empty");
         out->input = ENGINE_PROMPT;
-        take_text(c, &out->prompt, in->prompt->data, in->prompt->len, "prompt");
-    } else if (in->ids) {
+        take_text(c, &out->prompt, prompt->data, prompt->len, "prompt");
+    } else if (ids) {
         out->input = ENGINE_PROMPT_IDS;
-        out->prompt_ids = in->ids->ids;
-        out->n_prompt_ids = in->ids->n_ids;
-        check_prompt_ids(c, in->ids);
-    } else if (in->chat) {
+        out->prompt_ids = (*ids)->ids;
+        out->n_prompt_ids = (*ids)->n_ids;
+        check_prompt_ids(c, *ids);
+    } else if (chat) {
         out->input = ENGINE_CHAT;
-        out->chat = take_chat(c, in->chat);
+        out->chat = take_chat(c, *chat);
     } else {
-        refuse(c, INVALID, "input", "one of prompt, prompt_ids and chat is required");
+        refuse(c, CODE(INVALID), "input", "one of prompt, prompt_ids and chat is required");
     }
 }
 
@@ -342,7 +352,7 @@ static void take_stops(struct checker *c, struct engine_request *out, const Nvll
         const size_t path = enter(c, "stop", i);
 
         if (g->stop[i].len == 0)
-            refuse(c, INVALID, "", "is empty");
+            refuse(c, CODE(INVALID), "", "is empty");
         check_limit(c, LIMIT_STOP_BYTES, g->stop[i].len, "");
         take_text(c, &out->stops[i], g->stop[i].data, g->stop[i].len, "");
         leave(c, path);
@@ -359,21 +369,21 @@ static void take_max_tokens(struct checker *c, struct engine_request *out,
     if (!g->has_max_tokens)
         return; /* as many as fit */
     if (g->max_tokens == 0)
-        refuse(c, INVALID, "max_tokens", "0 is less than 1");
+        refuse(c, CODE(INVALID), "max_tokens", "0 is less than 1");
     if (out->most_tokens)
         check_limit(c, LIMIT_MAX_TOKENS, g->max_tokens, "max_tokens");
     if (g->max_tokens > (uint32_t)longest)
-        refuse(c, TOO_LONG, "max_tokens", "%" PRIu32 " is over the longest sequence, %" PRId32,
-               g->max_tokens, longest);
+        refuse(c, CODE(TOO_LONG), "max_tokens",
+               "%" PRIu32 " is over the longest sequence, %" PRId32, g->max_tokens, longest);
     out->max_tokens = (int32_t)g->max_tokens;
     if (out->sampling.min_tokens > out->max_tokens)
-        refuse(c, INVALID, "sampling.min_tokens", "%" PRId32 " is over max_tokens %" PRId32,
+        refuse(c, CODE(INVALID), "sampling.min_tokens", "%" PRId32 " is over max_tokens %" PRId32,
                out->sampling.min_tokens, out->max_tokens);
 }
 
 /* High priority goes before all shares, so it is for admins. */
 static void take_priority(struct checker *c, struct engine_request *out,
-                          const Nvllm__V1__Generate *g, bool admin)
+                          const Nvllm__V1__Generate *g)
 {
     out->priority = CORE_NORMAL;
     if (!g->has_priority || g->priority == NVLLM__V1__PRIORITY__PRIORITY_NORMAL)
@@ -381,9 +391,9 @@ static void take_priority(struct checker *c, struct engine_request *out,
     if (g->priority == NVLLM__V1__PRIORITY__PRIORITY_LOW)
         out->priority = CORE_LOW;
     else if (g->priority != NVLLM__V1__PRIORITY__PRIORITY_HIGH)
-        refuse(c, INVALID, "priority", "%d is no priority", (int)g->priority);
-    else if (!admin)
-        refuse(c, DENIED, "priority", "high is for admins");
+        refuse(c, CODE(INVALID), "priority", "%d is no priority", (int)g->priority);
+    else if (!c->origin->admin)
+        refuse(c, CODE(DENIED), "priority", "high is for admins");
     else
         out->priority = CORE_HIGH;
 }
@@ -394,11 +404,8 @@ static void take_salt(struct checker *c, struct text *out, const ProtobufCBinary
     *out = (struct text){(const char *)salt->data, salt->len};
 }
 
-static void take_generate(struct checker *c, struct engine_request *r, const Nvllm__V1__Generate *g,
-                          bool admin, uint64_t now_us)
+static void take_generate(struct checker *c, struct engine_request *r, const Nvllm__V1__Generate *g)
 {
-    const struct request_input input = REQUEST_INPUT(g, input_case, NVLLM__V1__GENERATE__INPUT);
-
     r->n = 1;
     if (g->has_n)
         check_limit(c, LIMIT_CHOICES, g->n, "n");
@@ -407,57 +414,109 @@ static void take_generate(struct checker *c, struct engine_request *r, const Nvl
         take_uint(c, &r->n, g->n, 1, OPTIONS_MAX_CHOICES, "n");
     take_max_tokens(c, r, g);
     take_stops(c, r, g);
-    take_priority(c, r, g, admin);
-    take_input(c, r, &input);
-    if (g->has_cache_salt)
-        take_salt(c, &r->cache_salt, &g->cache_salt);
+    take_priority(c, r, g);
+    take_input(c, r, &g->base);
+    take_salt(c, &r->cache_salt, &g->cache_salt);
     if (g->has_deadline_ms && g->deadline_ms)
-        r->deadline_us = now_us + (uint64_t)g->deadline_ms * 1000;
+        r->deadline_us = c->origin->now_us + (uint64_t)g->deadline_ms * 1000;
     r->most_prompt_tokens = (int32_t)c->rules->options->max_prompt_tokens;
     r->stream = g->has_stream && g->stream;
     r->keep_special = g->has_keep_special && g->keep_special;
 }
 
+/* ---- looks into the engine, and changes of its prefix cache */
+
+static int32_t limit_of(bool has, uint32_t limit)
+{
+    return !has || limit == 0 || limit > INSPECT_MAX_ENTRIES ? INSPECT_MAX_ENTRIES : (int32_t)limit;
+}
+
+static void take_pin(struct checker *c, struct engine_request *out, const Nvllm__V1__PinCache *m)
+{
+    out->query.kind = INSPECT_CACHE_PIN;
+    out->query.unpin = m->has_unpin && m->unpin;
+    if (m->has_uid)
+        out->query.client = m->uid;
+    take_salt(c, &out->query.cache_salt, &m->cache_salt);
+    take_input(c, out, &m->base);
+}
+
+static void take_explain(struct checker *c, struct engine_request *out, const Nvllm__V1__Explain *m)
+{
+    if (m->about_case == NVLLM__V1__EXPLAIN__ABOUT_REQUEST) {
+        out->query.kind = INSPECT_EXPLAIN_REQUEST;
+        out->query.request = m->request;
+        return;
+    }
+    out->query.kind = INSPECT_EXPLAIN_PROMPT;
+    if (m->about_case == NVLLM__V1__EXPLAIN__ABOUT__NOT_SET)
+        refuse(c, CODE(INVALID), "about",
+               "one of request, prompt, prompt_ids and chat is required");
+    take_salt(c, &out->query.cache_salt, &m->cache_salt);
+    take_input(c, out, &m->base);
+}
+
+static void take_inspect(struct checker *c, struct engine_request *out,
+                         const Nvllm__V1__ClientFrame *f)
+{
+    struct inspect_query *q = &out->query;
+    const uint64_t uid = c->origin->uid;
+
+    out->kind = ENGINE_INSPECT;
+    *q = (struct inspect_query){.viewer = uid,
+                                .all = c->origin->admin,
+                                .limit = INSPECT_MAX_ENTRIES,
+                                .client = uid};
+    switch (f->op_case) {
+    case OP(LIST_REQUESTS):
+        q->kind = INSPECT_REQUESTS;
+        q->limit = limit_of(f->list_requests->has_limit, f->list_requests->limit);
+        break;
+    case OP(GET_BLOCKS):
+        q->kind = INSPECT_BLOCKS;
+        q->map = f->get_blocks->has_map && f->get_blocks->map;
+        break;
+    case OP(SHOW_CACHE):
+        q->kind = INSPECT_CACHE;
+        q->limit = limit_of(f->show_cache->has_limit, f->show_cache->limit);
+        break;
+    case OP(CLEAR_CACHE):
+        q->kind = INSPECT_CACHE_CLEAR;
+        q->clear_all = f->clear_cache->has_all && f->clear_cache->all;
+        if (q->clear_all && !q->all)
+            refuse(c, CODE(DENIED), "all", "only admins may clear the caches of all users");
+        break;
+    case OP(PIN_CACHE):
+        take_pin(c, out, f->pin_cache);
+        break;
+    default:
+        take_explain(c, out, f->explain);
+        break;
+    }
+}
+
 /* ---- all of them */
 
-int request_input(struct engine_request *out, const struct request_input *in, struct unpacked *u,
-                  const struct request_rules *rules, struct refusal *e)
-{
-    struct checker c = {.rules = rules, .u = u, .e = e};
-
-    take_input(&c, out, in);
-    return c.r;
-}
-
-int request_salt(struct text *out, const ProtobufCBinaryData *salt,
-                 const struct request_rules *rules, struct refusal *e)
-{
-    struct checker c = {.rules = rules, .e = e};
-
-    take_salt(&c, out, salt);
-    return c.r;
-}
-
 int request_start(struct engine_request *out, const Nvllm__V1__ClientFrame *f, struct unpacked *u,
-                  const struct request_rules *rules, bool admin, uint64_t now_us, struct refusal *e)
+                  const struct request_rules *rules, const struct request_origin *origin,
+                  struct refusal *e)
 {
-    struct checker c = {.rules = rules, .u = u, .e = e};
+    struct checker c = {.rules = rules, .origin = origin, .u = u, .e = e};
     const Nvllm__V1__Tokenize *t = f->tokenize;
 
-    memset(out, 0, sizeof(*out));
+    *out = (struct engine_request){.client = origin->uid};
     switch (f->op_case) {
-    case NVLLM__V1__CLIENT_FRAME__OP_GENERATE:
-        take_generate(&c, out, f->generate, admin, now_us);
+    case OP(GENERATE):
+        take_generate(&c, out, f->generate);
         break;
-    case NVLLM__V1__CLIENT_FRAME__OP_TOKENIZE:
+    case OP(TOKENIZE):
         out->kind = ENGINE_TOKENIZE;
         out->special = t->has_special && t->special;
         check_limit(&c, LIMIT_TOKENIZE_BYTES, t->text.len, "text");
         check_limit(&c, LIMIT_PROMPT_BYTES, t->text.len, "text");
-        if (t->has_text)
-            take_text(&c, &out->prompt, t->text.data, t->text.len, "text");
+        take_text(&c, &out->prompt, t->text.data, t->text.len, "text");
         break;
-    case NVLLM__V1__CLIENT_FRAME__OP_DETOKENIZE:
+    case OP(DETOKENIZE):
         out->kind = ENGINE_DETOKENIZE;
         out->input = ENGINE_PROMPT_IDS;
         out->prompt_ids = f->detokenize->ids;
@@ -465,13 +524,16 @@ int request_start(struct engine_request *out, const Nvllm__V1__ClientFrame *f, s
         out->special = f->detokenize->has_skip_special && f->detokenize->skip_special;
         check_ids(&c, out->prompt_ids, out->n_prompt_ids, "ids");
         break;
-    default:
+    case OP(RENDER):
         out->kind = ENGINE_RENDER;
         out->input = ENGINE_CHAT;
         if (f->render->chat)
             out->chat = take_chat(&c, f->render->chat);
         else
-            refuse(&c, INVALID, "chat", "is missing");
+            refuse(&c, CODE(INVALID), "chat", "is missing");
+        break;
+    default:
+        take_inspect(&c, out, f);
         break;
     }
     return c.r;
@@ -486,6 +548,9 @@ static uint64_t text_tokens(size_t n_bytes)
 
 uint64_t request_tokens(const struct engine_request *r)
 {
+    if (r->kind == ENGINE_INSPECT && r->query.kind != INSPECT_CACHE_PIN &&
+        r->query.kind != INSPECT_EXPLAIN_PROMPT)
+        return 0;
     switch (r->input) {
     case ENGINE_PROMPT:
         return text_tokens(r->prompt.len);

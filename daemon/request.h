@@ -23,36 +23,20 @@ struct request_rules {
     int32_t max_seq_len;
 };
 
-/* A prompt in one of three ways; the others are NULL. */
-struct request_input {
-    const ProtobufCBinaryData *prompt;
-    const Nvllm__V1__TokenIds *ids;
-    const Nvllm__V1__Chat *chat;
+/* Who sends a request, and when. */
+struct request_origin {
+    uint64_t uid;
+    bool admin;
+    uint64_t now_us; /* CLOCK_MONOTONIC */
 };
 
-/* Of Generate, PinCache and Explain, whose oneofs name the three alike. */
-#define REQUEST_INPUT(m, which, CASE)                                                              \
-    {                                                                                              \
-        .prompt = (m)->which == CASE##_PROMPT ? &(m)->prompt : NULL,                               \
-        .ids = (m)->which == CASE##_PROMPT_IDS ? (m)->prompt_ids : NULL,                           \
-        .chat = (m)->which == CASE##_CHAT ? (m)->chat : NULL,                                      \
-    }
-
-/* Fills the input of *out. A prompt must not be empty, ids must be of the vocabulary. */
-int request_input(struct engine_request *out, const struct request_input *in, struct unpacked *u,
-                  const struct request_rules *rules, struct refusal *e);
-
-int request_salt(struct text *out, const ProtobufCBinaryData *salt,
-                 const struct request_rules *rules, struct refusal *e);
-
-/* Generate, Tokenize, Detokenize or Render of a frame: fills all of *out but id, client, owner and
- * its functions. admin: the client is an admin. An absent seed is drawn with getrandom(). -EINVAL
- * with *e, or -ENOMEM; *out is not to be used then. */
+/* A request for the engine: fills all of *out but id, owner and its functions. An absent seed is
+ * drawn with getrandom(). -EINVAL with *e, or -ENOMEM; *out is not to be used then. */
 int request_start(struct engine_request *out, const Nvllm__V1__ClientFrame *f, struct unpacked *u,
-                  const struct request_rules *rules, bool admin, uint64_t now_us,
+                  const struct request_rules *rules, const struct request_origin *origin,
                   struct refusal *e);
 
-/* The tokens of its input, estimated for a text. */
+/* The tokens of its input, estimated for a text; 0 where it has none. */
 uint64_t request_tokens(const struct engine_request *r);
 
 #endif

@@ -1,5 +1,7 @@
 /* server.c - see server.h: the loop and its life. */
 #include <errno.h>
+#include <inttypes.h>
+#include <poll.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
@@ -19,6 +21,7 @@ enum {
     ACCEPT_BATCH = 64,     /* clients a wake-up, so that other events come between */
     ACCEPT_PAUSE_MS = 250, /* after descriptors or memory have run out */
     SOCKETS_MS = 1000,     /* between two checks of the sockets' files */
+    READING_MS = 200,      /* for options that are being read at the end */
     OWN_DESCRIPTORS = 256,
 };
 
@@ -67,7 +70,7 @@ static void engine_ready(struct server *s)
     if (!engine_chat_template(s->parts.engine))
         log_event(LOG_LEVEL_WARNING, "no_chat_template", "model=%s", s->parts.model);
     sd_notify(0, "READY=1");
-    server_update_state(s);
+    server_tell_status(s);
 }
 
 static void engine_changed(struct server *s)
@@ -88,7 +91,7 @@ static void engine_changed(struct server *s)
             engine_ready(s);
         break;
     case ENGINE_FAILED:
-        if (!s->failed)
+        if (s->end != SERVER_FAILED)
             server_engine_failed(s);
         break;
     }
@@ -103,7 +106,7 @@ static void on_engine(struct server *s)
             requests_event(s, ev);
     /* Read with any event: its own may be lost for want of memory. */
     engine_changed(s);
-    if (s->ready && !s->failed)
+    if (s->ready && s->end != SERVER_FAILED)
         server_status_soon(s);
     sessions_settle(s);
     engine_events_free(list); /* once the tokens are written */
@@ -127,8 +130,8 @@ static void accept_some(struct server *s, int which)
         if (errno != EAGAIN) {
             /* The client stays in the queue and the socket readable: try again later. */
             if (log_due(&s->accepts_paused, 1000))
-                log_text(LOG_LEVEL_WARNING, "accept_paused", strerror(errno), "connections=%u",
-                         s->facts.connections);
+                log_text(LOG_LEVEL_WARNING, "accept_paused", strerror(errno),
+                         "connections=%" PRIu64, server_connections(s));
             event_del(s->events[EVENT_CLIENTS + which]);
             server_after(s, EVENT_SOCKETS, ACCEPT_PAUSE_MS);
         }
@@ -136,14 +139,12 @@ static void accept_some(struct server *s, int which)
     }
 }
 
+/* At whichever socket they wait. */
 static void on_clients(struct server *s)
 {
-    accept_some(s, FOR_CLIENTS);
-}
-
-static void on_admins(struct server *s)
-{
-    accept_some(s, FOR_ADMINS);
+    for (int i = 0; i < N_LISTENERS; i++)
+        if (s->parts.listeners[i])
+            accept_some(s, i);
 }
 
 /* Makes a socket's file again where it was removed or replaced. Connected clients stay. The event
@@ -235,7 +236,7 @@ static int make_events(struct server *s)
     } wanted[N_SERVER_EVENTS] = {
         [EVENT_CLIENTS] = {listener_fd(listeners[FOR_CLIENTS]), EV_READ | EV_PERSIST, on_clients},
         [EVENT_ADMINS] = {listeners[FOR_ADMINS] ? listener_fd(listeners[FOR_ADMINS]) : -1,
-                          EV_READ | EV_PERSIST, listeners[FOR_ADMINS] ? on_admins : NULL},
+                          EV_READ | EV_PERSIST, listeners[FOR_ADMINS] ? on_clients : NULL},
         [EVENT_ENGINE] = {engine_event_fd(s->parts.engine), EV_READ | EV_PERSIST, on_engine},
         [EVENT_SIGTERM] = {SIGTERM, EV_SIGNAL | EV_PERSIST, on_sigterm},
         [EVENT_SIGINT] = {SIGINT, EV_SIGNAL | EV_PERSIST, on_sigint},
@@ -267,22 +268,11 @@ int server_new(struct server **out, const struct server_parts *parts, struct err
     if (!s)
         return err_set(e, -ENOMEM, "server: out of memory");
     s->parts = *parts;
-    s->facts = (struct reply_facts){
-        .state = NVLLM__V1__STATE__STATE_LOADING,
-        .server = "nvllmd/" NVLLM_VERSION,
-        .model = parts->model,
-        .model_folder = parts->options->model_path,
-        .backend = parts->backend,
-    };
     s->start_ms = server_now_us() / 1000;
     s->last_percent = s->reading.fd = -1;
-    s->base = event_base_new();
-    if (!s->base) {
-        free(s);
-        return err_set(e, -ENOMEM, "server: cannot set up its loop");
-    }
-    if (sessions_init(s) < 0 || (s->reading.fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) < 0 ||
-        make_events(s) < 0) {
+    list_init(&s->sessions);
+    if (!(s->base = event_base_new()) || sessions_init(s) < 0 ||
+        (s->reading.fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) < 0 || make_events(s) < 0) {
         server_free(s);
         return err_set(e, -ENOMEM, "server: cannot set up its loop");
     }
@@ -298,7 +288,8 @@ void server_free(struct server *s)
     for (int i = 0; i < N_SERVER_EVENTS; i++)
         if (s->events[i])
             event_free(s->events[i]);
-    event_base_free(s->base);
+    if (s->base)
+        event_base_free(s->base);
     if (s->reading.fd >= 0)
         close(s->reading.fd);
     free(s);
@@ -306,6 +297,7 @@ void server_free(struct server *s)
 
 enum server_end server_run(struct server *s)
 {
+    struct pollfd reading = {.fd = s->reading.fd, .events = POLLIN};
     uint64_t watchdog_us = 0;
     struct err why;
 
@@ -316,7 +308,7 @@ enum server_end server_run(struct server *s)
         if (s->parts.listeners[i])
             log_event(LOG_LEVEL_INFO, "listening", "socket=%s%s",
                       listener_path(s->parts.listeners[i]), i == FOR_ADMINS ? " for=admins" : "");
-    server_update_state(s);
+    server_tell_status(s);
     server_hold_signals(SIG_UNBLOCK);
     if (event_base_dispatch(s->base) < 0) { /* clients see their connections close */
         err_set(&why, 0, "the event loop failed: %s", strerror(errno));
@@ -326,9 +318,13 @@ enum server_end server_run(struct server *s)
     }
     server_hold_signals(SIG_BLOCK);
     event_del(s->events[EVENT_ENGINE]); /* the engine, which is freed first, owns its descriptor */
-    log_event(LOG_LEVEL_INFO, "ended", "connections=%u requests=%zu", s->facts.connections,
-              s->requests.n);
-    if (s->reading.under_way && s->end == SERVER_ENDED)
-        s->end = SERVER_STUCK;
+    log_event(LOG_LEVEL_INFO, "ended", "connections=%" PRIu64 " requests=%zu",
+              server_connections(s), s->requests.n);
+    if (s->end == SERVER_ENDED && s->reading.under_way) {
+        if (poll(&reading, 1, READING_MS) == 1)
+            server_on_reread(s);
+        else
+            s->end = SERVER_STUCK;
+    }
     return s->end;
 }

@@ -50,12 +50,12 @@ void server_tell_failure(const char *why)
     tell("Failed: %s", why);
 }
 
-static void tell_status(const struct server *s)
+void server_tell_status(const struct server *s)
 {
     struct engine_status status;
 
     engine_status(s->parts.engine, &status);
-    if (s->failed)
+    if (s->end == SERVER_FAILED)
         return; /* server_tell_failure has told */
     if (s->phase != PHASE_SERVING)
         tell("Shutting down: %zu requests to end", s->requests.n);
@@ -68,25 +68,19 @@ static void tell_status(const struct server *s)
              status.core.requests_running, status.core.requests_waiting + (int)status.n_encoding);
 }
 
-void server_update_state(struct server *s)
+Nvllm__V1__State server_state(const struct server *s)
 {
-    Nvllm__V1__State *state = &s->facts.state;
-
-    if (s->failed)
-        *state = NVLLM__V1__STATE__STATE_FAILED;
-    else if (s->phase != PHASE_SERVING)
-        *state = NVLLM__V1__STATE__STATE_DRAINING;
-    else if (!s->ready)
-        *state = NVLLM__V1__STATE__STATE_LOADING;
-    else
-        *state = s->drained ? NVLLM__V1__STATE__STATE_DRAINING : NVLLM__V1__STATE__STATE_READY;
-    tell_status(s);
+    if (s->end == SERVER_FAILED)
+        return NVLLM__V1__STATE__STATE_FAILED;
+    if (s->phase != PHASE_SERVING || (s->ready && s->drained))
+        return NVLLM__V1__STATE__STATE_DRAINING;
+    return s->ready ? NVLLM__V1__STATE__STATE_READY : NVLLM__V1__STATE__STATE_LOADING;
 }
 
 /* Repeats while there are requests: they may wait or be preempted without an event. */
 void server_on_status(struct server *s)
 {
-    tell_status(s);
+    server_tell_status(s);
     if (s->requests.n > 0)
         server_status_soon(s);
 }
@@ -99,17 +93,6 @@ void server_status_soon(struct server *s)
 
 /* ---- reload */
 
-static struct pending *waiting_for(const struct server *s, uint64_t number)
-{
-    struct pending *p;
-    size_t at = 0;
-
-    while ((p = id_map_next(&s->requests, &at)))
-        if (p->reading && p->reading <= number)
-            return p;
-    return NULL;
-}
-
 /* Answers the reloads that wait for this reading or an earlier one: with the change, or with why
  * nothing has changed where that is NULL. */
 static void answer_reloads(struct server *s, uint64_t number, const struct options_change *change,
@@ -117,6 +100,7 @@ static void answer_reloads(struct server *s, uint64_t number, const struct optio
 {
     Nvllm__V1__Reloaded m = NVLLM__V1__RELOADED__INIT;
     struct pending *p;
+    size_t at = 0;
 
     if (change) {
         m.n_changed = (size_t)change->n_changed;
@@ -124,26 +108,20 @@ static void answer_reloads(struct server *s, uint64_t number, const struct optio
         m.n_needs_restart = (size_t)change->n_needs_restart;
         m.needs_restart = (char **)(uintptr_t)change->needs_restart;
     }
-    while ((p = waiting_for(s, number))) {
+    while ((p = id_map_next(&s->requests, &at))) {
         struct session *one = p->session;
         int r = CONNECTION_OK;
 
+        if (!p->reading || p->reading > number)
+            continue;
         if (one)
             r = change ? reply_put(one->connection, p->client_id, EVENT(RELOADED), &m)
                        : reply_error(one->connection, p->client_id, why);
         pending_forget(p);
+        at = 0; /* the map has changed */
         if (one)
             session_check_put(one, r);
     }
-}
-
-static void refuse_reloads(struct server *s, uint64_t number, Nvllm__V1__ErrorCode code,
-                           const char *why)
-{
-    struct refusal e;
-
-    refusal_set(&e, code, "%s; nothing was changed", why);
-    answer_reloads(s, number, NULL, &e);
 }
 
 static void *reread(void *server)
@@ -178,11 +156,14 @@ static int start_reading(struct server *s, struct err *e)
 }
 
 /* Refuses the reloads that wait for this reading or an earlier one, and logs why. */
-static void refuse_reading(struct server *s, uint64_t number, Nvllm__V1__ErrorCode code,
+static void refuse_reloads(struct server *s, uint64_t number, Nvllm__V1__ErrorCode code,
                            const char *why)
 {
+    struct refusal e;
+
     log_text(LOG_LEVEL_WARNING, "reload_refused", why, "%s", "");
-    refuse_reloads(s, number, code, why);
+    refusal_set(&e, code, "%s; nothing was changed", why);
+    answer_reloads(s, number, NULL, &e);
 }
 
 static void take_over(struct server *s, struct options *fresh)
@@ -216,9 +197,9 @@ void server_on_reread(struct server *s)
     if (s->phase != PHASE_SERVING) /* the reloads have been answered */
         r->again = false;
     else if (r->r < 0)
-        refuse_reading(s, r->number, CODE(INVALID), r->why.text);
+        refuse_reloads(s, r->number, CODE(INVALID), r->why.text);
     else if (engine_set_shares(s->parts.engine, shares->list, shares->n) < 0)
-        refuse_reading(s, r->number, CODE(INVALID), "out of memory");
+        refuse_reloads(s, r->number, CODE(INVALID), "out of memory");
     else
         take_over(s, &r->options);
     if (r->r == 0)
@@ -234,7 +215,7 @@ void server_on_reload(struct server *s)
     struct err why;
 
     if (start_reading(s, &why) < 0)
-        refuse_reading(s, s->reading.number + 1, CODE(UNAVAILABLE), why.text);
+        refuse_reloads(s, s->reading.number + 1, CODE(UNAVAILABLE), why.text);
 }
 
 void server_on_hangup(struct server *s)
@@ -299,15 +280,18 @@ void server_on_phase(struct server *s)
 
 static void begin_end(struct server *s)
 {
+    struct refusal e;
+
     sd_notify(0, "STOPPING=1");
     if (!s->ready)
         s->end = SERVER_STUCK;
     s->phase = PHASE_DRAINING;
-    server_update_state(s);
+    server_tell_status(s);
     evtimer_del(s->events[EVENT_DRAIN]);
     stop_listening(s);
     /* A reading may take long: reloads that wait for one, or for the next, end now. */
-    refuse_reloads(s, s->reading.number + 1, CODE(UNAVAILABLE), "the daemon is ending");
+    refusal_set(&e, CODE(UNAVAILABLE), "the daemon is ending; nothing was changed");
+    answer_reloads(s, s->reading.number + 1, NULL, &e);
     server_after(s, EVENT_PHASE, (uint64_t)s->parts.options->drain_timeout_s * 1000);
 }
 
@@ -319,7 +303,7 @@ void server_signalled(struct server *s, int number)
         begin_end(s);
     } else if (s->phase == PHASE_DRAINING) {
         begin_cancel(s);
-        tell_status(s);
+        server_tell_status(s);
     }
 }
 
@@ -342,9 +326,8 @@ void server_engine_failed(struct server *s)
     engine_status(s->parts.engine, &status);
     log_text(LOG_LEVEL_ERROR, "engine_failed", status.failure.text, "requests=%zu", s->requests.n);
     server_tell_failure(status.failure.text);
-    s->failed = true;
     s->end = SERVER_FAILED;
-    server_update_state(s);
+    server_tell_status(s);
     stop_listening(s);
     refusal_set(&e, CODE(INTERNAL), "%s", status.failure.text);
     requests_fail_all(s, &e);
@@ -359,7 +342,7 @@ static int changed(const struct session_call *c)
     Nvllm__V1__Changed m = NVLLM__V1__CHANGED__INIT;
 
     m.has_state = true;
-    m.state = s->facts.state;
+    m.state = server_state(s);
     m.log_level = reply_text(log_level_name((enum log_level)s->parts.options->log_level));
     return reply_put(c->session->connection, c->frame->id, EVENT(CHANGED), &m);
 }
@@ -372,7 +355,7 @@ int control_drain(struct session_call *c, struct refusal *e)
     (void)e;
     if (s->phase == PHASE_SERVING) { /* else the daemon is shutting down */
         s->drained = true;
-        server_update_state(s);
+        server_tell_status(s);
         server_after(s, EVENT_DRAIN,
                      m->has_timeout_ms ? m->timeout_ms
                                        : (uint64_t)s->parts.options->drain_timeout_s * 1000);
@@ -395,7 +378,7 @@ int control_resume(struct session_call *c, struct refusal *e)
         return refusal_set(e, CODE(UNAVAILABLE), "the daemon is ending, that cannot be taken back");
     s->drained = false;
     evtimer_del(s->events[EVENT_DRAIN]);
-    server_update_state(s);
+    server_tell_status(s);
     return changed(c);
 }
 
@@ -412,7 +395,7 @@ int control_reload(struct session_call *c, struct refusal *e)
         return limit_refuse(e, o, LIMIT_REQUESTS_PER_CONNECTION, "", s->requests.n + 1);
     if (start_reading(s->server, &why) < 0)
         return refusal_set(e, CODE(UNAVAILABLE), "%s; nothing was changed", why.text);
-    p = pending_new(s, c->frame->id, 0, NULL);
+    p = pending_new(s, c->frame->id, &(struct demand){0}, NULL);
     if (!p)
         return -ENOMEM;
     p->reading = reading->number + reading->again;

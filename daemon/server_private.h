@@ -18,9 +18,7 @@
 #include "engine/util/id_map.h"
 #include "engine/util/list.h"
 
-#define CODE(name)  NVLLM__V1__ERROR_CODE__ERROR_##name
-#define OP(name)    NVLLM__V1__CLIENT_FRAME__OP_##name
-#define EVENT(name) NVLLM__V1__SERVER_FRAME__EVENT_##name
+#define SERVER_NAME "nvllmd/" NVLLM_VERSION /* to clients */
 
 enum phase { PHASE_SERVING, PHASE_DRAINING, PHASE_CANCELLING, PHASE_FLUSHING };
 
@@ -66,16 +64,14 @@ struct server {
     struct server_hook hooks[N_SERVER_EVENTS];
     struct event *events[N_SERVER_EVENTS];
     enum phase phase;
-    enum server_end end;
-    bool ready;   /* the engine is ready */
-    bool failed;  /* the engine has failed */
-    bool drained; /* by an admin, until resume */
-    bool closed;  /* every request is refused */
+    enum server_end end; /* FAILED as soon as the engine has failed */
+    bool ready;          /* the engine is ready */
+    bool drained;        /* by an admin, until resume */
+    bool closed;         /* every request is refused */
     struct reading reading;
     int last_percent;
     uint64_t start_ms;
 
-    struct reply_facts facts;   /* the state, connections and uptime included */
     struct request_rules rules; /* from READY on */
     struct connections connections;
     struct accounts accounts;
@@ -105,8 +101,7 @@ struct session {
 
 /* A request from its acceptance to its terminal event: in its session's map by the client's id, and
  * in the server's by the daemon's. When the client leaves, the request is cancelled but stays in
- * the server's map, and on the user's account, until the engine ends it: the engine is given it as
- * the owner. */
+ * the server's map, and on the user's account, until the engine, whose owner it is, ends it. */
 struct pending {
     uint64_t id;        /* the daemon's */
     uint64_t client_id; /* the client's */
@@ -117,10 +112,17 @@ struct pending {
     bool inspect;             /* counted as an inspect request */
     uint64_t queued_tokens;   /* charged until the first event */
     uint64_t reading;         /* a reload: the reading that answers it; else 0 */
-    struct unpacked *message; /* until the engine releases it, on any thread */
-    uint64_t message_bytes;   /* charged as long */
+    struct unpacked *message; /* charged until the engine releases it, on any thread */
     uint64_t engine_bytes;    /* charged until the end; the engine thread adds to it */
     enum limit exceeded;      /* with ENGINE_E_MEMORY_LIMIT */
+};
+
+/* The resources that a request needs. */
+struct demand {
+    bool new_work; /* refused while draining */
+    bool inspect;  /* counted as an inspect request */
+    uint64_t tokens;
+    uint64_t message_bytes, engine_bytes;
 };
 
 /* A request of a client, on its way. */
@@ -141,13 +143,21 @@ struct operation {
 
 /* ---- server.c */
 
+/* Connected clients. */
+static inline uint64_t server_connections(const struct server *s)
+{
+    return s->accounts.total.amounts[ACCOUNT_CONNECTIONS];
+}
+
 void server_after(struct server *s, enum server_event timer, uint64_t ms);
 uint64_t server_now_us(void);
 
 /* ---- server_control.c */
 
-/* Derives the state that clients see, and tells systemd. */
-void server_update_state(struct server *s);
+Nvllm__V1__State server_state(const struct server *s); /* that clients see */
+
+/* Tells systemd what the daemon does. */
+void server_tell_status(const struct server *s);
 
 /* Schedules a status line: one a second while there are requests, none while idle. */
 void server_status_soon(struct server *s);
@@ -199,13 +209,13 @@ void session_check_put(struct session *s, int r);
 /* ---- session_requests.c */
 
 int session_start(struct session_call *c, struct refusal *e);
+int session_pin(struct session_call *c, struct refusal *e);
 int session_inspect(struct session_call *c, struct refusal *e);
 int session_cancel(struct session_call *c, struct refusal *e);
-int session_status(struct session_call *c, struct refusal *e);
 
 /* Enters a request into both maps and charges the account. On success it owns the message, which
  * may be NULL. NULL: no memory. */
-struct pending *pending_new(struct session *s, uint64_t client_id, uint64_t queued_tokens,
+struct pending *pending_new(struct session *s, uint64_t client_id, const struct demand *d,
                             struct unpacked *message);
 
 /* Frees it: out of both maps and off the account. */
@@ -228,12 +238,9 @@ void requests_deinit(struct server *s);
 
 /* ---- inspection.c */
 
-/* ListRequests, GetBlocks, ShowCache, ClearCache, PinCache and Explain: fills all of *out but id,
- * owner and release. What it points to lives in the message. -EINVAL with *e, or -ENOMEM. */
-int inspection_take(struct engine_request *out, const struct session_call *c, struct refusal *e);
+int session_status(struct session_call *c, struct refusal *e);
 
-/* Put one frame, as connection_put() does; -ENOMEM. */
+/* Puts a report's frame, as connection_put() does; -ENOMEM. */
 int inspection_put(const struct pending *p, const struct inspect_report *r);
-int inspection_put_status(const struct session_call *c);
 
 #endif

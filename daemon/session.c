@@ -1,5 +1,4 @@
-/* session.c - clients: their connections, Hello, frames and the table of operations, and the limits
- * of buffers. */
+/* session.c - clients: connections, Hello, frames, the table of operations, limits of buffers. */
 #include <errno.h>
 #include <inttypes.h>
 #include <stdlib.h>
@@ -57,7 +56,7 @@ static const struct operation table[] = {
     {OP(GET_BLOCKS), "get_blocks", false, session_inspect},
     {OP(SHOW_CACHE), "show_cache", false, session_inspect},
     {OP(CLEAR_CACHE), "clear_cache", false, session_inspect},
-    {OP(PIN_CACHE), "pin_cache", true, session_inspect},
+    {OP(PIN_CACHE), "pin_cache", true, session_pin},
     {OP(EXPLAIN), "explain", false, session_inspect},
     {OP(DRAIN), "drain", true, control_drain},
     {OP(RESUME), "resume", true, control_resume},
@@ -91,8 +90,7 @@ static int run_operation(struct session_call *c, struct refusal *e)
     return c->operation->run(c, e);
 }
 
-/* Runs an operation where the client has the right to, and answers one that is refused. Takes
- * ownership of the message. */
+/* Runs an operation, or answers that it is refused. Takes ownership of the message. */
 static void operate(struct session *s, const Nvllm__V1__ClientFrame *f, struct unpacked *u)
 {
     struct session_call c = {s, f, u, operation_of(f->op_case)};
@@ -112,7 +110,7 @@ static void operate(struct session *s, const Nvllm__V1__ClientFrame *f, struct u
 
 static int take_hello(struct session *s, const Nvllm__V1__ClientFrame *f, struct refusal *e)
 {
-    struct reply_facts *facts = &s->server->facts;
+    const struct server *server = s->server;
     struct engine_status status;
     Nvllm__V1__Welcome w = NVLLM__V1__WELCOME__INIT;
 
@@ -123,16 +121,16 @@ static int take_hello(struct session *s, const Nvllm__V1__ClientFrame *f, struct
                            f->hello->protocol);
     s->greeted = true;
     connection_greeted(s->connection);
-    engine_status(s->server->parts.engine, &status);
+    engine_status(server->parts.engine, &status);
     log_text(LOG_LEVEL_DEBUG, "hello", f->hello->client ? f->hello->client : "", "uid=%u pid=%d",
              (unsigned)s->account->uid, (int)s->pid);
     w.has_protocol = w.has_state = w.has_progress = w.has_max_frame_bytes = true;
     w.protocol = 1;
-    w.server = reply_text(facts->server);
-    w.state = facts->state;
+    w.server = reply_text(SERVER_NAME);
+    w.state = server_state(server);
     w.progress = (float)status.progress;
-    w.model = reply_text(facts->model);
-    w.max_frame_bytes = facts->max_frame_bytes;
+    w.model = reply_text(server->parts.model);
+    w.max_frame_bytes = (uint32_t)server->parts.options->max_frame_bytes;
     session_check_put(s, reply_put(s->connection, 0, EVENT(WELCOME), &w));
     return 0;
 }
@@ -269,15 +267,8 @@ static const struct connection_handler handler = {
 void sessions_limits_changed(struct server *s)
 {
     const struct options *o = s->parts.options;
-    const int64_t pause = o->output_pause_bytes, most = o->max_output_bytes;
 
-    s->facts.max_frame_bytes = s->connections.max_frame_bytes = (uint32_t)o->max_frame_bytes;
-    s->connections.pause_bytes = (size_t)(pause < most ? pause : most);
-    s->connections.max_output_bytes = (size_t)most;
-    s->connections.slow_reader_s = (int)o->slow_reader_s;
-    s->connections.hello_timeout_s = (int)o->hello_timeout_s;
-    s->connections.frame_timeout_s = (int)o->frame_timeout_s;
-    atomic_store(&s->most_answer_bytes, (size_t)most);
+    atomic_store(&s->most_answer_bytes, (size_t)o->max_output_bytes);
     atomic_store(&s->most_request_bytes, (size_t)o->max_request_bytes);
     atomic_store(&s->most_request_bytes_per_uid, (size_t)o->max_request_bytes_per_uid);
 }
@@ -295,11 +286,12 @@ int sessions_init(struct server *s)
 {
     const struct engine_packer packer = {.pack = pack_answer, .ctx = s};
 
-    s->connections = (struct connections){.base = s->base, .handler = &handler, .shared = s};
+    s->connections = (struct connections){.base = s->base,
+                                          .handler = &handler,
+                                          .shared = s,
+                                          .options = s->parts.options};
     sessions_limits_changed(s);
     engine_set_packer(s->parts.engine, &packer);
-    accounts_init(&s->accounts);
-    list_init(&s->sessions);
     return connections_init(&s->connections);
 }
 
@@ -309,7 +301,6 @@ static void free_session(struct session *s)
     connection_free(s->connection); /* its buffers leave the account */
     account_sub(s->account, ACCOUNT_CONNECTIONS, 1);
     account_unref(s->account);
-    s->server->facts.connections--;
     free(s);
 }
 
@@ -329,8 +320,8 @@ static void reject(struct server *s, int fd, const struct refusal *why)
     struct error_frame f;
 
     if (log_due(&s->turned_away, LOG_EVERY_MS))
-        log_text(LOG_LEVEL_WARNING, "connection_turned_away", why->message.text, "connections=%u",
-                 s->facts.connections);
+        log_text(LOG_LEVEL_WARNING, "connection_turned_away", why->message.text,
+                 "connections=%" PRIu64, server_connections(s));
     if (frame_buffer_put(&b, reply_error_frame(&f, why)) == 0)
         (void)!send(fd, b.data + b.start, frame_buffer_bytes(&b), MSG_NOSIGNAL | MSG_DONTWAIT);
     frame_buffer_deinit(&b);
@@ -343,7 +334,7 @@ static int refuse_connection(const struct server *s, const struct account *a, bo
 {
     const struct options *o = s->parts.options;
     uint64_t reserve = admin ? (uint64_t)o->admin_connections : 0;
-    uint64_t n = a->amounts[ACCOUNT_CONNECTIONS] + 1, all = s->facts.connections + UINT64_C(1);
+    uint64_t n = a->amounts[ACCOUNT_CONNECTIONS] + 1, all = server_connections(s) + 1;
 
     if (all > (uint64_t)o->max_connections + reserve)
         return limit_refuse(e, o, LIMIT_CONNECTIONS, "", all);
@@ -370,7 +361,6 @@ static int enter(struct server *s, int fd, struct account *account, const struct
     one->admin = admin;
     list_append(&s->sessions, &one->link);
     account_add(account, ACCOUNT_CONNECTIONS, 1);
-    s->facts.connections++;
     log_event(LOG_LEVEL_DEBUG, "connected", "uid=%u pid=%d admin=%d", (unsigned)peer->uid,
               (int)peer->pid, admin);
     return 0;
@@ -449,25 +439,23 @@ static void shed(struct server *s, struct session *one, enum limit limit)
     connection_drop(one->connection, reply_error_frame(&f, &e));
 }
 
-/* Drops connections where the buffers of one user, or of all users, are over their limit. Over a
- * user's limit its largest connection goes first; over the limit of all, the largest one of the
- * user with the most: one large request is safe among many small buffers of another user. */
+/* Drops connections where the buffers of one user, or of all users, are over their limit: each time
+ * the largest connection of the user with the most, so that one large request is safe among many
+ * small buffers of another user. */
 static void shed_all(struct server *s)
 {
-    uint64_t all = limit_value(s->parts.options, LIMIT_BUFFER_BYTES);
-    uint64_t per_uid = limit_value(s->parts.options, LIMIT_BUFFER_BYTES_PER_UID);
-    struct session *largest;
-    struct account *one;
-    size_t at = 0;
+    const uint64_t most = limit_value(s->parts.options, LIMIT_BUFFER_BYTES);
+    const uint64_t per_uid = limit_value(s->parts.options, LIMIT_BUFFER_BYTES_PER_UID);
 
-    while (buffer_bytes(&s->accounts.total) > all &&
-           (largest = largest_session(s, largest_account(s))))
-        shed(s, largest, LIMIT_BUFFER_BYTES);
-    if (buffer_bytes(&s->accounts.total) <= per_uid)
-        return; /* so no user is over it */
-    while ((one = id_map_next(&s->accounts.by_uid, &at)))
-        while (buffer_bytes(one) > per_uid && (largest = largest_session(s, one)))
-            shed(s, largest, LIMIT_BUFFER_BYTES_PER_UID);
+    for (;;) {
+        const uint64_t all = buffer_bytes(&s->accounts.total);
+        const struct account *one = all > most || all > per_uid ? largest_account(s) : NULL;
+        struct session *largest = one ? largest_session(s, one) : NULL;
+
+        if (!largest || (all <= most && buffer_bytes(one) <= per_uid))
+            return;
+        shed(s, largest, all > most ? LIMIT_BUFFER_BYTES : LIMIT_BUFFER_BYTES_PER_UID);
+    }
 }
 
 void sessions_settle(struct server *s)
@@ -484,6 +472,6 @@ void sessions_settle(struct server *s)
         session_abandon(one);
         free_session(one);
     }
-    if (s->phase == PHASE_FLUSHING && s->facts.connections == 0)
+    if (s->phase == PHASE_FLUSHING && server_connections(s) == 0)
         event_base_loopbreak(s->base);
 }

@@ -14,10 +14,10 @@ static void release(void *owner)
 {
     struct pending *p = owner;
 
+    if (p->message)
+        account_sub(p->account, ACCOUNT_REQUEST_BYTES, unpacked_bytes(p->message));
     unpacked_free(p->message);
     p->message = NULL;
-    account_sub(p->account, ACCOUNT_REQUEST_BYTES, p->message_bytes);
-    p->message_bytes = 0;
 }
 
 /* engine_request.charge */
@@ -37,7 +37,7 @@ static bool charge(void *owner, size_t bytes)
     return false;
 }
 
-struct pending *pending_new(struct session *s, uint64_t client_id, uint64_t queued_tokens,
+struct pending *pending_new(struct session *s, uint64_t client_id, const struct demand *d,
                             struct unpacked *message)
 {
     struct server *server = s->server;
@@ -51,9 +51,10 @@ struct pending *pending_new(struct session *s, uint64_t client_id, uint64_t queu
                           .session = s,
                           .account = s->account,
                           .pid = s->pid,
-                          .queued_tokens = queued_tokens,
+                          .inspect = d->inspect,
+                          .queued_tokens = d->tokens,
                           .message = message,
-                          .message_bytes = message ? unpacked_bytes(message) : 0};
+                          .engine_bytes = d->engine_bytes};
     if (id_map_put(&server->requests, p->id, p) < 0 || id_map_put(&s->requests, client_id, p) < 0) {
         id_map_take(&server->requests, p->id);
         free(p);
@@ -61,8 +62,9 @@ struct pending *pending_new(struct session *s, uint64_t client_id, uint64_t queu
     }
     account_ref(p->account);
     account_add(p->account, ACCOUNT_REQUESTS, 1);
-    account_add(p->account, ACCOUNT_QUEUED_TOKENS, queued_tokens);
-    account_add(p->account, ACCOUNT_REQUEST_BYTES, p->message_bytes);
+    account_add(p->account, ACCOUNT_INSPECTS, d->inspect);
+    account_add(p->account, ACCOUNT_QUEUED_TOKENS, d->tokens);
+    account_add(p->account, ACCOUNT_REQUEST_BYTES, d->message_bytes + d->engine_bytes);
     return p;
 }
 
@@ -121,18 +123,11 @@ static int find_request(const struct session *s, struct pending **out, uint64_t 
 
 /* ---- limits */
 
-/* The resources that a request needs. */
-struct demand {
-    bool new_work; /* refused while draining */
-    uint64_t tokens;
-    uint64_t message_bytes, engine_bytes;
-};
-
 static int refuse_state(const struct server *s, bool new_work, struct refusal *e)
 {
     if (s->closed)
         return refusal_set(e, CODE(UNAVAILABLE), "the daemon is ending");
-    switch (s->facts.state) {
+    switch (server_state(s)) {
     case NVLLM__V1__STATE__STATE_READY:
         return 0;
     case NVLLM__V1__STATE__STATE_DRAINING:
@@ -191,106 +186,75 @@ static int refuse(const struct session *s, const struct demand *d, struct refusa
         if (n >= most || bytes > most - n)
             return over(e, o, limits[i].bytes, n, bytes);
     }
+    n = s->account->amounts[ACCOUNT_INSPECTS] + 1;
+    if (d->inspect && n > limit_value(o, LIMIT_INSPECTS_PER_UID))
+        return limit_refuse(e, o, LIMIT_INSPECTS_PER_UID, "", n);
     return 0;
 }
 
 /* ---- from the client */
 
-/* Enters a request that the limits allow: r belongs to it then, and so does the message. */
-static int enter(struct session_call *c, struct pending **out, struct engine_request *r,
-                 const struct demand *d, struct refusal *e)
+/* Checks that the request to be explained is there, and may be looked at. */
+static int check_about(const struct session_call *c, uint64_t number, struct refusal *e)
 {
-    struct session *s = c->session;
-    struct pending *p;
+    struct pending *about = NULL;
+    int r = find_request(c->session, &about, number, c->operation->name, e);
 
-    if (refuse(s, d, e) < 0)
-        return -EINVAL;
-    p = pending_new(s, c->frame->id, d->tokens, c->message);
-    if (!p)
-        return -ENOMEM;
-    c->message = NULL;
-    p->engine_bytes = d->engine_bytes;
-    account_add(p->account, ACCOUNT_REQUEST_BYTES, p->engine_bytes);
-    r->id = p->id;
-    r->client = s->account->uid;
-    r->owner = p;
-    r->release = release;
-    r->charge = charge;
-    *out = p;
-    return 0;
+    return r < 0 || about ? r
+                          : refusal_of_field(e, CODE(INVALID), "request",
+                                             "%" PRIu64 " is not under way", number);
 }
 
-int session_start(struct session_call *c, struct refusal *e)
+/* Starts a request that the limits allow: it owns the message then. */
+static int start(struct session_call *c, struct demand d, struct refusal *e)
 {
-    const struct session *s = c->session;
-    struct engine *engine = s->server->parts.engine;
-    struct demand d = {.new_work = true};
+    struct session *s = c->session;
+    const struct request_origin origin = {s->account->uid, s->admin, server_now_us()};
     struct engine_request r;
     struct pending *p;
     int ret = refuse(s, &d, e); /* before it is parsed */
 
-    if (ret < 0 || (ret = request_start(&r, c->frame, c->message, &s->server->rules, s->admin,
-                                        server_now_us(), e)) < 0)
+    if (ret == 0)
+        ret = request_start(&r, c->frame, c->message, &s->server->rules, &origin, e);
+    if (ret == 0 && r.query.kind == INSPECT_EXPLAIN_REQUEST)
+        ret = check_about(c, r.query.request, e);
+    if (ret < 0)
         return ret;
     d.tokens = request_tokens(&r);
     d.message_bytes = unpacked_bytes(c->message);
     d.engine_bytes = r.kind == ENGINE_GENERATE ? engine_request_bytes(&r) : 0;
-    ret = enter(c, &p, &r, &d, e);
-    if (ret < 0)
-        return ret;
-    ret = engine_start(engine, &r);
+    if (refuse(s, &d, e) < 0)
+        return -EINVAL;
+    p = pending_new(s, c->frame->id, &d, c->message);
+    if (!p)
+        return -ENOMEM;
+    c->message = NULL;
+    r.id = p->id;
+    r.owner = p;
+    r.release = release;
+    r.charge = charge;
+    ret = engine_start(s->server->parts.engine, &r);
     if (ret < 0)
         pending_forget(p);
     return ret;
 }
 
-/* Checks an inspect request: limits, fields, and the owner of what it is about. */
-static int check_inspect(const struct session_call *c, struct engine_request *request,
-                         struct refusal *e)
+int session_start(struct session_call *c, struct refusal *e)
 {
-    const struct session *s = c->session;
-    const struct options *o = s->server->parts.options;
-    const uint64_t n = s->account->amounts[ACCOUNT_INSPECTS] + 1;
-    const struct demand nothing = {0};
-    struct pending *about = NULL;
-    int r = refuse(s, &nothing, e);
+    return start(c, (struct demand){.new_work = true}, e);
+}
 
-    if (r == 0 && c->frame->op_case != OP(PIN_CACHE) && n > limit_value(o, LIMIT_INSPECTS_PER_UID))
-        r = limit_refuse(e, o, LIMIT_INSPECTS_PER_UID, "", n);
-    if (r == 0)
-        r = inspection_take(request, c, e);
-    if (r < 0 || request->query.kind != INSPECT_EXPLAIN_REQUEST)
-        return r;
-    r = find_request(s, &about, request->query.request, c->operation->name, e);
-    return r < 0 || about
-               ? r
-               : refusal_of_field(e, CODE(INVALID), "request", "%" PRIu64 " is not under way",
-                                  request->query.request);
+/* Absent blocks are computed. */
+int session_pin(struct session_call *c, struct refusal *e)
+{
+    const Nvllm__V1__PinCache *m = c->frame->pin_cache;
+
+    return start(c, (struct demand){.new_work = !m->has_unpin || !m->unpin}, e);
 }
 
 int session_inspect(struct session_call *c, struct refusal *e)
 {
-    struct engine *engine = c->session->server->parts.engine;
-    const bool pin = c->frame->op_case == OP(PIN_CACHE);
-    struct engine_request request;
-    struct demand d = {0};
-    struct pending *p;
-    int r = check_inspect(c, &request, e);
-
-    if (r < 0)
-        return r;
-    d.new_work = pin && !request.query.unpin; /* absent blocks are computed */
-    d.tokens = pin || request.query.kind == INSPECT_EXPLAIN_PROMPT ? request_tokens(&request) : 0;
-    d.message_bytes = unpacked_bytes(c->message);
-    r = enter(c, &p, &request, &d, e);
-    if (r < 0)
-        return r;
-    p->inspect = !pin; /* a pin is work, for admins only */
-    account_add(p->account, ACCOUNT_INSPECTS, p->inspect);
-    r = engine_start(engine, &request);
-    if (r < 0)
-        pending_forget(p);
-    return r;
+    return start(c, (struct demand){.inspect = true}, e);
 }
 
 /* ---- answered at once */
@@ -312,25 +276,7 @@ int session_cancel(struct session_call *c, struct refusal *e)
     return reply_put(c->session->connection, c->frame->id, EVENT(CANCELLED), &answer);
 }
 
-int session_status(struct session_call *c, struct refusal *e)
-{
-    struct server *s = c->session->server;
-
-    (void)e;
-    s->facts.uptime_ms = server_now_us() / 1000 - s->start_ms;
-    return inspection_put_status(c);
-}
-
 /* ---- from the engine */
-
-/* The answer has grown over the limit of all requests, or of the user's. */
-static void refuse_answer_memory(struct refusal *e, const struct options *o,
-                                 const struct pending *p)
-{
-    limit_refuse_text(e, o, p->exceeded, "the answers under way take too much memory");
-    if (p->engine_bytes > e->limit_value)
-        e->code = CODE(TOO_LONG); /* it is over the limit alone: waiting would not help */
-}
 
 /* Sends an engine error as an error of the protocol. */
 static int tell_error(const struct pending *p, const struct engine_event *ev)
@@ -341,11 +287,13 @@ static int tell_error(const struct pending *p, const struct engine_event *ev)
     if (ev->error == ENGINE_E_PROMPT_LIMIT)
         limit_refuse(&e, o, LIMIT_PROMPT_TOKENS, ev->field, (uint64_t)ev->usage.prompt_tokens);
     else if (ev->error == ENGINE_E_MEMORY_LIMIT)
-        refuse_answer_memory(&e, o, p);
+        limit_refuse_text(&e, o, p->exceeded, "the answers under way take too much memory");
     else
         refusal_of_field(&e, reply_error_code(ev->error), ev->field ? ev->field : "", "%s", "");
     if (!e.limit)
         e.message = *ev->message;
+    else if (ev->error == ENGINE_E_MEMORY_LIMIT && p->engine_bytes > e.limit_value)
+        e.code = CODE(TOO_LONG); /* it is over the limit alone: waiting would not help */
     return reply_error(p->session->connection, p->client_id, &e);
 }
 

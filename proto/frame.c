@@ -8,8 +8,7 @@
 
 enum {
     FIRST_CAP = 512,
-    KEEP_CAP = 4 << 10, /* an empty buffer larger than this is freed: most connections are idle, and
-                           most frames small */
+    KEEP_CAP = 4 << 10, /* larger buffers are freed once empty: most connections are idle */
 };
 
 /* Makes room for n more bytes at the end. The contents move to the front, at most two bytes for
@@ -133,8 +132,8 @@ int frame_decoder_take(struct frame_decoder *d, const uint8_t **frame, size_t *n
         *n = length;
         d->held.start = (size_t)(next - d->held.data) + length;
     } else if (r == FRAME_MORE) {
-        /* The last frame is no longer in use: a large one must not occupy memory while its sender
-         * is silent. */
+        /* The last frame is no longer in use: it must not take memory while its sender is silent.
+         */
         when_empty(&d->held);
     } else {
         d->held.start = d->held.end;

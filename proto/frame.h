@@ -63,8 +63,7 @@ bool frame_decoder_partial(const struct frame_decoder *d);
 
 void frame_buffer_deinit(struct frame_buffer *b);
 
-/* Appends length and packed message. On -ENOMEM, or -EMSGSIZE for a message over FRAME_LARGEST_MAX,
- * the buffer is unchanged. */
+/* Appends length and message. On -ENOMEM, or -EMSGSIZE over FRAME_LARGEST_MAX, nothing changes. */
 int frame_buffer_put(struct frame_buffer *b, const ProtobufCMessage *message);
 
 /* Packs the last fields of a message ahead, on any thread: *body is malloc'd. -ENOMEM, or -EMSGSIZE

@@ -53,26 +53,26 @@
     F(COUNT, free_bytes,      q->backend.free_bytes,      free_bytes,      free_bytes)
 
 #define STATUS_FIELDS(F) \
-    F(STATE, state,         from->daemon->state,        state,           state) \
-    F(REAL,  progress,      q->progress,                progress,        progress) \
-    F(TEXT,  model,         from->daemon->model,        model,           model) \
-    F(TEXT,  model_folder,  from->daemon->model_folder, model_folder,    model_folder) \
-    F(TEXT,  backend,       from->daemon->backend,      backend,         backend) \
-    F(TEXT,  device,        q->backend.devices[0],      device,          device) \
-    F(TEXT,  driver,        q->backend.driver,          driver,          driver) \
-    F(TEXT,  server,        from->daemon->server,       server,          server) \
-    F(COUNT, uptime_ms,     from->daemon->uptime_ms,    uptime_ms,       uptime_ms) \
-    F(GROUP, blocks,        blocks,                     status_blocks,   blocks) \
-    F(GROUP, requests,      requests,                   status_requests, requests) \
-    F(GROUP, prefix_cache,  hits,                       status_hits,     prefix_cache) \
-    F(COUNT, preemptions,   q->core.preemptions,        preemptions,     preemptions) \
-    F(COUNT, block_len,     q->block_len,               block_len,       block_len) \
-    F(COUNT, max_seq_len,   q->max_seq_len,             max_seq_len,     max_seq_len) \
-    F(COUNT, connections,   from->daemon->connections,  connections,     connections) \
-    F(GROUP, memory,        memory,                     status_memory,   memory) \
-    F(COUNT, steps,         q->core.steps,              steps,           steps) \
-    F(COUNT, prompt_tokens, q->core.prompt_tokens,      prompt_tokens,   prompt_tokens) \
-    F(COUNT, output_tokens, q->core.output_tokens,      output_tokens,   output_tokens)
+    F(STATE, state,         server_state(from->server),  state,           state) \
+    F(REAL,  progress,      q->progress,                 progress,        progress) \
+    F(TEXT,  model,         from->server->parts.model,   model,           model) \
+    F(TEXT,  model_folder,  from->server->parts.options->model_path, model_folder, model_folder) \
+    F(TEXT,  backend,       from->server->parts.backend, backend,         backend) \
+    F(TEXT,  device,        q->backend.devices[0],       device,          device) \
+    F(TEXT,  driver,        q->backend.driver,           driver,          driver) \
+    F(TEXT,  server,        SERVER_NAME,                 server,          server) \
+    F(COUNT, uptime_ms,     server_now_us() / 1000 - from->server->start_ms, uptime_ms, uptime_ms) \
+    F(GROUP, blocks,        blocks,                      status_blocks,   blocks) \
+    F(GROUP, requests,      requests,                    status_requests, requests) \
+    F(GROUP, prefix_cache,  hits,                        status_hits,     prefix_cache) \
+    F(COUNT, preemptions,   q->core.preemptions,         preemptions,     preemptions) \
+    F(COUNT, block_len,     q->block_len,                block_len,       block_len) \
+    F(COUNT, max_seq_len,   q->max_seq_len,              max_seq_len,     max_seq_len) \
+    F(COUNT, connections,   server_connections(from->server), connections, connections) \
+    F(GROUP, memory,        memory,                      status_memory,   memory) \
+    F(COUNT, steps,         q->core.steps,               steps,           steps) \
+    F(COUNT, prompt_tokens, q->core.prompt_tokens,       prompt_tokens,   prompt_tokens) \
+    F(COUNT, output_tokens, q->core.output_tokens,       output_tokens,   output_tokens)
 
 /* ---- requests: nvllm_request_info, nvllm_request_list */
 
@@ -155,7 +155,7 @@
     F(WAIT_REASON, reason,     q->why,              reason,           reason) \
     F(COUNT, blocks_needed,    q->blocks_needed,    blocks_needed,    blocks_needed) \
     F(COUNT, blocks_available, q->blocks_available, blocks_available, blocks_available) \
-    F(TEXT,  text,             from->text,          text,             text)
+    F(TEXT,  text,             why_waiting(q, from), text,            text)
 
 #define WHY_CACHED_FIELDS(F) \
     F(COUNT, prompt_tokens, q->prompt_tokens, prompt_tokens, prompt_tokens) \
@@ -163,7 +163,7 @@
     F(COUNT, same_tokens,   q->same_tokens,   same_tokens,   same_tokens) \
     F(TOKEN, next_id,       q->next_id,       next_id,       next_id) \
     F(IDS,   other_ids,     other,            other_ids,     other_ids) \
-    F(TEXT,  text,          from->text,       text,          text)
+    F(TEXT,  text,          why_cached(q, from), text,       text)
 
 /* clang-format on */
 

@@ -3,6 +3,7 @@
 #include "proto/utf8.h"
 
 #include <stdint.h>
+#include <stdlib.h>
 #include <string.h>
 
 int utf8_step(const void *data, size_t n)
@@ -63,14 +64,13 @@ bool utf8_valid(const void *data, size_t n)
 
 void utf8_clean(char *s)
 {
-    size_t n = strlen(s);
-    int step;
+    for (size_t n = strlen(s); n > 0;) {
+        int step = utf8_step(s, n);
+        size_t length = (size_t)abs(step);
 
-    for (size_t i = 0; i < n; i += (size_t)step) {
-        step = utf8_step(s + i, n - i);
-        if (step < 0) {
-            s[i] = '?';
-            step = 1;
-        }
+        if (utf8_steers(s, step))
+            memset(s, '?', length);
+        s += length;
+        n -= length;
     }
 }

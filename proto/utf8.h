@@ -16,7 +16,7 @@ bool utf8_steers(const void *p, int step);
 /* True if the bytes are UTF-8: no surrogates, no overlong forms, nothing above U+10FFFF. */
 bool utf8_valid(const void *data, size_t n);
 
-/* Replaces each byte of s that is not UTF-8 with '?'. */
+/* Replaces each byte with '?' that is not UTF-8, or on which a terminal would act. */
 void utf8_clean(char *s);
 
 #endif

@@ -7,8 +7,7 @@
 
 #define OP(name) NVLLM__V1__CLIENT_FRAME__OP_##name
 
-/* Sends an operation and waits for its answer, *out; with id it does not wait, and *id is the
- * request's. */
+/* Sends an operation and waits for its answer, *out; with id it only tells the request's number. */
 static enum nvllm_code call(struct nvllm_client *c, Nvllm__V1__ClientFrame__OpCase op_case,
                             void *op, uint64_t *id, int timeout_ms, const void **out,
                             struct nvllm_error *err)
@@ -118,13 +117,20 @@ enum nvllm_code nvllm_render_start(struct nvllm_client *c, uint64_t *id,
     return render(c, chat, id, timeout_ms, NULL, err);
 }
 
-enum nvllm_code nvllm_get_status(struct nvllm_client *c, int timeout_ms,
-                                 const struct nvllm_status **status, struct nvllm_error *err)
-{
-    Nvllm__V1__GetStatus op = NVLLM__V1__GET_STATUS__INIT;
+/* Defines an operation without arguments, and the answer that it waits for. */
+#define PLAIN(name, type, Operation, OPERATION)                                                    \
+    enum nvllm_code nvllm_##name(struct nvllm_client *c, int timeout_ms,                           \
+                                 const struct nvllm_##type **answer, struct nvllm_error *err)      \
+    {                                                                                              \
+        Nvllm__V1__##Operation op = NVLLM__V1__##OPERATION##__INIT;                                \
+                                                                                                   \
+        return call(c, OP(OPERATION), &op, NULL, timeout_ms, (const void **)answer, err);          \
+    }
 
-    return call(c, OP(GET_STATUS), &op, NULL, timeout_ms, (const void **)status, err);
-}
+PLAIN(get_status, status, GetStatus, GET_STATUS)
+PLAIN(resume, change, Resume, RESUME)
+PLAIN(reload, reloaded, Reload, RELOAD)
+PLAIN(shutdown, change, Shutdown, SHUTDOWN)
 
 enum nvllm_code nvllm_get_status_start(struct nvllm_client *c, uint64_t *id, int timeout_ms,
                                        struct nvllm_error *err)
@@ -234,14 +240,34 @@ enum nvllm_code nvllm_clear_cache(struct nvllm_client *c, const struct nvllm_cle
     return call(c, OP(CLEAR_CACHE), &op, NULL, timeout_ms, (const void **)change, err);
 }
 
+/* Calls an operation on a prompt. */
+static enum nvllm_code call_prompt(struct nvllm_client *c, Nvllm__V1__ClientFrame__OpCase op_case,
+                                   ProtobufCMessage *op, const struct nvllm_request *input,
+                                   int timeout_ms, const void **out, struct nvllm_error *err)
+{
+    struct unpacked *memory = unpacked_new();
+    enum nvllm_code code = pack_input(memory, op, input, err);
+
+    if (code == NVLLM_OK)
+        code = call(c, op_case, op, NULL, timeout_ms, out, err);
+    unpacked_free(memory);
+    return code;
+}
+
+/* What the options of a pin or an explanation have in common with a request. */
+#define INPUT(o)                                                                                   \
+    {                                                                                              \
+        .prompt = (o).prompt, .prompt_ids = (o).prompt_ids, .n_prompt_ids = (o).n_prompt_ids,      \
+        .chat = (o).chat, .cache_salt = (o).cache_salt                                             \
+    }
+
 enum nvllm_code nvllm_pin_cache(struct nvllm_client *c, const struct nvllm_pin_options *options,
                                 int timeout_ms, const struct nvllm_cache_change **change,
                                 struct nvllm_error *err)
 {
     Nvllm__V1__PinCache op;
     struct nvllm_pin_options o = default_pin;
-    struct unpacked *memory;
-    enum nvllm_code code;
+    struct nvllm_request input;
 
     if (!sized_take(&o, sizeof(o), options))
         return unprepared(err);
@@ -249,14 +275,8 @@ enum nvllm_code nvllm_pin_cache(struct nvllm_client *c, const struct nvllm_pin_o
     op.has_unpin = op.unpin = o.unpin;
     op.has_uid = o.has_uid;
     op.uid = o.uid;
-    memory = unpacked_new();
-    code = pack_input(memory, &op.base, o.prompt, o.prompt_ids, o.n_prompt_ids, o.chat, err);
-    if (code == NVLLM_OK)
-        code = pack_salt(&op.has_cache_salt, &op.cache_salt, o.cache_salt, err);
-    if (code == NVLLM_OK)
-        code = call(c, OP(PIN_CACHE), &op, NULL, timeout_ms, (const void **)change, err);
-    unpacked_free(memory);
-    return code;
+    input = (struct nvllm_request)INPUT(o);
+    return call_prompt(c, OP(PIN_CACHE), &op.base, &input, timeout_ms, (const void **)change, err);
 }
 
 /* ---- why */
@@ -267,8 +287,7 @@ enum nvllm_code nvllm_explain(struct nvllm_client *c, const struct nvllm_explain
 {
     Nvllm__V1__Explain op;
     struct nvllm_explain_options o = default_explain;
-    struct unpacked *memory = NULL;
-    enum nvllm_code code = NVLLM_OK;
+    struct nvllm_request input;
 
     if (!sized_take(&o, sizeof(o), options))
         return unprepared(err);
@@ -278,16 +297,11 @@ enum nvllm_code nvllm_explain(struct nvllm_client *c, const struct nvllm_explain
     if (o.request != 0) {
         op.about_case = NVLLM__V1__EXPLAIN__ABOUT_REQUEST;
         op.request = o.request;
-    } else {
-        memory = unpacked_new();
-        code = pack_input(memory, &op.base, o.prompt, o.prompt_ids, o.n_prompt_ids, o.chat, err);
-        if (code == NVLLM_OK)
-            code = pack_salt(&op.has_cache_salt, &op.cache_salt, o.cache_salt, err);
+        return call(c, OP(EXPLAIN), &op, NULL, timeout_ms, (const void **)explanation, err);
     }
-    if (code == NVLLM_OK)
-        code = call(c, OP(EXPLAIN), &op, NULL, timeout_ms, (const void **)explanation, err);
-    unpacked_free(memory);
-    return code;
+    input = (struct nvllm_request)INPUT(o);
+    return call_prompt(c, OP(EXPLAIN), &op.base, &input, timeout_ms, (const void **)explanation,
+                       err);
 }
 
 /* ---- the daemon itself */
@@ -309,14 +323,6 @@ enum nvllm_code nvllm_drain(struct nvllm_client *c, const struct nvllm_drain_opt
     return call(c, OP(DRAIN), &op, NULL, timeout_ms, (const void **)change, err);
 }
 
-enum nvllm_code nvllm_resume(struct nvllm_client *c, int timeout_ms,
-                             const struct nvllm_change **change, struct nvllm_error *err)
-{
-    Nvllm__V1__Resume op = NVLLM__V1__RESUME__INIT;
-
-    return call(c, OP(RESUME), &op, NULL, timeout_ms, (const void **)change, err);
-}
-
 enum nvllm_code nvllm_set_log_level(struct nvllm_client *c, const char *level, int timeout_ms,
                                     const struct nvllm_change **change, struct nvllm_error *err)
 {
@@ -326,20 +332,4 @@ enum nvllm_code nvllm_set_log_level(struct nvllm_client *c, const char *level, i
         return error_field(err, "level", "level is NULL");
     op.level = (char *)level;
     return call(c, OP(SET_LOG_LEVEL), &op, NULL, timeout_ms, (const void **)change, err);
-}
-
-enum nvllm_code nvllm_shutdown(struct nvllm_client *c, int timeout_ms,
-                               const struct nvllm_change **change, struct nvllm_error *err)
-{
-    Nvllm__V1__Shutdown op = NVLLM__V1__SHUTDOWN__INIT;
-
-    return call(c, OP(SHUTDOWN), &op, NULL, timeout_ms, (const void **)change, err);
-}
-
-enum nvllm_code nvllm_reload(struct nvllm_client *c, int timeout_ms,
-                             const struct nvllm_reloaded **reloaded, struct nvllm_error *err)
-{
-    Nvllm__V1__Reload op = NVLLM__V1__RELOAD__INIT;
-
-    return call(c, OP(RELOAD), &op, NULL, timeout_ms, (const void **)reloaded, err);
 }

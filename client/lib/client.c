@@ -1,5 +1,4 @@
-/* client.c - the socket under a connection, the queue of its events, and the calls that wait for
- * them. */
+/* client.c - the socket under a connection, the queue of its events, and waiting for them. */
 #include "client/lib/client.h"
 
 #include <errno.h>
@@ -28,7 +27,7 @@ static void keep_event(struct nvllm_client *c, struct event *e)
 /* No more events of other requests may be kept. */
 static bool queue_full(const struct nvllm_client *c)
 {
-    return c->queue_bytes > c->max_queue_bytes;
+    return c->queue_bytes > c->conn.max_queue_bytes;
 }
 
 struct event *client_take(struct nvllm_client *c, uint64_t id)
@@ -63,7 +62,6 @@ struct nvllm_client *client_new(int fd, const struct nvllm_options *options)
     if (max_frame > FRAME_LARGEST_MAX)
         max_frame = FRAME_LARGEST_MAX;
     c->fd = fd;
-    c->max_queue_bytes = options->max_queue_bytes;
     conn_init(&c->conn, (uint32_t)max_frame, options->max_queue_bytes);
     STAILQ_INIT(&c->queue);
     c->greet_deadline = INT64_MAX;
@@ -109,7 +107,7 @@ void client_flush(struct nvllm_client *c)
 static bool full(const struct nvllm_client *c)
 {
     return queue_full(c) ||
-           (frame_buffer_bytes(&c->conn.in.held) > c->max_queue_bytes && conn_ready(&c->conn));
+           (frame_buffer_bytes(&c->conn.in.held) > c->conn.max_queue_bytes && conn_ready(&c->conn));
 }
 
 static void pump_in(struct nvllm_client *c)
@@ -139,9 +137,8 @@ static void pump_in(struct nvllm_client *c)
 static int64_t own_deadline(const struct nvllm_client *c)
 {
     int64_t greet = c->conn.welcomed ? INT64_MAX : c->greet_deadline;
-    int64_t request = conn_deadline(&c->conn);
 
-    return greet < request ? greet : request;
+    return greet < c->conn.nearest ? greet : c->conn.nearest;
 }
 
 static void expire(struct nvllm_client *c)
@@ -245,20 +242,18 @@ enum nvllm_code client_send(struct nvllm_client *c, Nvllm__V1__ClientFrame *fram
                             int64_t deadline, uint64_t *id, struct nvllm_error *err)
 {
     struct pending *request;
-    enum nvllm_code code = conn_send(&c->conn, frame, &request, err);
+    enum nvllm_code code = conn_send(&c->conn, frame, deadline, &request, err);
 
     if (code != NVLLM_OK)
         return code;
     *id = request->id;
     request->open = open;
-    request->deadline = deadline;
     c->n_open += open;
     client_flush(c);
     return NVLLM_OK;
 }
 
-/* *deadline is what the request's own timeout makes it. The library itself ends an open request
- * then. */
+/* *deadline is that of the request's own timeout, at which the library ends an open request. */
 static enum nvllm_code start(struct nvllm_client *c, uint64_t *id, bool open, int64_t *deadline,
                              const struct nvllm_request *request, struct nvllm_error *err)
 {

@@ -13,7 +13,7 @@ struct nvllm_client {
     bool calling;    /* a callback of nvllm_generate() runs, whose event must stay valid */
     struct conn conn;
     STAILQ_HEAD(, event) queue; /* received while waiting for another; older than those in conn */
-    size_t queue_bytes, max_queue_bytes;
+    size_t queue_bytes;
     struct event *current;  /* the event fetched last */
     int64_t greet_deadline; /* for the daemon's greeting; INT64_MAX: none */
     size_t n_open;          /* requests whose last event nvllm_next() has not returned */
@@ -33,8 +33,7 @@ enum nvllm_code client_wait(struct nvllm_client *c, int64_t deadline, struct nvl
 /* Writes as much as the socket takes. */
 void client_flush(struct nvllm_client *c);
 
-/* Sends an operation without waiting. The events of an open one are for nvllm_next(), until it ends
- * or its deadline passes. */
+/* Sends an operation. The events of an open one are for nvllm_next(), until its deadline or end. */
 enum nvllm_code client_send(struct nvllm_client *c, Nvllm__V1__ClientFrame *frame, bool open,
                             int64_t deadline, uint64_t *id, struct nvllm_error *err);
 

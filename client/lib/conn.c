@@ -1,5 +1,4 @@
-/* conn.c - see conn.h. An error of the stream is final: it is kept in death and returned by each
- * later call. */
+/* conn.c - see conn.h. An error of the stream is final: each later call returns it, from death. */
 #include "client/lib/conn.h"
 
 #include <errno.h>
@@ -78,18 +77,37 @@ static int reserve_pending(struct conn *c)
     return 0;
 }
 
-static void forget(struct conn *c, struct pending *request)
+/* Sets a request's deadline, and which is the nearest. */
+static void set_deadline(struct conn *c, struct pending *request, int64_t deadline)
 {
-    struct pending *end = c->pending + c->n_pending--;
+    const bool was_nearest = request->deadline == c->nearest && c->nearest != INT64_MAX;
 
-    memmove(request, request + 1, (size_t)(end - (request + 1)) * sizeof(*request));
+    request->deadline = deadline;
+    if (deadline < c->nearest) {
+        c->nearest = deadline;
+    } else if (was_nearest) {
+        c->nearest = INT64_MAX;
+        for (size_t i = 0; i < c->n_pending; i++)
+            if (c->pending[i].deadline < c->nearest)
+                c->nearest = c->pending[i].deadline;
+    }
 }
 
-void conn_init(struct conn *c, uint32_t max_in_frame, size_t max_out_bytes)
+static void forget(struct conn *c, struct pending *request)
+{
+    struct pending *end = c->pending + c->n_pending;
+
+    set_deadline(c, request, INT64_MAX);
+    memmove(request, request + 1, (size_t)(end - (request + 1)) * sizeof(*request));
+    c->n_pending--;
+}
+
+void conn_init(struct conn *c, uint32_t max_in_frame, size_t max_queue_bytes)
 {
     *c = (struct conn){
-        .max_out_bytes = max_out_bytes,
+        .max_queue_bytes = max_queue_bytes,
         .max_frame_bytes = FRAME_DEFAULT_MAX,
+        .nearest = INT64_MAX,
     };
     frame_decoder_init(&c->in, max_in_frame);
 }
@@ -132,7 +150,7 @@ static enum nvllm_code put(struct conn *c, const Nvllm__V1__ClientFrame *frame,
         return error_copy(err, &c->death);
     if (bytes > c->max_frame_bytes)
         return refuse_size(c, bytes, err);
-    if (queued > 0 && (queued > c->max_out_bytes || bytes > c->max_out_bytes - queued))
+    if (queued > 0 && (queued > c->max_queue_bytes || bytes > c->max_queue_bytes - queued))
         return error_set(err, NVLLM_E_BUSY, 0,
                          "%zu bytes of requests are waiting to be sent: fetch events first",
                          queued);
@@ -164,8 +182,8 @@ enum nvllm_code conn_hello(struct conn *c, const char *name, struct nvllm_error 
     return put(c, &frame, err);
 }
 
-enum nvllm_code conn_send(struct conn *c, Nvllm__V1__ClientFrame *frame, struct pending **request,
-                          struct nvllm_error *err)
+enum nvllm_code conn_send(struct conn *c, Nvllm__V1__ClientFrame *frame, int64_t deadline,
+                          struct pending **request, struct nvllm_error *err)
 {
     enum nvllm_code code;
 
@@ -183,6 +201,7 @@ enum nvllm_code conn_send(struct conn *c, Nvllm__V1__ClientFrame *frame, struct 
         .n_choices = 1,
         .deadline = INT64_MAX,
     };
+    set_deadline(c, *request, deadline);
     if (frame->op_case == OP(GENERATE) && frame->generate->has_n)
         (*request)->n_choices = frame->generate->n;
     c->last_id = frame->id;
@@ -208,7 +227,7 @@ enum nvllm_code conn_cancel(struct conn *c, uint64_t id, struct nvllm_error *err
     cancel.target = id;
     frame.op_case = OP(CANCEL);
     frame.cancel = &cancel;
-    code = conn_send(c, &frame, &own, err);
+    code = conn_send(c, &frame, INT64_MAX, &own, err);
     if (code == NVLLM_OK)
         own->abandoned = true;
     return code;
@@ -222,31 +241,21 @@ void conn_abandon(struct conn *c, uint64_t id)
         request->abandoned = true;
 }
 
-int64_t conn_deadline(const struct conn *c)
-{
-    int64_t nearest = INT64_MAX;
-
-    for (size_t i = 0; i < c->n_pending; i++)
-        if (c->pending[i].deadline < nearest)
-            nearest = c->pending[i].deadline;
-    return nearest;
-}
-
 struct event *conn_expire(struct conn *c, int64_t now)
 {
-    struct pending *request = c->pending, *end = request + c->n_pending;
+    struct pending *request = c->pending;
     struct event *e;
 
-    while (request < end && request->deadline > now)
-        request++;
-    if (request == end)
+    if (c->nearest > now)
         return NULL;
+    while (request->deadline > now)
+        request++;
     e = event_timeout(request->id);
     if (!e) {
         die_no_memory(c);
         return NULL;
     }
-    request->deadline = INT64_MAX;
+    set_deadline(c, request, INT64_MAX);
     request->abandoned = true;
     conn_cancel(c, e->public.id, NULL); /* requests may have moved */
     return e;
@@ -260,18 +269,6 @@ void conn_push(struct conn *c, const void *data, size_t n)
         die_no_memory(c);
 }
 
-static void die_of_end(struct conn *c)
-{
-    if (c->end_errno != 0)
-        error_set(&c->death, NVLLM_E_CONNECTION, c->end_errno, "the connection to nvllmd broke: %s",
-                  strerror(c->end_errno));
-    else if (!c->welcomed)
-        error_set(&c->death, NVLLM_E_CONNECTION, 0,
-                  "nvllmd closed the connection without a greeting");
-    else
-        error_set(&c->death, NVLLM_E_CONNECTION, 0, "nvllmd closed the connection");
-}
-
 bool conn_ready(const struct conn *c)
 {
     return c->death.code == NVLLM_OK && frame_decoder_ready(&c->in);
@@ -279,8 +276,14 @@ bool conn_ready(const struct conn *c)
 
 void conn_settle(struct conn *c)
 {
-    if (c->ended && c->death.code == NVLLM_OK && !conn_ready(c))
-        die_of_end(c);
+    if (!c->ended || c->death.code != NVLLM_OK || conn_ready(c))
+        return;
+    if (c->end_errno != 0)
+        error_set(&c->death, NVLLM_E_CONNECTION, c->end_errno, "the connection to nvllmd broke: %s",
+                  strerror(c->end_errno));
+    else
+        error_set(&c->death, NVLLM_E_CONNECTION, 0, "nvllmd closed the connection%s",
+                  c->welcomed ? "" : " without a greeting");
 }
 
 static void take_welcome(struct conn *c, const Nvllm__V1__Welcome *w)
@@ -383,8 +386,7 @@ struct event *conn_take(struct conn *c)
                 return e;
             break;
         case FRAME_MORE:
-            if (c->ended)
-                die_of_end(c);
+            conn_settle(c);
             return NULL;
         case FRAME_E_TOO_LARGE:
             error_protocol(&c->death, "a frame longer than max_frame_bytes");

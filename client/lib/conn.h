@@ -14,9 +14,10 @@
 struct conn {
     struct frame_decoder in;
     struct frame_buffer out;
-    size_t max_out_bytes;
+    size_t max_queue_bytes;  /* of out, and of events that are kept */
     struct pending *pending; /* [n_pending] without their last answer, by id */
     size_t n_pending, cap_pending;
+    int64_t nearest; /* the earliest deadline of these; INT64_MAX: none */
     uint64_t last_id;
     bool welcomed;
     enum nvllm_state state; /* of the daemon at the greeting */
@@ -27,16 +28,16 @@ struct conn {
     struct nvllm_error death; /* NVLLM_OK, or the error that ended the connection */
 };
 
-void conn_init(struct conn *c, uint32_t max_in_frame, size_t max_out_bytes);
+void conn_init(struct conn *c, uint32_t max_in_frame, size_t max_queue_bytes);
 void conn_deinit(struct conn *c);
 
 /* Queues the greeting; must come first. */
 enum nvllm_code conn_hello(struct conn *c, const char *name, struct nvllm_error *err);
 
 /* Queues a request. frame holds the operation; its id is assigned here. *request is valid until the
- * next is sent or one ends. */
-enum nvllm_code conn_send(struct conn *c, Nvllm__V1__ClientFrame *frame, struct pending **request,
-                          struct nvllm_error *err);
+ * next is sent or one ends. deadline: INT64_MAX for none. */
+enum nvllm_code conn_send(struct conn *c, Nvllm__V1__ClientFrame *frame, int64_t deadline,
+                          struct pending **request, struct nvllm_error *err);
 
 /* A request that has not ended, valid as long. NULL: no such id. */
 struct pending *conn_find(const struct conn *c, uint64_t id);
@@ -46,9 +47,6 @@ enum nvllm_code conn_cancel(struct conn *c, uint64_t id, struct nvllm_error *err
 
 /* Drops whatever still arrives for id. */
 void conn_abandon(struct conn *c, uint64_t id);
-
-/* The nearest deadline of a request; INT64_MAX: none. */
-int64_t conn_deadline(const struct conn *c);
 
 /* Cancels one request whose deadline has passed, and returns the error that ends it. NULL: there is
  * none, or no memory, see death. */

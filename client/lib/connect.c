@@ -1,5 +1,4 @@
-/* connect.c - connecting: the socket, the greeting, and waiting for the daemon to start and to load
- * its model. */
+/* connect.c - the socket, the greeting, and waiting for the daemon to start and load its model. */
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>

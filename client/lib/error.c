@@ -15,58 +15,34 @@ static bool is_retryable(enum nvllm_code code)
 
 void error_copy_text(char *buf, size_t cap, const char *text)
 {
-    size_t len = text ? strlen(text) : 0, n = 0;
+    size_t n = text ? strnlen(text, cap) : 0;
 
-    for (size_t i = 0; i < len;) {
-        int step = utf8_step(text + i, len - i);
-        const char *shown = utf8_steers(text + i, step) ? "?" : text + i;
-        size_t taken = step < 1 ? 1 : (size_t)step, bytes = *shown == '?' ? 1 : taken;
-
-        if (n + bytes >= cap)
-            break;
-        memcpy(buf + n, shown, bytes);
-        n += bytes;
-        i += taken;
-    }
+    if (n == cap)
+        for (n--; n > 0 && (text[n] & 0xc0) == 0x80; n--)
+            ; /* not inside a character */
+    memcpy(buf, n ? text : "", n);
     buf[n] = '\0';
+    utf8_clean(buf);
 }
 
-__attribute__((format(printf, 5, 0))) static void fill(struct nvllm_error *e, enum nvllm_code code,
-                                                       const char *field, int sys_errno,
-                                                       const char *fmt, va_list args)
+enum nvllm_code error_fill(struct nvllm_error *e, enum nvllm_code code, const char *field,
+                           int sys_errno, const char *fmt, ...)
 {
     char text[sizeof(e->message) + 4]; /* so that a cut shows */
+    va_list args;
 
     if (!e)
-        return;
+        return code;
+    va_start(args, fmt);
     vsnprintf(text, sizeof(text), fmt, args);
+    va_end(args);
     memset(e, 0, sizeof(*e));
     e->code = code;
     e->retryable = is_retryable(code);
     e->sys_errno = sys_errno;
     error_copy_text(e->message, sizeof(e->message), text);
     error_copy_text(e->field, sizeof(e->field), field);
-}
-
-enum nvllm_code error_set(struct nvllm_error *e, enum nvllm_code code, int sys_errno,
-                          const char *fmt, ...)
-{
-    va_list args;
-
-    va_start(args, fmt);
-    fill(e, code, NULL, sys_errno, fmt, args);
-    va_end(args);
     return code;
-}
-
-enum nvllm_code error_field(struct nvllm_error *e, const char *field, const char *fmt, ...)
-{
-    va_list args;
-
-    va_start(args, fmt);
-    fill(e, NVLLM_E_INVALID, field, 0, fmt, args);
-    va_end(args);
-    return NVLLM_E_INVALID;
 }
 
 enum nvllm_code error_copy(struct nvllm_error *e, const struct nvllm_error *from)

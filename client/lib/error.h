@@ -4,16 +4,17 @@
 
 #include "client/lib/nvllm_client.h"
 
-/* Fills *e (which may be NULL), with retryable by the code, and returns code. */
-__attribute__((format(printf, 4, 5))) enum nvllm_code
-error_set(struct nvllm_error *e, enum nvllm_code code, int sys_errno, const char *fmt, ...);
+/* Fills *e (which may be NULL), with retryable by the code, and returns code. field: the field of
+ * the request that is wrong, or NULL. */
+__attribute__((format(printf, 5, 6))) enum nvllm_code error_fill(struct nvllm_error *e,
+                                                                 enum nvllm_code code,
+                                                                 const char *field, int sys_errno,
+                                                                 const char *fmt, ...);
+#define error_set(e, code, sys_errno, ...) error_fill(e, code, NULL, sys_errno, __VA_ARGS__)
+#define error_field(e, field, ...)         error_fill(e, NVLLM_E_INVALID, field, 0, __VA_ARGS__)
 
 /* Copies an error, unless it is NVLLM_OK, and returns its code. */
 enum nvllm_code error_copy(struct nvllm_error *e, const struct nvllm_error *from);
-
-/* As error_set(), and names the field of the request that is wrong. */
-__attribute__((format(printf, 3, 4))) enum nvllm_code
-error_field(struct nvllm_error *e, const char *field, const char *fmt, ...);
 
 /* NVLLM_E_PROTOCOL: the daemon has sent this. */
 enum nvllm_code error_protocol(struct nvllm_error *e, const char *what);

@@ -46,8 +46,7 @@ struct event {
 };
 
 /* The event of a frame that answers `of`, which then owns memory. NULL for a kind of a newer
- * daemon, or with *err filled: NVLLM_E_PROTOCOL if the frame does not fit the request,
- * NVLLM_E_NOMEM. */
+ * daemon, or with *err: NVLLM_E_NOMEM, or NVLLM_E_PROTOCOL if it does not fit the request. */
 struct event *event_new(struct unpacked *memory, const struct pending *of, struct nvllm_error *err);
 void event_free(struct event *e);
 

@@ -141,35 +141,50 @@ enum nvllm_code pack_chat(struct unpacked *memory, Nvllm__V1__Chat *out,
 
 /* ---- input */
 
+static const ProtobufCFieldDescriptor *field_of(const ProtobufCMessage *m, const char *name)
+{
+    return protobuf_c_message_descriptor_get_field_by_name(m->descriptor, name);
+}
+
 /* Chooses a case of a message's oneof by its name; returns the place of its value. */
 static void *choose(ProtobufCMessage *out, const char *name)
 {
-    const ProtobufCFieldDescriptor *field =
-        protobuf_c_message_descriptor_get_field_by_name(out->descriptor, name);
+    const ProtobufCFieldDescriptor *field = field_of(out, name);
 
     *(uint32_t *)((char *)out + field->quantifier_offset) = field->id;
     return (char *)out + field->offset;
 }
 
-enum nvllm_code pack_input(struct unpacked *memory, ProtobufCMessage *out, struct nvllm_text prompt,
-                           const int32_t *ids, size_t n_ids, const struct nvllm_chat *chat,
-                           struct nvllm_error *err)
+static enum nvllm_code pack_salt(ProtobufCMessage *out, struct nvllm_text salt,
+                                 struct nvllm_error *err)
 {
-    int n_inputs = (prompt.data != NULL) + (ids != NULL) + (chat != NULL);
+    const ProtobufCFieldDescriptor *field = field_of(out, "cache_salt");
+    protobuf_c_boolean *has = (protobuf_c_boolean *)((char *)out + field->quantifier_offset);
+
+    if (!set_bytes(has, (ProtobufCBinaryData *)((char *)out + field->offset), salt))
+        return error_field(err, "cache_salt", "cache_salt is NULL");
+    return NVLLM_OK;
+}
+
+enum nvllm_code pack_input(struct unpacked *memory, ProtobufCMessage *out,
+                           const struct nvllm_request *in, struct nvllm_error *err)
+{
+    int n_inputs = (in->prompt.data != NULL) + (in->prompt_ids != NULL) + (in->chat != NULL);
+    enum nvllm_code code = NVLLM_OK;
 
     if (n_inputs != 1)
         return error_field(err, "input", "one of prompt, prompt_ids and chat is the input, not %d",
                            n_inputs);
-    if (prompt.data) {
-        *(ProtobufCBinaryData *)choose(out, "prompt") = pack_bytes(prompt);
-    } else if (ids) {
+    if (in->prompt.data) {
+        *(ProtobufCBinaryData *)choose(out, "prompt") = pack_bytes(in->prompt);
+    } else if (in->prompt_ids) {
         Nvllm__V1__TokenIds *m = unpacked_alloc(memory, 1, sizeof(*m));
 
         if (!m)
             return no_memory(err);
         nvllm__v1__token_ids__init(m);
-        m->n_ids = n_ids;
-        m->ids = (int32_t *)ids;
+        m->n_ids = in->n_prompt_ids;
+        m->ids = (int32_t *)in->prompt_ids;
         *(Nvllm__V1__TokenIds **)choose(out, "prompt_ids") = m;
     } else {
         Nvllm__V1__Chat *m = unpacked_alloc(memory, 1, sizeof(*m));
@@ -177,27 +192,17 @@ enum nvllm_code pack_input(struct unpacked *memory, ProtobufCMessage *out, struc
         if (!m)
             return no_memory(err);
         *(Nvllm__V1__Chat **)choose(out, "chat") = m;
-        return pack_chat(memory, m, chat, err);
+        code = pack_chat(memory, m, in->chat, err);
     }
-    return NVLLM_OK;
-}
-
-enum nvllm_code pack_salt(protobuf_c_boolean *has, ProtobufCBinaryData *out, struct nvllm_text salt,
-                          struct nvllm_error *err)
-{
-    if (!set_bytes(has, out, salt))
-        return error_field(err, "cache_salt", "cache_salt is NULL");
-    return NVLLM_OK;
+    return code == NVLLM_OK ? pack_salt(out, in->cache_salt, err) : code;
 }
 
 /* ---- generate */
 
 static void set_float(protobuf_c_boolean *has, float *out, float value)
 {
-    if (!isnan(value)) {
-        *has = true;
-        *out = value;
-    }
+    *has = !isnan(value);
+    *out = value;
 }
 
 static enum nvllm_code set_count(protobuf_c_boolean *has, uint32_t *out, int64_t value,
@@ -295,14 +300,12 @@ enum nvllm_code pack_generate(struct unpacked *memory, Nvllm__V1__Generate *out,
     out->sampling = unpacked_alloc(memory, 1, sizeof(*out->sampling));
     if (!out->sampling)
         return no_memory(err);
-    if ((code = pack_input(memory, &out->base, r->prompt, r->prompt_ids, r->n_prompt_ids, r->chat,
-                           err)) ||
+    if ((code = pack_input(memory, &out->base, r, err)) ||
         (code = pack_sampling(memory, out->sampling, r, err)) ||
         (code =
              set_count(&out->has_max_tokens, &out->max_tokens, r->max_tokens, "max_tokens", err)) ||
         (code = set_count(&out->has_n, &out->n, r->n, "n", err)) ||
-        (code = pack_texts(memory, &out->stop, r->stop, r->n_stop, "stop", err)) ||
-        (code = pack_salt(&out->has_cache_salt, &out->cache_salt, r->cache_salt, err)))
+        (code = pack_texts(memory, &out->stop, r->stop, r->n_stop, "stop", err)))
         return code;
     if (r->priority < NVLLM_PRIORITY_NORMAL || r->priority > NVLLM_PRIORITY_HIGH)
         return error_field(err, "priority", "priority: %d is not a priority", (int)r->priority);

@@ -19,14 +19,10 @@ enum nvllm_code pack_generate(struct unpacked *memory, Nvllm__V1__Generate *out,
 enum nvllm_code pack_chat(struct unpacked *memory, Nvllm__V1__Chat *out,
                           const struct nvllm_chat *chat, struct nvllm_error *err);
 
-/* The input of a message whose oneof has the cases prompt, prompt_ids and chat. NVLLM_E_INVALID
- * unless exactly one of them is given. */
-enum nvllm_code pack_input(struct unpacked *memory, ProtobufCMessage *out, struct nvllm_text prompt,
-                           const int32_t *ids, size_t n_ids, const struct nvllm_chat *chat,
-                           struct nvllm_error *err);
-
-enum nvllm_code pack_salt(protobuf_c_boolean *has, ProtobufCBinaryData *out, struct nvllm_text salt,
-                          struct nvllm_error *err);
+/* The input of a request (or of what has the same members), and its cache_salt, of a message whose
+ * oneof has the cases prompt, prompt_ids and chat. NVLLM_E_INVALID unless exactly one is given. */
+enum nvllm_code pack_input(struct unpacked *memory, ProtobufCMessage *out,
+                           const struct nvllm_request *in, struct nvllm_error *err);
 
 ProtobufCBinaryData pack_bytes(struct nvllm_text text);
 
@@ -41,8 +37,7 @@ static inline void sized_give(void *theirs, size_t size, const void *ours, size_
     memcpy(theirs, &size, sizeof(size));
 }
 
-/* Copies a program's struct, unless it is NULL, over our defaults. False if it was never
- * initialised. */
+/* Copies a program's struct, unless NULL, over our defaults. False if it was never initialised. */
 static inline bool sized_take(void *ours, size_t our_size, const void *theirs)
 {
     size_t size;

@@ -144,7 +144,7 @@ static void take_request(const Nvllm__V1__ClientFrame *f, struct unpacked *u)
         f->op_case != NVLLM__V1__CLIENT_FRAME__OP_DETOKENIZE &&
         f->op_case != NVLLM__V1__CLIENT_FRAME__OP_RENDER)
         return;
-    r = request_start(&request, f, u, &rules, true, 1, &e);
+    r = request_start(&request, f, u, &rules, &(struct request_origin){1, true, 1}, &e);
     if (r == 0 && request.kind == ENGINE_GENERATE)
         check_generate(&request);
     else if (r == 0 && request.kind == ENGINE_TOKENIZE)

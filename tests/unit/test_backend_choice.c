@@ -71,12 +71,14 @@ static const struct {
 /* Which backend is chosen, by the option, the machine and the module. */
 TEST(backend_is_chosen, .n = N(cases))
 {
+    const struct options o = {.backend = cases[_i].wanted,
+                              .backend_module = (char *)(uintptr_t)cases[_i].module};
     int r;
 
     if (cases[_i].device)
         put_file(cases[_i].device);
     memset(&c, 0xff, sizeof(c));
-    r = backend_choose(&c, cases[_i].wanted, &cpu, cases[_i].module, dev, &e);
+    r = backend_choose(&c, &o, &cpu, dev, &e);
     ck_assert_int_eq(r, cases[_i].code);
     if (r == 0) {
         ck_assert_str_eq(c.ops->name, cases[_i].name);

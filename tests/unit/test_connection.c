@@ -5,6 +5,7 @@
 
 #include <check.h>
 #include <fcntl.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -28,7 +29,9 @@ static struct user {
 
 static struct client clients[N_CLIENTS];
 static struct connections shared;
-static char taken[512]; /* the names of whose frames were taken, in order */
+static struct options options;
+static void (*on_taken)(struct client *c); /* NULL, or what else a test does with a frame */
+static char taken[512];                    /* the names of whose frames were taken, in order */
 static size_t n_taken;
 
 static void on_frame(void *owner, const uint8_t *data, size_t n)
@@ -40,6 +43,8 @@ static void on_frame(void *owner, const uint8_t *data, size_t n)
     ck_assert_uint_lt(n_taken, sizeof(taken) - 1);
     taken[n_taken++] = c->name;
     c->user->left--;
+    if (on_taken)
+        on_taken(c);
 }
 
 static void on_fault(void *owner, enum connection_fault fault)
@@ -94,16 +99,17 @@ static const struct connection_handler handler = {
 
 static void setup(void)
 {
-    shared = (struct connections){
-        .base = event_base_new(),
-        .handler = &handler,
+    options = (struct options){
         .max_frame_bytes = 4096,
-        .pause_bytes = 4096,
-        .max_output_bytes = 8192,
+        .output_pause_bytes = 4096,
+        .max_output_bytes = 16384,
         .slow_reader_s = 60,
         .hello_timeout_s = 60,
         .frame_timeout_s = 60,
     };
+    shared =
+        (struct connections){.base = event_base_new(), .handler = &handler, .options = &options};
+    on_taken = NULL;
     ck_assert_ptr_nonnull(shared.base);
     ck_assert_int_eq(connections_init(&shared), 0);
     on_round(NULL);
@@ -160,7 +166,7 @@ static size_t count(char name)
 /* The frame timeout does not run while frames that have arrived wait for the next round. */
 TEST(frame_timer_stops_while_a_connection_waits)
 {
-    shared.frame_timeout_s = 0;
+    options.frame_timeout_s = 0;
     send_frames(&clients[0], 40);
     send_frames(&clients[1], 40);
     run_loop(60);
@@ -266,6 +272,44 @@ TEST(one_write_for_all_that_was_put)
     ck_assert_int_lt(read(pair[1], buf, sizeof(buf)), 0);
     connection_free(c);
     close(pair[1]);
+}
+
+/* Puts answers until the socket is full and so many are left that the connection is paused. */
+static void answer_until_paused(struct client *c)
+{
+    Nvllm__V1__ServerFrame f = NVLLM__V1__SERVER_FRAME__INIT;
+    const size_t bytes = (size_t)options.output_pause_bytes;
+
+    while (connection_unread_bytes(c->connection) <= 2 * bytes)
+        ck_assert_int_eq(connection_put(c->connection, &f.base, calloc(1, bytes), bytes),
+                         CONNECTION_OK);
+}
+
+/* A's timer is due when B's frame is taken: what A did not read is read then. */
+static void read_or_answer(struct client *c)
+{
+    char buf[4096];
+
+    options.slow_reader_s = 60;
+    if (c == &clients[0])
+        answer_until_paused(c);
+    while (c == &clients[1] && recv(clients[0].fd, buf, sizeof(buf), MSG_DONTWAIT) > 0)
+        ;
+}
+
+/* A client that reads all just before it is too slow, and is paused again by the answer to its next
+ * request, has the whole time once more. */
+TEST(pause_after_a_pause_has_its_own_time)
+{
+    options.slow_reader_s = 0;
+    answer_until_paused(&clients[0]);
+    connections_flush(&shared);
+    on_taken = read_or_answer;
+    send_frames(&clients[0], 1);
+    send_frames(&clients[1], 1);
+    run_loop(1);
+    ck_assert_str_eq(taken, "BA");
+    ck_assert_uint_gt(connection_unread_bytes(clients[0].connection), 4096);
 }
 
 int main(void)

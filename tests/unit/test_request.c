@@ -53,7 +53,7 @@ static void teardown(void)
 
 static int start(const Nvllm__V1__ClientFrame *f)
 {
-    return request_start(&r, f, u, &rules, admin, 5000, &e);
+    return request_start(&r, f, u, &rules, &(struct request_origin){7, admin, 5000}, &e);
 }
 
 static int build(void)

@@ -84,14 +84,14 @@ TEST(utf8_is_checked_alike_at_all_borders)
     }
 }
 
-/* Invalid bytes become question marks, the rest stays. */
+/* Invalid bytes and control characters become question marks, the rest stays. */
 TEST(utf8_is_cleaned)
 {
     char s[] = "a\xc3\xa9\xff\xe2\x82"
-               "b\xe2\x82";
+               "b\n\x7f\xc2\x9b\xe2\x82";
 
     utf8_clean(s);
-    ck_assert_str_eq(s, "a\xc3\xa9???b??");
+    ck_assert_str_eq(s, "a\xc3\xa9???b??????");
 }
 
 int main(void)
