@@ -4,7 +4,6 @@
  * The engine thread owns all of it; open may run on another thread. */
 #include <errno.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "cuda/rank.h"
 #include "cuda/tune.h"
@@ -13,7 +12,6 @@
 
 struct backend {
     struct rank *rank;
-    char *cache_folder; /* NULL: nothing is kept */
     char key[ALGO_KEY];
     struct algo_records known; /* of earlier starts; unchanged from the first step on */
     struct tune *tune;         /* measures for the next start; NULL: nothing to */
@@ -40,7 +38,7 @@ static int tune_first(struct backend *b, struct err *e)
 {
     int r = tune_run(b->tune, &b->known, e);
 
-    if (!b->cache_folder) { /* there is no next start to measure for */
+    if (!b->rank->options.cache_folder) { /* there is no next start to measure for */
         tune_free(b->tune);
         b->tune = NULL;
     }
@@ -49,17 +47,14 @@ static int tune_first(struct backend *b, struct err *e)
 
 static int open_choices(struct backend *b, const struct backend_options *o, struct err *e)
 {
-    int r = rank_key(b->rank, b->key, e);
+    int r;
 
-    if (r == 0 && o->cache_folder) {
-        b->cache_folder = strdup(o->cache_folder);
-        r = b->cache_folder ? algo_file_read(&b->known, b->cache_folder, b->key, e)
-                            : err_set(e, -ENOMEM, "out of memory");
-    }
-    if (r == 0)
-        r = rank_choose(b->rank, &b->known, e);
-    if (r == 0 && !o->invariant && (b->cache_folder || o->tune))
-        r = tune_new(&b->tune, b->rank, b->cache_folder, b->key, &b->known, e);
+    if ((r = rank_key(b->rank, b->key, e)) < 0 ||
+        (r = algo_file_read(&b->known, o->cache_folder, b->key, e)) < 0 ||
+        (r = rank_choose(b->rank, &b->known, e)) < 0)
+        return r;
+    if (!o->invariant && (o->cache_folder || o->tune))
+        r = tune_new(&b->tune, b->rank, b->key, &b->known, e);
     return r == 0 && b->tune && o->tune ? tune_first(b, e) : r;
 }
 
@@ -70,7 +65,6 @@ static void cuda_close(struct backend *b)
     tune_free(b->tune);
     rank_close(b->rank);
     free(b->known.all);
-    free(b->cache_folder);
     free(b);
 }
 
@@ -108,7 +102,6 @@ static int cuda_open(struct backend **out, const struct model *model,
 
 static void cuda_info(const struct backend *b, struct backend_info *out)
 {
-    memset(out, 0, sizeof(*out));
     rank_info(b->rank, out);
 }
 

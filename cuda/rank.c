@@ -10,7 +10,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "engine/util/must.h"
 #include "engine/util/thread.h"
@@ -234,14 +233,6 @@ static int take_blocks(struct rank *b, struct err *e)
     return 0;
 }
 
-static double now_seconds(void)
-{
-    struct timespec t;
-
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
-}
-
 /* Captures the graph of a size, a few milliseconds of the host's time, and notes what the driver
  * takes for it. */
 static int prepare_graph(struct rank *b, int size, struct err *e)
@@ -254,7 +245,7 @@ static int prepare_graph(struct rank *b, int size, struct err *e)
                                         .n_items = room.n_items,
                                         .path = forward_path_of(&b->forward, size, false)};
     struct graphs *g = &b->graphs;
-    const double begin = now_seconds();
+    const double begin = monotonic_seconds();
     uint64_t before = 0, after = 0;
     int r;
 
@@ -264,7 +255,7 @@ static int prepare_graph(struct rank *b, int size, struct err *e)
                         "uploading a graph", e)) < 0)
         return r;
     g->n_captures++;
-    g->longest = fmax(g->longest, now_seconds() - begin);
+    g->longest = fmax(g->longest, monotonic_seconds() - begin);
     r = device_free_bytes(&after, e);
     if (r == 0 && after < before)
         g->bytes += before - after;
@@ -447,14 +438,17 @@ static void fill_ledger(struct backend_info *out, const struct rank *b)
 
 void rank_info(const struct rank *b, struct backend_info *out)
 {
-    snprintf(out->devices[out->n_devices++], sizeof(*out->devices), "%.100s, %.0f GiB",
-             b->device.name, (double)b->device.total_bytes / 0x1p30);
+    *out = (struct backend_info){
+        .n_devices = 1,
+        .tiers[TIER_DEVICE] = {b->n_blocks, (uint64_t)b->n_blocks * b->block_bytes},
+        .block_bytes = b->block_bytes,
+        .kv_dtype = KV_DTYPE_BF16,
+        .masks = true,
+        .drafts = true,
+    };
+    snprintf(out->devices[0], sizeof(*out->devices), "%.100s, %.0f GiB", b->device.name,
+             (double)b->device.total_bytes / 0x1p30);
     snprintf(out->driver, sizeof(out->driver), "%s", b->device.driver);
-    out->block_bytes = b->block_bytes;
-    out->tiers[TIER_DEVICE] =
-        (struct backend_tier){b->n_blocks, (uint64_t)b->n_blocks * b->block_bytes};
-    out->masks = out->drafts = true;
-    out->kv_dtype = KV_DTYPE_BF16;
     fill_ledger(out, b);
 }
 

@@ -14,9 +14,9 @@
 
 struct tune;
 
-/* known: what need not be measured; copied. folder: where results are written under the key, NULL
- * for nowhere. */
-int tune_new(struct tune **out, struct rank *rank, const char *folder, const char *key,
+/* known: what need not be measured; new records go behind these in the same array. All are written
+ * under the key to the folder that the rank's options name, if they do. */
+int tune_new(struct tune **out, struct rank *rank, const char *key,
              const struct algo_records *known, struct err *e);
 void tune_free(struct tune *t); /* writes what is not yet written; takes NULL */
 
@@ -24,7 +24,7 @@ void tune_free(struct tune *t); /* writes what is not yet written; takes NULL */
  * when all is done and written, or a negative errno: the device has failed. */
 int tune_step(struct tune *t, struct err *e);
 
-/* All of it, or for TUNE_SECONDS; what is then known goes to *known, which held the old. */
+/* All of it, or for TUNE_SECONDS; what is then known goes to *known. */
 enum { TUNE_SECONDS = 5 };
 int tune_run(struct tune *t, struct algo_records *known, struct err *e);
 
