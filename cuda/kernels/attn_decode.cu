@@ -371,11 +371,9 @@ static __device__ void run_item(const struct decode_args &d, const struct attn_i
         q[j] = row.q[group][j * 4 + quarter];
     for (int end = item.begin;; split++) {
         struct running<HEAD_DIM> s = {
-            {
-                -1e30f, -1e30f
-            }
         };
 
+        s.max[0] = s.max[1] = -1e30f;
         end = min(end + item.units * KEYS, item.end);
         while (key < end) {
 #pragma unroll

@@ -125,13 +125,6 @@ template <int N> static __device__ __forceinline__ void pin(float (&x)[N])
         asm volatile("" : "+f"(x[i])::"memory");
 }
 
-template <int N> static __device__ __forceinline__ void pin(uint32_t (&x)[N])
-{
-#pragma unroll
-    for (int i = 0; i < N; i++)
-        asm volatile("" : "+r"(x[i])::"memory");
-}
-
 #define ACCUMULATORS_4(d, i) "+f"(d[i]), "+f"(d[(i) + 1]), "+f"(d[(i) + 2]), "+f"(d[(i) + 3])
 #define ACCUMULATORS_16(d, i)                                                                      \
     ACCUMULATORS_4(d, i), ACCUMULATORS_4(d, (i) + 4), ACCUMULATORS_4(d, (i) + 8),                  \

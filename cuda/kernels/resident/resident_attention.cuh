@@ -332,9 +332,7 @@ static __device__ __forceinline__ void attend_segment(struct frame &f, int layer
     const uint32_t q =
         shared_address(f.s.q) + (uint32_t)(min(row, group - 1) * HEAD_DIM * 2 + quarter * 16);
     struct softmax<HEAD_DIM> s = {
-        - 1e30f, 0.0f,
-        {
-        }
+        - 1e30f
     };
 
 #pragma unroll 1
