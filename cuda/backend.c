@@ -11,7 +11,7 @@
 #include "engine/util/must.h"
 
 struct backend {
-    struct rank *rank;
+    struct rank rank;
     char key[ALGO_KEY];
     struct algo_records known; /* of earlier starts; unchanged from the first step on */
     struct tune *tune;         /* measures for the next start; NULL: nothing to */
@@ -38,23 +38,23 @@ static int tune_first(struct backend *b, struct err *e)
 {
     int r = tune_run(b->tune, &b->known, e);
 
-    if (!b->rank->options.cache_folder) { /* there is no next start to measure for */
+    if (!b->rank.options.cache_folder) { /* there is no next start to measure for */
         tune_free(b->tune);
         b->tune = NULL;
     }
-    return r < 0 ? r : rank_choose(b->rank, &b->known, e);
+    return r < 0 ? r : rank_choose(&b->rank, &b->known, e);
 }
 
 static int open_choices(struct backend *b, const struct backend_options *o, struct err *e)
 {
     int r;
 
-    if ((r = rank_key(b->rank, b->key, e)) < 0 ||
+    if ((r = rank_key(&b->rank, b->key, e)) < 0 ||
         (r = algo_file_read(&b->known, o->cache_folder, b->key, e)) < 0 ||
-        (r = rank_choose(b->rank, &b->known, e)) < 0)
+        (r = rank_choose(&b->rank, &b->known, e)) < 0)
         return r;
     if (!o->invariant && (o->cache_folder || o->tune))
-        r = tune_new(&b->tune, b->rank, b->key, &b->known, e);
+        r = tune_new(&b->tune, &b->rank, b->key, &b->known, e);
     return r == 0 && b->tune && o->tune ? tune_first(b, e) : r;
 }
 
@@ -63,7 +63,7 @@ static void cuda_close(struct backend *b)
     if (!b)
         return;
     tune_free(b->tune);
-    rank_close(b->rank);
+    rank_deinit(&b->rank);
     free(b->known.all);
     free(b);
 }
@@ -89,7 +89,7 @@ static int cuda_open(struct backend **out, const struct model *model,
     b = calloc(1, sizeof(*b));
     if (!b)
         return err_set(e, -ENOMEM, "out of memory");
-    r = rank_open(&b->rank, model, options, e);
+    r = rank_init(&b->rank, model, options, e);
     if (r == 0)
         r = open_choices(b, options, e);
     if (r < 0) {
@@ -102,7 +102,7 @@ static int cuda_open(struct backend **out, const struct model *model,
 
 static void cuda_info(const struct backend *b, struct backend_info *out)
 {
-    rank_info(b->rank, out);
+    rank_info(&b->rank, out);
 }
 
 static int cuda_submit(struct backend *b, const struct batch *batch, struct err *e)
@@ -112,7 +112,7 @@ static int cuda_submit(struct backend *b, const struct batch *batch, struct err 
     must(b->n_submitted - b->n_waited < BACKEND_IN_FLIGHT);
     if (b->dead)
         return err_set(e, b->dead, "CUDA: the device failed before");
-    r = rank_submit(b->rank, batch, (int)(b->n_submitted % SAMPLER_SLOTS), e);
+    r = rank_submit(&b->rank, batch, (int)(b->n_submitted % SAMPLER_SLOTS), e);
     b->dead = r;
     b->n_submitted += r == 0;
     return r;
@@ -123,7 +123,7 @@ static int cuda_wait(struct backend *b, struct step_result *out, struct err *e)
     int r;
 
     must(b->n_waited < b->n_submitted);
-    r = rank_wait(b->rank, (int)(b->n_waited % SAMPLER_SLOTS), out, e);
+    r = rank_wait(&b->rank, (int)(b->n_waited % SAMPLER_SLOTS), out, e);
     b->dead = r;
     b->n_waited += r == 0;
     return r;
@@ -148,7 +148,7 @@ static int cuda_idle(struct backend *b, struct err *e)
 
 const struct rank *cuda_backend_rank(const struct backend *b)
 {
-    return b->rank;
+    return &b->rank;
 }
 
 const struct algo_records *cuda_backend_known(const struct backend *b)

@@ -32,7 +32,7 @@ struct gemm {
     cublasLtMatmulDescOpaque_t plain, with_bias;
     cublasLtMatmulPreferenceOpaque_t preference;
     void *workspace;
-    const struct algo_records *known;
+    const struct algo_records *known; /* or NULL */
     bool fixed;
     int n_known, n_heuristic;
 
@@ -85,8 +85,7 @@ static int prefer(struct gemm *g, struct err *e)
     return lt_check(s, "preferring", e);
 }
 
-int gemm_new(struct gemm **out, void *workspace, const struct algo_records *known, bool fixed,
-             struct err *e)
+int gemm_new(struct gemm **out, void *workspace, bool fixed, struct err *e)
 {
     struct gemm *g = calloc(1, sizeof(*g));
     int r;
@@ -94,7 +93,6 @@ int gemm_new(struct gemm **out, void *workspace, const struct algo_records *know
     if (!g)
         return err_set(e, -ENOMEM, "out of memory");
     g->workspace = workspace;
-    g->known = known;
     g->fixed = fixed;
     if ((r = lt_check(cublasLtCreate(&g->handle), "starting", e)) < 0 ||
         (r = describe(&g->plain, CUBLASLT_EPILOGUE_DEFAULT, e)) < 0 ||
@@ -372,7 +370,7 @@ void gemm_load_kernels(int device)
     if (cudaSetDevice(device) != cudaSuccess ||
         cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) != cudaSuccess ||
         cudaMalloc((void **)&memory, GEMM_WORKSPACE + product) != cudaSuccess ||
-        gemm_new(&g, memory, NULL, false, &e) < 0)
+        gemm_new(&g, memory, false, &e) < 0)
         goto end;
     x = (uint16_t *)(void *)(memory + GEMM_WORKSPACE);
     (void)gemm_run(g, stream,

@@ -307,7 +307,7 @@ static int open_parts(struct rank *b, struct err *e)
         (r = take_arena(b, DEVICE_SAMPLER, lay_sampler, e)) < 0 ||
         (r = device_take(d, DEVICE_WORKSPACE, GEMM_WORKSPACE, e)) < 0 ||
         (r = take_steps(b, e)) < 0 ||
-        (r = gemm_new(&b->gemm, d->memory[DEVICE_WORKSPACE], NULL, b->options.invariant, e)) < 0 ||
+        (r = gemm_new(&b->gemm, d->memory[DEVICE_WORKSPACE], b->options.invariant, e)) < 0 ||
         (r = cuda_check(attn_prefill_init(), "preparing attention", e)) < 0)
         return r;
     if (f->resident_rows > 0)
@@ -337,10 +337,8 @@ static int open_parts(struct rank *b, struct err *e)
     return r;
 }
 
-void rank_close(struct rank *b)
+void rank_deinit(struct rank *b)
 {
-    if (!b)
-        return;
     wait_for_products(b);
     (void)cudaSetDevice(b->device.id);
     if (b->device.launch.stream)
@@ -358,29 +356,17 @@ void rank_close(struct rank *b)
     }
     weights_deinit(&b->weights);
     device_close(&b->device);
-    free(b);
 }
 
-int rank_open(struct rank **out, const struct model *model, const struct backend_options *options,
+int rank_init(struct rank *b, const struct model *model, const struct backend_options *options,
               struct err *e)
 {
-    struct rank *b = calloc(1, sizeof(*b));
-    int r;
-
-    if (!b)
-        return err_set(e, -ENOMEM, "out of memory");
     b->model = model;
     b->options = *options;
     b->config = *model_config(model);
     b->graphs.by_size =
         calloc((size_t)graph_size(options->max_seqs) + 1, sizeof(*b->graphs.by_size));
-    r = b->graphs.by_size ? open_parts(b, e) : err_set(e, -ENOMEM, "out of memory");
-    if (r < 0) {
-        rank_close(b);
-        return r;
-    }
-    *out = b;
-    return 0;
+    return b->graphs.by_size ? open_parts(b, e) : err_set(e, -ENOMEM, "out of memory");
 }
 
 int rank_key(const struct rank *b, char key[ALGO_KEY], struct err *e)

@@ -2,7 +2,7 @@
  * stream, and the steps that run there.
  *
  * Ranks decide nothing: the backend gives all of them the same steps and the same measured choices.
- * Engine thread only; rank_open may run on another. */
+ * Engine thread only; rank_init may run on another. */
 #ifndef NVLLM_CUDA_RANK_H
 #define NVLLM_CUDA_RANK_H
 
@@ -60,10 +60,11 @@ extern const struct weights_layout cuda_weights_layout;
 int cuda_weights_load(struct weights *w, struct device *d, const struct model *m,
                       const struct backend_options *o, struct err *e);
 
-/* Opens the first device of the options and takes all memory. The model outlives the rank. */
-int rank_open(struct rank **out, const struct model *model, const struct backend_options *options,
+/* Opens the first device of the options and takes all memory. The rank is all zeros before; the
+ * model outlives it. rank_deinit() waits for steps under way; it is due after a failure too. */
+int rank_init(struct rank *r, const struct model *model, const struct backend_options *options,
               struct err *e);
-void rank_close(struct rank *r); /* waits for steps under way; takes NULL */
+void rank_deinit(struct rank *r);
 
 /* Under which key measurements of this rank are kept: device, software, shape of the model. */
 int rank_key(const struct rank *r, char key[ALGO_KEY], struct err *e);
