@@ -11,7 +11,7 @@
 // yields it, NaN becomes 0x7fff. ld and st have .b128 as a scalar type since PTX ISA 8.3, and
 // libcu++ makes 16-byte atomic loads and stores of them. A vector type such as .v4.b32 would not
 // do: by "Vector Data-types" of the PTX ISA's "Memory Consistency Model" it stands for one access
-// per element, in any order. Packet buffers are used again: see resident_reset.cuh.
+// per element, in any order. Packet buffers are used again: see resident.cu.
 #ifndef NVLLM_CUDA_KERNELS_RESIDENT_RESIDENT_EXCHANGE_CUH
 #define NVLLM_CUDA_KERNELS_RESIDENT_RESIDENT_EXCHANGE_CUH
 

@@ -573,7 +573,7 @@ static __device__ __forceinline__ void load_operands(const struct frame &f, cons
     if (j.kind == DOWN)
         from = j.layer + 1 < a.n_layers ? a.w.attn_norm + at + a.w.layer_stride : a.w.norm;
     if (j.kind == QKV || from)
-        for (int i = (int)(f.thread % (HELPERS * WARP)); i < j.mine * COLS; i += HELPERS * WARP)
+        for (int i = helper_thread(f); i < j.mine * COLS; i += HELPERS * WARP)
             f.s.operand[f.half][i] =
                 from ? bf16_to_float(__ldg(from + tile_of_block(i / COLS) * COLS + i % COLS))
                      : 0.0f;
