@@ -357,7 +357,7 @@ void gemm_record(const struct gemm *g, struct algo_record *out, const struct gem
 }
 
 /* What fails here fails again, and is reported, where it matters. */
-void gemm_load_kernels(int device)
+void *gemm_load_kernels(void *device)
 {
     enum { M = 128, N = 1024, K = 1024 };
     const size_t product = ((size_t)M * K + (size_t)N * K + (size_t)M * N) * sizeof(uint16_t);
@@ -367,7 +367,7 @@ void gemm_load_kernels(int device)
     uint16_t *x;
     struct err e;
 
-    if (cudaSetDevice(device) != cudaSuccess ||
+    if (cudaSetDevice(*(const int *)device) != cudaSuccess ||
         cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) != cudaSuccess ||
         cudaMalloc((void **)&memory, GEMM_WORKSPACE + product) != cudaSuccess ||
         gemm_new(&g, memory, false, &e) < 0)
@@ -390,4 +390,5 @@ end:
         (void)cudaFree(memory);
     if (stream)
         (void)cudaStreamDestroy(stream);
+    return NULL;
 }

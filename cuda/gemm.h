@@ -34,8 +34,8 @@ int gemm_new(struct gemm **out, void *workspace, bool fixed, struct err *e);
 void gemm_free(struct gemm *g);
 
 /* The first product of a process loads cuBLASLt's kernels, which takes 0.1 s: this computes one, in
- * memory that it takes and gives back, on any thread. */
-void gemm_load_kernels(int device);
+ * memory that it takes and gives back, on a thread of its own. device: of an int, its number. */
+void *gemm_load_kernels(void *device);
 
 /* Rows that m rows are computed as, so that few shapes occur; buffers must be that long. */
 int gemm_rows(int m);

@@ -36,6 +36,7 @@ static int graph_size(int n)
     return size;
 }
 
+/* With what no grid or index of a kernel holds, whatever memory there is. */
 static int set_limits(struct rank *b, struct err *e)
 {
     const struct model_config *c = &b->config;
@@ -44,12 +45,20 @@ static int set_limits(struct rank *b, struct err *e)
     const int per_item = c->n_kv_heads * groups;
     const int seqs = graph_size(o->max_seqs);
     const int wanted = b->device.launch.n_sms * ITEM_BLOCKS_PER_SM / per_item; /* one wave */
+    /* threads of rope_store(), and those of its last block that have nothing to do */
+    const int most_tokens = (INT32_MAX - 1024) / ((c->n_heads + 2 * c->n_kv_heads) * ROPE_LANES);
+    int most_seqs;
 
     if (o->max_seq_len > STEP_MAX_LEN)
         return err_set(e, -EINVAL,
                        "CUDA: scheduler.max_seq_len: %d is over %d, the longest sequence that a "
                        "device computes; unless it is set it is the model's length",
                        o->max_seq_len, STEP_MAX_LEN);
+    if (o->max_batch_tokens > most_tokens)
+        return err_set(e, -EINVAL,
+                       "CUDA: scheduler.max_batch_tokens: %d is over %d, the most that a device "
+                       "computes at a time with this model",
+                       o->max_batch_tokens, most_tokens);
     b->limits = (struct step_limits){
         .max_tokens = o->max_batch_tokens > seqs ? o->max_batch_tokens : seqs,
         .max_seqs = seqs,
@@ -61,23 +70,6 @@ static int set_limits(struct rank *b, struct err *e)
         .mask_words = (c->vocab_size + 31) / 32,
         .invariant = o->invariant,
     };
-    return 0;
-}
-
-/* What no grid or index of a kernel holds, whatever memory there is. */
-static int check_limits(const struct rank *b, struct err *e)
-{
-    const struct model_config *c = &b->config;
-    const struct backend_options *o = &b->options;
-    /* threads of rope_store(), and those of its last block that have nothing to do */
-    const int most_tokens = (INT32_MAX - 1024) / ((c->n_heads + 2 * c->n_kv_heads) * ROPE_LANES);
-    int most_seqs;
-
-    if (o->max_batch_tokens > most_tokens)
-        return err_set(e, -EINVAL,
-                       "CUDA: scheduler.max_batch_tokens: %d is over %d, the most that a device "
-                       "computes at a time with this model",
-                       o->max_batch_tokens, most_tokens);
     most_seqs = step_most_seqs(&b->limits);
     if (o->max_seqs > most_seqs)
         return err_set(e, -EINVAL,
@@ -271,12 +263,6 @@ static void drop_graphs(struct rank *b)
         }
 }
 
-static void *load_products(void *device)
-{
-    gemm_load_kernels(*(const int *)device);
-    return NULL;
-}
-
 static void wait_for_products(struct rank *b)
 {
     if (b->products_loading)
@@ -293,7 +279,7 @@ static int open_parts(struct rank *b, struct err *e)
     int r;
 
     if ((r = device_open(d, b->options.n_devices ? b->options.devices[0] : 0, e)) < 0 ||
-        (r = set_limits(b, e)) < 0 || (r = check_limits(b, e)) < 0)
+        (r = set_limits(b, e)) < 0)
         return r;
     if (d->compute == 90 && !b->options.invariant)
         r = cuda_check(resident_compiled(&resident), "asking for the resident kernel", e);
@@ -301,7 +287,7 @@ static int open_parts(struct rank *b, struct err *e)
         return r;
     if (resident)
         forward_plan_resident(f, c, d->launch.n_sms, __builtin_ctz((unsigned)b->options.block_len));
-    b->products_loading = thread_start(&b->products_loader, NULL, load_products, &d->id) == 0;
+    b->products_loading = thread_start(&b->products_loader, NULL, gemm_load_kernels, &d->id) == 0;
     if ((r = cuda_weights_load(&b->weights, d, b->model, &b->options, e)) < 0 ||
         (r = take_arena(b, DEVICE_ACTIVATIONS, lay_activations, e)) < 0 ||
         (r = take_arena(b, DEVICE_SAMPLER, lay_sampler, e)) < 0 ||

@@ -1,7 +1,7 @@
 /* rank.h - one device and its part of the model: weights, KV pool, activations, sampler, graphs and
  * stream, and the steps that run there.
  *
- * Ranks decide nothing: the backend gives all of them the same steps and the same measured choices.
+ * A rank decides nothing: the backend gives it steps and measured choices.
  * Engine thread only; rank_init may run on another. */
 #ifndef NVLLM_CUDA_RANK_H
 #define NVLLM_CUDA_RANK_H
