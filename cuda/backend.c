@@ -1,5 +1,5 @@
-/* backend.c - the CUDA backend behind the contract of engine/backend.h: its rank, and what was
- * measured of it, read once: choices never change in a backend's life.
+/* backend.c - the CUDA backend behind the contract of engine/backend.h: its rank, and what measures
+ * it for the next start. What a rank has chosen never changes once open returns.
  *
  * The engine thread owns all of it; open may run on another thread. */
 #include <errno.h>
@@ -12,9 +12,7 @@
 
 struct backend {
     struct rank rank;
-    char key[ALGO_KEY];
-    struct algo_records known; /* of earlier starts; unchanged from the first step on */
-    struct tune *tune;         /* measures for the next start; NULL: nothing to */
+    struct tune *tune; /* measures for the next start; NULL: nothing to */
     uint64_t n_submitted, n_waited;
     int dead; /* the errno that ended it */
 };
@@ -36,26 +34,23 @@ static int check_model(const struct model_config *c, struct err *e)
 /* Measures before the first step, for as long as a start may take, and uses it at once. */
 static int tune_first(struct backend *b, struct err *e)
 {
-    int r = tune_run(b->tune, &b->known, e);
+    int r = tune_run(b->tune, e);
 
     if (!b->rank.options.cache_folder) { /* there is no next start to measure for */
         tune_free(b->tune);
         b->tune = NULL;
     }
-    return r < 0 ? r : rank_choose(&b->rank, &b->known, e);
+    return r < 0 ? r : rank_choose(&b->rank, e);
 }
 
-static int open_choices(struct backend *b, const struct backend_options *o, struct err *e)
+static int open_tune(struct backend *b, const struct backend_options *o, struct err *e)
 {
     int r;
 
-    if ((r = rank_key(&b->rank, b->key, e)) < 0 ||
-        (r = algo_file_read(&b->known, o->cache_folder, b->key, e)) < 0 ||
-        (r = rank_choose(&b->rank, &b->known, e)) < 0)
-        return r;
-    if (!o->invariant && (o->cache_folder || o->tune))
-        r = tune_new(&b->tune, &b->rank, b->key, &b->known, e);
-    return r == 0 && b->tune && o->tune ? tune_first(b, e) : r;
+    if (o->invariant || (!o->cache_folder && !o->tune))
+        return 0;
+    r = tune_new(&b->tune, &b->rank, e);
+    return r == 0 && o->tune ? tune_first(b, e) : r;
 }
 
 static void cuda_close(struct backend *b)
@@ -64,7 +59,6 @@ static void cuda_close(struct backend *b)
         return;
     tune_free(b->tune);
     rank_deinit(&b->rank);
-    free(b->known.all);
     free(b);
 }
 
@@ -91,7 +85,7 @@ static int cuda_open(struct backend **out, const struct model *model,
         return err_set(e, -ENOMEM, "out of memory");
     r = rank_init(&b->rank, model, options, e);
     if (r == 0)
-        r = open_choices(b, options, e);
+        r = open_tune(b, options, e);
     if (r < 0) {
         cuda_close(b);
         return r;
@@ -149,11 +143,6 @@ static int cuda_idle(struct backend *b, struct err *e)
 const struct rank *cuda_backend_rank(const struct backend *b)
 {
     return &b->rank;
-}
-
-const struct algo_records *cuda_backend_known(const struct backend *b)
-{
-    return &b->known;
 }
 
 __attribute__((visibility("default"))) extern const struct backend_ops nvllm_backend;

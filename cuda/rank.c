@@ -331,6 +331,7 @@ void rank_deinit(struct rank *b)
         (void)cudaStreamSynchronize(b->device.launch.stream);
     drop_graphs(b);
     free(b->graphs.by_size);
+    free(b->known.all);
     gemm_free(b->gemm);
     for (int i = 0; i < SAMPLER_SLOTS; i++) {
         if (b->slots[i].pinned)
@@ -344,18 +345,8 @@ void rank_deinit(struct rank *b)
     device_close(&b->device);
 }
 
-int rank_init(struct rank *b, const struct model *model, const struct backend_options *options,
-              struct err *e)
-{
-    b->model = model;
-    b->options = *options;
-    b->config = *model_config(model);
-    b->graphs.by_size =
-        calloc((size_t)graph_size(options->max_seqs) + 1, sizeof(*b->graphs.by_size));
-    return b->graphs.by_size ? open_parts(b, e) : err_set(e, -ENOMEM, "out of memory");
-}
-
-int rank_key(const struct rank *b, char key[ALGO_KEY], struct err *e)
+/* What was measured at earlier starts, under a key that says of what. */
+static int read_known(struct rank *b, struct err *e)
 {
     const struct model_config *c = &b->config;
     int driver = 0, runtime = 0;
@@ -364,25 +355,42 @@ int rank_key(const struct rank *b, char key[ALGO_KEY], struct err *e)
     if ((r = cuda_check(cudaDriverGetVersion(&driver), "asking for the driver's version", e)) < 0 ||
         (r = cuda_check(cudaRuntimeGetVersion(&runtime), "asking for CUDA's version", e)) < 0)
         return r;
-    snprintf(key, ALGO_KEY,
+    snprintf(b->key, sizeof(b->key),
              "%.64s, compute %d, driver %d, CUDA %d, cuBLASLt %zu, %d MiB; %d layers of %d, "
              "heads %d/%d of %d, ffn %d, vocab %d, block %d, tp 1",
              b->device.name, b->device.compute, driver, runtime, cublasLtGetVersion(),
              GEMM_WORKSPACE >> 20, c->n_layers, c->hidden_dim, c->n_heads, c->n_kv_heads,
              c->head_dim, c->ffn_dim, c->vocab_size, b->options.block_len);
-    return 0;
+    return algo_file_read(&b->known, b->options.cache_folder, b->key, e);
 }
 
-int rank_choose(struct rank *b, const struct algo_records *known, struct err *e)
+int rank_choose(struct rank *b, struct err *e)
 {
     int r = 0;
 
-    gemm_adopt(b->gemm, known);
-    forward_choose_paths(&b->forward, known);
+    gemm_adopt(b->gemm, &b->known);
+    forward_choose_paths(&b->forward, &b->known);
     drop_graphs(b);
     if (!b->options.eager)
         r = prepare_graph(b, 1, e);
     return r < 0 ? r : cuda_check(cudaStreamSynchronize(b->device.launch.stream), "starting", e);
+}
+
+int rank_init(struct rank *b, const struct model *model, const struct backend_options *options,
+              struct err *e)
+{
+    int r;
+
+    b->model = model;
+    b->options = *options;
+    b->config = *model_config(model);
+    b->graphs.by_size =
+        calloc((size_t)graph_size(options->max_seqs) + 1, sizeof(*b->graphs.by_size));
+    if (!b->graphs.by_size)
+        return err_set(e, -ENOMEM, "out of memory");
+    if ((r = open_parts(b, e)) < 0 || (r = read_known(b, e)) < 0)
+        return r;
+    return rank_choose(b, e);
 }
 
 static void fill_ledger(struct backend_info *out, const struct rank *b)

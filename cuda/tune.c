@@ -25,7 +25,6 @@ enum { PIECE_LOAD, PIECE_CAPTURE, PIECE_RUNS };
 
 struct tune {
     struct rank *rank;
-    const char *key;
     struct algo_records records; /* known ones, then new ones */
     bool unwritten;
 
@@ -43,15 +42,14 @@ struct tune {
 /* A step of up to SKINNY_MAX_ROWS rows computes this many by PATH_GEMM. */
 enum { FIRST_ROWS = 16, N_SIZES = 5 /* 1, 2, 4, 8, 16 */ };
 
-int tune_new(struct tune **out, struct rank *rank, const char *key,
-             const struct algo_records *known, struct err *e)
+int tune_new(struct tune **out, struct rank *rank, struct err *e)
 {
     struct tune *t = calloc(1, sizeof(*t));
     int r;
 
     if (!t)
         return err_set(e, -ENOMEM, "out of memory");
-    *t = (struct tune){.rank = rank, .key = key, .records = *known, .m = FIRST_ROWS};
+    *t = (struct tune){.rank = rank, .records = rank->known, .m = FIRST_ROWS};
     if ((r = cuda_check(cudaEventCreate(&t->begin), "making an event", e)) < 0 ||
         (r = cuda_check(cudaEventCreate(&t->end), "making an event", e)) < 0) {
         tune_free(t);
@@ -68,7 +66,7 @@ static void save(struct tune *t)
     struct err ignored;
 
     if (t->unwritten && folder)
-        (void)algo_file_write(folder, t->key, &t->records, &ignored);
+        (void)algo_file_write(folder, t->rank->key, &t->records, &ignored);
     t->unwritten = false;
 }
 
@@ -332,7 +330,7 @@ int tune_step(struct tune *t, struct err *e)
     return 1;
 }
 
-int tune_run(struct tune *t, struct algo_records *known, struct err *e)
+int tune_run(struct tune *t, struct err *e)
 {
     const double begin = monotonic_seconds();
     int r = 1;
@@ -342,6 +340,6 @@ int tune_run(struct tune *t, struct algo_records *known, struct err *e)
     if (r < 0)
         return r;
     save(t);
-    *known = t->records;
+    t->rank->known = t->records;
     return 0;
 }
