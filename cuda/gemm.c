@@ -205,8 +205,7 @@ static int choose(struct gemm *g, struct entry *t, struct err *e)
     return 0;
 }
 
-/* A matrix of `parts` that begin `stride` elements apart: parts of k are products beside one
- * another. */
+/* A matrix of `parts`, `stride` elements apart: parts of k are products side by side. */
 static cublasStatus_t lay_out_matrix(cublasLtMatrixLayout_t layout, cudaDataType_t type,
                                      uint64_t rows, uint64_t columns, int64_t ld, int32_t parts,
                                      int64_t stride)
@@ -239,8 +238,7 @@ static int lay_out(struct entry *t, const struct algo_shape *s, struct err *e)
     return 0;
 }
 
-/* One that is good for FIXED_ROWS rows, can be used for any number, and sums each result in one go.
- */
+/* One that is good for FIXED_ROWS rows, works for any number, and sums each result in one go. */
 static int choose_fixed(struct gemm *g, struct entry *t, struct err *e)
 {
     static const int probes[] = {16, 128, FIXED_ROWS, 16384};

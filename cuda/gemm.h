@@ -69,8 +69,7 @@ void gemm_record(const struct gemm *g, struct algo_record *out, const struct gem
 /* Whether the shape has a recorded choice that holds. */
 bool gemm_is_known(struct gemm *g, const struct gemm_product *p);
 
-/* Takes records as known, which stay valid, and forgets all choices: before the first step alone.
- */
+/* Takes records, which stay valid, and forgets all choices: before the first step alone. */
 void gemm_adopt(struct gemm *g, const struct algo_records *known);
 
 /* Shapes in use whose choice was recorded, and whose was not. */

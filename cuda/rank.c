@@ -496,8 +496,7 @@ static int enqueue_step(struct rank *b, const struct batch *batch, int slot, str
         return r;
     if (graph && b->graphs.by_size[size])
         return cuda_check(cudaGraphLaunch(b->graphs.by_size[size], stream), "launching a graph", e);
-    /* The first step of a size runs eagerly, which loads its kernels; then the graph is captured.
-     */
+    /* The first step of a size runs eagerly, which loads its kernels; then it is captured. */
     shape = (struct forward_shape){.n_tokens = n_tokens,
                                    .n_decodes = graph ? size : batch->n_decodes,
                                    .n_rows = graph ? size : batch->n_rows,

@@ -23,8 +23,7 @@ struct rank_slot {
     int32_t n_rows;
 };
 
-/* Whole decode steps as captured graphs of a few sizes; a batch runs in the smallest that holds it.
- */
+/* Decode steps as captured graphs of a few sizes; a batch runs in the smallest that holds it. */
 struct graphs {
     cudaGraphExec_t *by_size; /* NULL: not captured */
     int n_captures;

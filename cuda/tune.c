@@ -1,5 +1,4 @@
-/* tune.c - see tune.h. Small row counts come first: decodes run in them, and they come most often.
- */
+/* tune.c - see tune.h. Small row counts come first: decodes run in them, most steps of all. */
 #include "cuda/tune.h"
 
 #include <errno.h>

@@ -130,8 +130,7 @@ template <int N> static __device__ __forceinline__ void pin(float (&x)[N])
     ACCUMULATORS_4(d, i), ACCUMULATORS_4(d, (i) + 4), ACCUMULATORS_4(d, (i) + 8),                  \
         ACCUMULATORS_4(d, (i) + 12)
 
-// d = a b^T, or += where add: a [64, 16], b [128, 16], both in shared memory, 16 neighbours in a
-// row.
+// d = a b^T, or += where add: a [64, 16], b [128, 16] in shared memory, 16 neighbours in a row.
 static __device__ __forceinline__ void wgmma_ss(float (&d)[64], uint64_t a, uint64_t b, bool add)
 {
     asm volatile("{.reg .pred p; setp.ne.b32 p, %66, 0; "

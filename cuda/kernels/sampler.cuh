@@ -1,7 +1,6 @@
 // sampler.cuh - what the sampler's kernels share: the order of ids, penalties, draws.
 //
-// The definition is engine/sampling.h; the arithmetic follows the CPU's, with floats where that has
-// doubles.
+// The definition is engine/sampling.h; the arithmetic is the CPU's with floats for doubles.
 #ifndef NVLLM_CUDA_KERNELS_SAMPLER_CUH
 #define NVLLM_CUDA_KERNELS_SAMPLER_CUH
 

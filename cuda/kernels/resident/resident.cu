@@ -146,8 +146,7 @@ template <int HEAD_DIM> static __device__ __forceinline__ void produce(struct fr
  * packets of one block are ordered by its own barriers.
  *
  * The flags of odd and even layers are two sets: a block arrives at layer l + 1 only after all have
- * arrived at layer l, each when it had waited for layer l - 1. The end of the kernel orders the
- * rest. */
+ * arrived at layer l, each having waited for layer l - 1. The kernel's end orders the rest. */
 static __device__ __forceinline__ uint32_t *flags_of(const struct frame &f, uint32_t tag)
 {
     return f.s.out.flags + tag % 2 * gridDim.x;
@@ -262,8 +261,7 @@ static __device__ __forceinline__ void help(struct frame &f, int n_jobs, int n_r
     reset_layer(f, last - 1, m);
 }
 
-/* The first layer's residual, by the blocks that own its columns, as if a layer had ended before.
- */
+/* The first layer's residual, by the blocks that own its columns, as if after a layer. */
 static __device__ __forceinline__ void load_embedding(const struct frame &f)
 {
     const struct resident &a = f.a;
