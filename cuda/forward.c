@@ -93,8 +93,7 @@ static int gemm(const struct pass *p, enum forward_product kind, int layer, stru
     return gemm_run(p->f->gemm, p->f->launch->stream, &product, p->e);
 }
 
-/* The norm of rows after a product over k that was added to the residual, or left in parts; k is 0
- * where there is none. */
+/* The norm of rows after a product over k, added to the residual or left in parts; k 0: none. */
 static int norm(const struct pass *p, struct rows rows, const uint16_t *w, int k)
 {
     const struct forward *f = p->f;
@@ -200,8 +199,7 @@ static int skinny(const struct pass *p, const struct matrix *w, struct skinny s)
     return cuda_check(skinny_gemm(p->f->launch, &s), "a product of few rows", p->e);
 }
 
-/* A product of the normed residual: with the norm in it where it is short enough, else after one.
- * Both give the same bits. */
+/* A product of the normed residual, normed in it or, where too long, before it: the same bits. */
 static int skinny_of_normed(const struct pass *p, const struct matrix *w,
                             const uint16_t *norm_weight, struct skinny s)
 {

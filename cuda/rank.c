@@ -23,8 +23,7 @@ enum {
 
 static const double KV_FRACTION = 0.9; /* by default: some is left for others' contexts */
 
-/* The size of the graph that a step of n decodes runs in: powers of two up to GRAPH_FINE, then
- * multiples of it. */
+/* Of the graph that a step of n decodes runs in: a power of two, above GRAPH_FINE a multiple. */
 static int graph_size(int n)
 {
     int size = 1;
@@ -225,8 +224,7 @@ static int take_blocks(struct rank *b, struct err *e)
     return 0;
 }
 
-/* Captures the graph of a size, a few milliseconds of the host's time, and notes what the driver
- * takes for it. */
+/* Captures the graph of a size, a few milliseconds of host time, and notes the memory it takes. */
 static int prepare_graph(struct rank *b, int size, struct err *e)
 {
     const struct step_room room = step_room_of_graph(&b->limits, size);

@@ -34,9 +34,8 @@ struct kv_pool {
     int head_dim; /* 64 or 128 */
 };
 
-/* A split-KV work item: one split of a decoding sequence's keys, or consecutive ones, which give
- * the same bits as if each were an item. Blocks begin at the first n_items of a step and go on by
- * next. */
+/* A split-KV work item: one split of a decoding sequence's keys, or consecutive ones, to the same
+ * bits as if each were an item. Blocks begin at the first n_items of a step and go on by next. */
 struct attn_item {
     int32_t seq;             /* also its row */
     int32_t begin, end;      /* multiples of ATTN_UNIT except at the sequence's end */
@@ -220,8 +219,7 @@ struct skinny {
 };
 cudaError_t skinny_gemm(const struct launch *l, const struct skinny *s);
 
-/* y = x * norm, rms[i] = 1 / rms(x[i]): the same bits as a product that norms its input, for more
- * rows than it can take. */
+/* y = x * norm, rms[i] = 1 / rms(x[i]), for more rows than a product can norm: the same bits. */
 cudaError_t skinny_norm(const struct launch *l, uint16_t *y, float *rms, const float *x,
                         const uint16_t *norm, int m, int k, float eps);
 

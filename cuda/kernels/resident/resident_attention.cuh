@@ -371,8 +371,7 @@ static __device__ __forceinline__ void attend_segment(struct frame &f, int layer
     named_sync(ALL_CONSUMERS);
 }
 
-// Joins sixteen dimensions of a head from all parts of the sequence, by one warp: four parts at
-// once, two dimensions a lane.
+// Joins sixteen dimensions of a head, by one warp: four parts at once, two dimensions a lane.
 template <int HEAD_DIM>
 static __device__ __forceinline__ void join_item(const struct frame &f, int layer, int seq,
                                                  int head, int piece)

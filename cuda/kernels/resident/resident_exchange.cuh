@@ -78,8 +78,7 @@ static __device__ __forceinline__ bool carries(const struct tagged_pair &m, uint
     return (uint32_t)(m.a >> 32) == tag && (uint32_t)(m.b >> 32) == tag;
 }
 
-// Waits for up to N pairs of words, those there(i), at from(i). Each poll asks for all missing
-// ones.
+// Waits for up to N pairs of words, those there(i), at from(i). A poll asks for all missing ones.
 template <int N, typename There, typename From>
 static __device__ __forceinline__ void receive(struct tagged_pair (&m)[N], uint32_t tag,
                                                There there, From from)
