@@ -134,6 +134,24 @@ static __device__ __forceinline__ uint4 load_packet(const uint4 *from)
     return make_uint4((uint32_t)a, (uint32_t)(a >> 32), (uint32_t)b, (uint32_t)(b >> 32));
 }
 
+// Waits for the packets that each(f) calls f(packet, at) for. A poll asks for all missing ones.
+template <typename Each>
+static __device__ __forceinline__ void receive_packets(uint32_t &polls, const Each &each)
+{
+    for (;;) {
+        bool all = true;
+
+        each([](uint4 &packet, const uint4 *at) {
+            if (is_sentinel(packet))
+                packet = load_packet(at);
+        });
+        each([&](const uint4 &packet, const uint4 *) { all = all && !is_sentinel(packet); });
+        if (all)
+            return;
+        count_poll(polls);
+    }
+}
+
 static __device__ __forceinline__ void store_packet(uint4 *to, const uint4 &packet)
 {
     asm volatile("{\n"
