@@ -104,7 +104,8 @@ int algo_file_read(struct algo_records *out, const char *folder, const char *key
 
     if (!records)
         return err_set(e, -ENOMEM, "out of memory");
-    if (file_path(path, folder, key) && file_open(&fd, &bytes, AT_FDCWD, path, &ignored) == 0) {
+    if (folder && file_path(path, folder, key) &&
+        file_open(&fd, &bytes, AT_FDCWD, path, &ignored) == 0) {
         count = read_records(records, fd, bytes, path, key);
         close(fd);
     }

@@ -46,7 +46,7 @@ static inline struct algo_shape algo_step_shape(int m, int path)
     return (struct algo_shape){m, path + 1, 1, ALGO_STEP, path + 1};
 }
 
-/* Reads the records written under this key; n is 0 where there is no such file. -ENOMEM. */
+/* Reads the records of a key; none if there is no such file, or the folder is NULL. -ENOMEM. */
 int algo_file_read(struct algo_records *out, const char *folder, const char *key, struct err *e);
 
 /* Replaces the file as a whole. A folder that is not there is made, its parent not. */

@@ -1,10 +1,9 @@
-/* backend.c - the CUDA backend behind the contract of engine/backend.h: its rank, and what was
- * measured of it, read once: choices never change in a backend's life.
+/* backend.c - the CUDA backend behind the contract of engine/backend.h: its rank, and what measures
+ * it for the next start. What a rank has chosen never changes once open returns.
  *
  * The engine thread owns all of it; open may run on another thread. */
 #include <errno.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "cuda/rank.h"
 #include "cuda/tune.h"
@@ -12,11 +11,8 @@
 #include "engine/util/must.h"
 
 struct backend {
-    struct rank *rank;
-    char *cache_folder; /* NULL: nothing is kept */
-    char key[ALGO_KEY];
-    struct algo_records known; /* of earlier starts; unchanged from the first step on */
-    struct tune *tune;         /* measures for the next start; NULL: nothing to */
+    struct rank rank;
+    struct tune *tune; /* measures for the next start; NULL: nothing to */
     uint64_t n_submitted, n_waited;
     int dead; /* the errno that ended it */
 };
@@ -38,29 +34,23 @@ static int check_model(const struct model_config *c, struct err *e)
 /* Measures before the first step, for as long as a start may take, and uses it at once. */
 static int tune_first(struct backend *b, struct err *e)
 {
-    int r = tune_run(b->tune, &b->known, e);
+    int r = tune_run(b->tune, e);
 
-    if (!b->cache_folder) { /* there is no next start to measure for */
+    if (!b->rank.options.cache_folder) { /* there is no next start to measure for */
         tune_free(b->tune);
         b->tune = NULL;
     }
-    return r < 0 ? r : rank_choose(b->rank, &b->known, e);
+    return r < 0 ? r : rank_choose(&b->rank, e);
 }
 
-static int open_choices(struct backend *b, const struct backend_options *o, struct err *e)
+static int open_tune(struct backend *b, const struct backend_options *o, struct err *e)
 {
-    int r = rank_key(b->rank, b->key, e);
+    int r;
 
-    if (r == 0 && o->cache_folder) {
-        b->cache_folder = strdup(o->cache_folder);
-        r = b->cache_folder ? algo_file_read(&b->known, b->cache_folder, b->key, e)
-                            : err_set(e, -ENOMEM, "out of memory");
-    }
-    if (r == 0)
-        r = rank_choose(b->rank, &b->known, e);
-    if (r == 0 && !o->invariant && (b->cache_folder || o->tune))
-        r = tune_new(&b->tune, b->rank, b->cache_folder, b->key, &b->known, e);
-    return r == 0 && b->tune && o->tune ? tune_first(b, e) : r;
+    if (o->invariant || (!o->cache_folder && !o->tune))
+        return 0;
+    r = tune_new(&b->tune, &b->rank, e);
+    return r == 0 && o->tune ? tune_first(b, e) : r;
 }
 
 static void cuda_close(struct backend *b)
@@ -68,9 +58,7 @@ static void cuda_close(struct backend *b)
     if (!b)
         return;
     tune_free(b->tune);
-    rank_close(b->rank);
-    free(b->known.all);
-    free(b->cache_folder);
+    rank_deinit(&b->rank);
     free(b);
 }
 
@@ -95,9 +83,9 @@ static int cuda_open(struct backend **out, const struct model *model,
     b = calloc(1, sizeof(*b));
     if (!b)
         return err_set(e, -ENOMEM, "out of memory");
-    r = rank_open(&b->rank, model, options, e);
+    r = rank_init(&b->rank, model, options, e);
     if (r == 0)
-        r = open_choices(b, options, e);
+        r = open_tune(b, options, e);
     if (r < 0) {
         cuda_close(b);
         return r;
@@ -108,8 +96,7 @@ static int cuda_open(struct backend **out, const struct model *model,
 
 static void cuda_info(const struct backend *b, struct backend_info *out)
 {
-    memset(out, 0, sizeof(*out));
-    rank_info(b->rank, out);
+    rank_info(&b->rank, out);
 }
 
 static int cuda_submit(struct backend *b, const struct batch *batch, struct err *e)
@@ -119,7 +106,7 @@ static int cuda_submit(struct backend *b, const struct batch *batch, struct err 
     must(b->n_submitted - b->n_waited < BACKEND_IN_FLIGHT);
     if (b->dead)
         return err_set(e, b->dead, "CUDA: the device failed before");
-    r = rank_submit(b->rank, batch, (int)(b->n_submitted % SAMPLER_SLOTS), e);
+    r = rank_submit(&b->rank, batch, (int)(b->n_submitted % SAMPLER_SLOTS), e);
     b->dead = r;
     b->n_submitted += r == 0;
     return r;
@@ -130,7 +117,7 @@ static int cuda_wait(struct backend *b, struct step_result *out, struct err *e)
     int r;
 
     must(b->n_waited < b->n_submitted);
-    r = rank_wait(b->rank, (int)(b->n_waited % SAMPLER_SLOTS), out, e);
+    r = rank_wait(&b->rank, (int)(b->n_waited % SAMPLER_SLOTS), out, e);
     b->dead = r;
     b->n_waited += r == 0;
     return r;
@@ -155,12 +142,7 @@ static int cuda_idle(struct backend *b, struct err *e)
 
 const struct rank *cuda_backend_rank(const struct backend *b)
 {
-    return b->rank;
-}
-
-const struct algo_records *cuda_backend_known(const struct backend *b)
-{
-    return &b->known;
+    return &b->rank;
 }
 
 __attribute__((visibility("default"))) extern const struct backend_ops nvllm_backend;

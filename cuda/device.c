@@ -4,12 +4,21 @@
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
+#include <time.h>
 
 #include "engine/util/must.h"
 
 static const char *const uses[DEVICE_N_USES] = {
     "weights", "KV blocks", "activations", "the sampler", "matrix products", "steps",
 };
+
+double monotonic_seconds(void)
+{
+    struct timespec t;
+
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
+}
 
 int cuda_check(cudaError_t code, const char *what, struct err *e)
 {

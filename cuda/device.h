@@ -33,6 +33,8 @@ struct device {
     uint64_t bytes[DEVICE_N_USES];
 };
 
+double monotonic_seconds(void);
+
 /* 0, or a negative errno with what was being done and what CUDA says. */
 int cuda_check(cudaError_t code, const char *what, struct err *e);
 

@@ -44,46 +44,38 @@ static struct gemm_product product_of(const struct forward *f, enum forward_prod
                                       struct rows rows)
 {
     const struct layer_weights *l = &f->weights->layers[layer];
-    const struct matrix *const weights[N_PRODUCTS] = {&l->qkv, &l->o, &l->gate_up, &l->down,
-                                                      &f->weights->lm_head};
-    const uint16_t *const inputs[N_PRODUCTS] = {f->normed, f->attn, f->normed, f->act, f->normed};
-    const struct matrix *w = weights[kind];
-    const int64_t at = (int64_t)rows.first * w->n; /* in the result */
+    const struct {
+        const struct matrix *w;
+        const uint16_t *x;
+        void *y;
+        enum gemm_out out;
+    } of[N_PRODUCTS] = {
+        [PRODUCT_QKV] = {&l->qkv, f->normed, f->qkv, l->qkv_bias.data ? GEMM_BIAS_BF16 : GEMM_BF16},
+        [PRODUCT_O] = {&l->o, f->attn, f->residual, GEMM_ADD_F32},
+        [PRODUCT_GATE_UP] = {&l->gate_up, f->normed, f->gate_up, GEMM_BF16},
+        [PRODUCT_DOWN] = {&l->down, f->act, f->residual, GEMM_ADD_F32},
+        [PRODUCT_LM_HEAD] = {&f->weights->lm_head, f->normed, f->logits, GEMM_F32},
+    };
+    const struct matrix *w = of[kind].w;
+    const bool is_float = of[kind].out == GEMM_ADD_F32 || of[kind].out == GEMM_F32;
+    const size_t element = is_float ? sizeof(float) : sizeof(uint16_t);
     const bool last = layer == f->config->n_layers - 1;
-    struct gemm_product p = {.y_stride = w->n,
-                             .x = inputs[kind] + (int64_t)rows.first * w->k,
-                             .w = w->data,
-                             .m = gemm_rows(rows.n),
-                             .n = w->n,
-                             .k = w->k};
+    struct gemm_product p = {
+        .y = (char *)of[kind].y + (size_t)rows.first * (size_t)w->n * element,
+        .y_stride = kind == PRODUCT_LM_HEAD ? f->sampler.logits_stride : w->n,
+        .x = of[kind].x + (int64_t)rows.first * w->k,
+        .w = w->data,
+        .bias = kind == PRODUCT_QKV ? l->qkv_bias.data : NULL,
+        .m = gemm_rows(rows.n),
+        .n = w->n,
+        .k = w->k,
+        .out = of[kind].out,
+    };
 
-    switch (kind) {
-    case PRODUCT_QKV:
-        p.y = f->qkv + at;
-        p.bias = l->qkv_bias.data;
-        p.out = p.bias ? GEMM_BIAS_BF16 : GEMM_BF16;
-        break;
-    case PRODUCT_GATE_UP:
-        p.y = f->gate_up + at;
-        p.out = GEMM_BF16;
-        break;
-    case PRODUCT_O:
-    case PRODUCT_DOWN:
-        p.y = f->residual + at;
-        p.out = GEMM_ADD_F32;
-        if (kind == PRODUCT_DOWN && last) /* no norm of all rows follows it to add the parts */
-            break;
-        if (parts_of(f, rows.n, w->k) > 1) {
-            p.y = f->parts;
-            p.out = GEMM_PARTS_F32;
-        }
-        break;
-    case PRODUCT_LM_HEAD:
-    case N_PRODUCTS:
-        p.y = f->logits;
-        p.y_stride = f->sampler.logits_stride;
-        p.out = GEMM_F32;
-        break;
+    /* after the last layer no norm of all rows adds the parts */
+    if ((kind == PRODUCT_O || (kind == PRODUCT_DOWN && !last)) && parts_of(f, rows.n, w->k) > 1) {
+        p.y = f->parts;
+        p.out = GEMM_PARTS_F32;
     }
     return p;
 }
@@ -101,8 +93,7 @@ static int gemm(const struct pass *p, enum forward_product kind, int layer, stru
     return gemm_run(p->f->gemm, p->f->launch->stream, &product, p->e);
 }
 
-/* The norm of rows after a product over k that was added to the residual, or left in parts; k is 0
- * where there is none. */
+/* The norm of rows after a product over k, added to the residual or left in parts; k 0: none. */
 static int norm(const struct pass *p, struct rows rows, const uint16_t *w, int k)
 {
     const struct forward *f = p->f;
@@ -208,8 +199,7 @@ static int skinny(const struct pass *p, const struct matrix *w, struct skinny s)
     return cuda_check(skinny_gemm(p->f->launch, &s), "a product of few rows", p->e);
 }
 
-/* A product of the normed residual: with the norm in it where it is short enough, else after one.
- * Both give the same bits. */
+/* A product of the normed residual, normed in it or, where too long, before it: the same bits. */
 static int skinny_of_normed(const struct pass *p, const struct matrix *w,
                             const uint16_t *norm_weight, struct skinny s)
 {

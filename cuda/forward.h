@@ -72,8 +72,7 @@ void forward_plan_resident(struct forward *f, const struct model_config *c, int 
 /* The rest, once all other members are set. */
 void forward_ready_resident(struct forward *f);
 
-/* Sets the path of each number of rows, from measured steps where there are any. Before any step.
- */
+/* Sets the path of each number of rows, from measured steps if there are any. Before any step. */
 void forward_choose_paths(struct forward *f, const struct algo_records *known);
 enum forward_path forward_path_of(const struct forward *f, int n_tokens, bool prompts);
 

@@ -32,7 +32,7 @@ struct gemm {
     cublasLtMatmulDescOpaque_t plain, with_bias;
     cublasLtMatmulPreferenceOpaque_t preference;
     void *workspace;
-    const struct algo_records *known;
+    const struct algo_records *known; /* or NULL */
     bool fixed;
     int n_known, n_heuristic;
 
@@ -85,8 +85,7 @@ static int prefer(struct gemm *g, struct err *e)
     return lt_check(s, "preferring", e);
 }
 
-int gemm_new(struct gemm **out, void *workspace, const struct algo_records *known, bool fixed,
-             struct err *e)
+int gemm_new(struct gemm **out, void *workspace, bool fixed, struct err *e)
 {
     struct gemm *g = calloc(1, sizeof(*g));
     int r;
@@ -94,7 +93,6 @@ int gemm_new(struct gemm **out, void *workspace, const struct algo_records *know
     if (!g)
         return err_set(e, -ENOMEM, "out of memory");
     g->workspace = workspace;
-    g->known = known;
     g->fixed = fixed;
     if ((r = lt_check(cublasLtCreate(&g->handle), "starting", e)) < 0 ||
         (r = describe(&g->plain, CUBLASLT_EPILOGUE_DEFAULT, e)) < 0 ||
@@ -207,8 +205,7 @@ static int choose(struct gemm *g, struct entry *t, struct err *e)
     return 0;
 }
 
-/* A matrix of `parts` that begin `stride` elements apart: parts of k are products beside one
- * another. */
+/* A matrix of `parts`, `stride` elements apart: parts of k are products side by side. */
 static cublasStatus_t lay_out_matrix(cublasLtMatrixLayout_t layout, cudaDataType_t type,
                                      uint64_t rows, uint64_t columns, int64_t ld, int32_t parts,
                                      int64_t stride)
@@ -241,8 +238,7 @@ static int lay_out(struct entry *t, const struct algo_shape *s, struct err *e)
     return 0;
 }
 
-/* One that is good for FIXED_ROWS rows, can be used for any number, and sums each result in one go.
- */
+/* One that is good for FIXED_ROWS rows, works for any number, and sums each result in one go. */
 static int choose_fixed(struct gemm *g, struct entry *t, struct err *e)
 {
     static const int probes[] = {16, 128, FIXED_ROWS, 16384};
@@ -359,7 +355,7 @@ void gemm_record(const struct gemm *g, struct algo_record *out, const struct gem
 }
 
 /* What fails here fails again, and is reported, where it matters. */
-void gemm_load_kernels(int device)
+void *gemm_load_kernels(void *device)
 {
     enum { M = 128, N = 1024, K = 1024 };
     const size_t product = ((size_t)M * K + (size_t)N * K + (size_t)M * N) * sizeof(uint16_t);
@@ -369,10 +365,10 @@ void gemm_load_kernels(int device)
     uint16_t *x;
     struct err e;
 
-    if (cudaSetDevice(device) != cudaSuccess ||
+    if (cudaSetDevice(*(const int *)device) != cudaSuccess ||
         cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) != cudaSuccess ||
         cudaMalloc((void **)&memory, GEMM_WORKSPACE + product) != cudaSuccess ||
-        gemm_new(&g, memory, NULL, false, &e) < 0)
+        gemm_new(&g, memory, false, &e) < 0)
         goto end;
     x = (uint16_t *)(void *)(memory + GEMM_WORKSPACE);
     (void)gemm_run(g, stream,
@@ -392,4 +388,5 @@ end:
         (void)cudaFree(memory);
     if (stream)
         (void)cudaStreamDestroy(stream);
+    return NULL;
 }

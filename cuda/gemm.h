@@ -28,16 +28,14 @@ struct gemm; /* a handle, descriptors, algorithms */
 
 enum { GEMM_WORKSPACE = 64 << 20 };
 
-/* workspace: GEMM_WORKSPACE bytes on the current device. known: recorded choices, valid and
- * unchanged until gemm_free(), or NULL. fixed: the algorithm does not depend on m, so a row's
- * result does not depend on the other rows. */
-int gemm_new(struct gemm **out, void *workspace, const struct algo_records *known, bool fixed,
-             struct err *e);
+/* workspace: GEMM_WORKSPACE bytes on the current device. fixed: the algorithm does not depend on m,
+ * so a row's result does not depend on the other rows. */
+int gemm_new(struct gemm **out, void *workspace, bool fixed, struct err *e);
 void gemm_free(struct gemm *g);
 
 /* The first product of a process loads cuBLASLt's kernels, which takes 0.1 s: this computes one, in
- * memory that it takes and gives back, on any thread. */
-void gemm_load_kernels(int device);
+ * memory that it takes and gives back, on a thread of its own. device: of an int, its number. */
+void *gemm_load_kernels(void *device);
 
 /* Rows that m rows are computed as, so that few shapes occur; buffers must be that long. */
 int gemm_rows(int m);
@@ -71,7 +69,7 @@ void gemm_record(const struct gemm *g, struct algo_record *out, const struct gem
 /* Whether the shape has a recorded choice that holds. */
 bool gemm_is_known(struct gemm *g, const struct gemm_product *p);
 
-/* Takes other records as known and forgets all choices: before the first step alone. */
+/* Takes records, which stay valid, and forgets all choices: before the first step alone. */
 void gemm_adopt(struct gemm *g, const struct algo_records *known);
 
 /* Shapes in use whose choice was recorded, and whose was not. */

@@ -10,7 +10,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "engine/util/must.h"
 #include "engine/util/thread.h"
@@ -24,8 +23,7 @@ enum {
 
 static const double KV_FRACTION = 0.9; /* by default: some is left for others' contexts */
 
-/* The size of the graph that a step of n decodes runs in: powers of two up to GRAPH_FINE, then
- * multiples of it. */
+/* Of the graph that a step of n decodes runs in: a power of two, above GRAPH_FINE a multiple. */
 static int graph_size(int n)
 {
     int size = 1;
@@ -37,6 +35,7 @@ static int graph_size(int n)
     return size;
 }
 
+/* With what no grid or index of a kernel holds, whatever memory there is. */
 static int set_limits(struct rank *b, struct err *e)
 {
     const struct model_config *c = &b->config;
@@ -45,12 +44,20 @@ static int set_limits(struct rank *b, struct err *e)
     const int per_item = c->n_kv_heads * groups;
     const int seqs = graph_size(o->max_seqs);
     const int wanted = b->device.launch.n_sms * ITEM_BLOCKS_PER_SM / per_item; /* one wave */
+    /* threads of rope_store(), and those of its last block that have nothing to do */
+    const int most_tokens = (INT32_MAX - 1024) / ((c->n_heads + 2 * c->n_kv_heads) * ROPE_LANES);
+    int most_seqs;
 
     if (o->max_seq_len > STEP_MAX_LEN)
         return err_set(e, -EINVAL,
                        "CUDA: scheduler.max_seq_len: %d is over %d, the longest sequence that a "
                        "device computes; unless it is set it is the model's length",
                        o->max_seq_len, STEP_MAX_LEN);
+    if (o->max_batch_tokens > most_tokens)
+        return err_set(e, -EINVAL,
+                       "CUDA: scheduler.max_batch_tokens: %d is over %d, the most that a device "
+                       "computes at a time with this model",
+                       o->max_batch_tokens, most_tokens);
     b->limits = (struct step_limits){
         .max_tokens = o->max_batch_tokens > seqs ? o->max_batch_tokens : seqs,
         .max_seqs = seqs,
@@ -62,23 +69,6 @@ static int set_limits(struct rank *b, struct err *e)
         .mask_words = (c->vocab_size + 31) / 32,
         .invariant = o->invariant,
     };
-    return 0;
-}
-
-/* What no grid or index of a kernel holds, whatever memory there is. */
-static int check_limits(const struct rank *b, struct err *e)
-{
-    const struct model_config *c = &b->config;
-    const struct backend_options *o = &b->options;
-    /* threads of rope_store(), and those of its last block that have nothing to do */
-    const int most_tokens = (INT32_MAX - 1024) / ((c->n_heads + 2 * c->n_kv_heads) * ROPE_LANES);
-    int most_seqs;
-
-    if (o->max_batch_tokens > most_tokens)
-        return err_set(e, -EINVAL,
-                       "CUDA: scheduler.max_batch_tokens: %d is over %d, the most that a device "
-                       "computes at a time with this model",
-                       o->max_batch_tokens, most_tokens);
     most_seqs = step_most_seqs(&b->limits);
     if (o->max_seqs > most_seqs)
         return err_set(e, -EINVAL,
@@ -234,16 +224,7 @@ static int take_blocks(struct rank *b, struct err *e)
     return 0;
 }
 
-static double now_seconds(void)
-{
-    struct timespec t;
-
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
-}
-
-/* Captures the graph of a size, a few milliseconds of the host's time, and notes what the driver
- * takes for it. */
+/* Captures the graph of a size, a few milliseconds of host time, and notes the memory it takes. */
 static int prepare_graph(struct rank *b, int size, struct err *e)
 {
     const struct step_room room = step_room_of_graph(&b->limits, size);
@@ -254,7 +235,7 @@ static int prepare_graph(struct rank *b, int size, struct err *e)
                                         .n_items = room.n_items,
                                         .path = forward_path_of(&b->forward, size, false)};
     struct graphs *g = &b->graphs;
-    const double begin = now_seconds();
+    const double begin = monotonic_seconds();
     uint64_t before = 0, after = 0;
     int r;
 
@@ -264,7 +245,7 @@ static int prepare_graph(struct rank *b, int size, struct err *e)
                         "uploading a graph", e)) < 0)
         return r;
     g->n_captures++;
-    g->longest = fmax(g->longest, now_seconds() - begin);
+    g->longest = fmax(g->longest, monotonic_seconds() - begin);
     r = device_free_bytes(&after, e);
     if (r == 0 && after < before)
         g->bytes += before - after;
@@ -278,12 +259,6 @@ static void drop_graphs(struct rank *b)
             (void)cudaGraphExecDestroy(b->graphs.by_size[i]);
             b->graphs.by_size[i] = NULL;
         }
-}
-
-static void *load_products(void *device)
-{
-    gemm_load_kernels(*(const int *)device);
-    return NULL;
 }
 
 static void wait_for_products(struct rank *b)
@@ -302,7 +277,7 @@ static int open_parts(struct rank *b, struct err *e)
     int r;
 
     if ((r = device_open(d, b->options.n_devices ? b->options.devices[0] : 0, e)) < 0 ||
-        (r = set_limits(b, e)) < 0 || (r = check_limits(b, e)) < 0)
+        (r = set_limits(b, e)) < 0)
         return r;
     if (d->compute == 90 && !b->options.invariant)
         r = cuda_check(resident_compiled(&resident), "asking for the resident kernel", e);
@@ -310,13 +285,13 @@ static int open_parts(struct rank *b, struct err *e)
         return r;
     if (resident)
         forward_plan_resident(f, c, d->launch.n_sms, __builtin_ctz((unsigned)b->options.block_len));
-    b->products_loading = thread_start(&b->products_loader, NULL, load_products, &d->id) == 0;
+    b->products_loading = thread_start(&b->products_loader, NULL, gemm_load_kernels, &d->id) == 0;
     if ((r = cuda_weights_load(&b->weights, d, b->model, &b->options, e)) < 0 ||
         (r = take_arena(b, DEVICE_ACTIVATIONS, lay_activations, e)) < 0 ||
         (r = take_arena(b, DEVICE_SAMPLER, lay_sampler, e)) < 0 ||
         (r = device_take(d, DEVICE_WORKSPACE, GEMM_WORKSPACE, e)) < 0 ||
         (r = take_steps(b, e)) < 0 ||
-        (r = gemm_new(&b->gemm, d->memory[DEVICE_WORKSPACE], NULL, b->options.invariant, e)) < 0 ||
+        (r = gemm_new(&b->gemm, d->memory[DEVICE_WORKSPACE], b->options.invariant, e)) < 0 ||
         (r = cuda_check(attn_prefill_init(), "preparing attention", e)) < 0)
         return r;
     if (f->resident_rows > 0)
@@ -346,16 +321,15 @@ static int open_parts(struct rank *b, struct err *e)
     return r;
 }
 
-void rank_close(struct rank *b)
+void rank_deinit(struct rank *b)
 {
-    if (!b)
-        return;
     wait_for_products(b);
     (void)cudaSetDevice(b->device.id);
     if (b->device.launch.stream)
         (void)cudaStreamSynchronize(b->device.launch.stream);
     drop_graphs(b);
     free(b->graphs.by_size);
+    free(b->known.all);
     gemm_free(b->gemm);
     for (int i = 0; i < SAMPLER_SLOTS; i++) {
         if (b->slots[i].pinned)
@@ -367,32 +341,10 @@ void rank_close(struct rank *b)
     }
     weights_deinit(&b->weights);
     device_close(&b->device);
-    free(b);
 }
 
-int rank_open(struct rank **out, const struct model *model, const struct backend_options *options,
-              struct err *e)
-{
-    struct rank *b = calloc(1, sizeof(*b));
-    int r;
-
-    if (!b)
-        return err_set(e, -ENOMEM, "out of memory");
-    b->model = model;
-    b->options = *options;
-    b->config = *model_config(model);
-    b->graphs.by_size =
-        calloc((size_t)graph_size(options->max_seqs) + 1, sizeof(*b->graphs.by_size));
-    r = b->graphs.by_size ? open_parts(b, e) : err_set(e, -ENOMEM, "out of memory");
-    if (r < 0) {
-        rank_close(b);
-        return r;
-    }
-    *out = b;
-    return 0;
-}
-
-int rank_key(const struct rank *b, char key[ALGO_KEY], struct err *e)
+/* What was measured at earlier starts, under a key that says of what. */
+static int read_known(struct rank *b, struct err *e)
 {
     const struct model_config *c = &b->config;
     int driver = 0, runtime = 0;
@@ -401,25 +353,42 @@ int rank_key(const struct rank *b, char key[ALGO_KEY], struct err *e)
     if ((r = cuda_check(cudaDriverGetVersion(&driver), "asking for the driver's version", e)) < 0 ||
         (r = cuda_check(cudaRuntimeGetVersion(&runtime), "asking for CUDA's version", e)) < 0)
         return r;
-    snprintf(key, ALGO_KEY,
+    snprintf(b->key, sizeof(b->key),
              "%.64s, compute %d, driver %d, CUDA %d, cuBLASLt %zu, %d MiB; %d layers of %d, "
              "heads %d/%d of %d, ffn %d, vocab %d, block %d, tp 1",
              b->device.name, b->device.compute, driver, runtime, cublasLtGetVersion(),
              GEMM_WORKSPACE >> 20, c->n_layers, c->hidden_dim, c->n_heads, c->n_kv_heads,
              c->head_dim, c->ffn_dim, c->vocab_size, b->options.block_len);
-    return 0;
+    return algo_file_read(&b->known, b->options.cache_folder, b->key, e);
 }
 
-int rank_choose(struct rank *b, const struct algo_records *known, struct err *e)
+int rank_choose(struct rank *b, struct err *e)
 {
     int r = 0;
 
-    gemm_adopt(b->gemm, known);
-    forward_choose_paths(&b->forward, known);
+    gemm_adopt(b->gemm, &b->known);
+    forward_choose_paths(&b->forward, &b->known);
     drop_graphs(b);
     if (!b->options.eager)
         r = prepare_graph(b, 1, e);
     return r < 0 ? r : cuda_check(cudaStreamSynchronize(b->device.launch.stream), "starting", e);
+}
+
+int rank_init(struct rank *b, const struct model *model, const struct backend_options *options,
+              struct err *e)
+{
+    int r;
+
+    b->model = model;
+    b->options = *options;
+    b->config = *model_config(model);
+    b->graphs.by_size =
+        calloc((size_t)graph_size(options->max_seqs) + 1, sizeof(*b->graphs.by_size));
+    if (!b->graphs.by_size)
+        return err_set(e, -ENOMEM, "out of memory");
+    if ((r = open_parts(b, e)) < 0 || (r = read_known(b, e)) < 0)
+        return r;
+    return rank_choose(b, e);
 }
 
 static void fill_ledger(struct backend_info *out, const struct rank *b)
@@ -447,14 +416,17 @@ static void fill_ledger(struct backend_info *out, const struct rank *b)
 
 void rank_info(const struct rank *b, struct backend_info *out)
 {
-    snprintf(out->devices[out->n_devices++], sizeof(*out->devices), "%.100s, %.0f GiB",
-             b->device.name, (double)b->device.total_bytes / 0x1p30);
+    *out = (struct backend_info){
+        .n_devices = 1,
+        .tiers[TIER_DEVICE] = {b->n_blocks, (uint64_t)b->n_blocks * b->block_bytes},
+        .block_bytes = b->block_bytes,
+        .kv_dtype = KV_DTYPE_BF16,
+        .masks = true,
+        .drafts = true,
+    };
+    snprintf(out->devices[0], sizeof(*out->devices), "%.100s, %.0f GiB", b->device.name,
+             (double)b->device.total_bytes / 0x1p30);
     snprintf(out->driver, sizeof(out->driver), "%s", b->device.driver);
-    out->block_bytes = b->block_bytes;
-    out->tiers[TIER_DEVICE] =
-        (struct backend_tier){b->n_blocks, (uint64_t)b->n_blocks * b->block_bytes};
-    out->masks = out->drafts = true;
-    out->kv_dtype = KV_DTYPE_BF16;
     fill_ledger(out, b);
 }
 
@@ -522,8 +494,7 @@ static int enqueue_step(struct rank *b, const struct batch *batch, int slot, str
         return r;
     if (graph && b->graphs.by_size[size])
         return cuda_check(cudaGraphLaunch(b->graphs.by_size[size], stream), "launching a graph", e);
-    /* The first step of a size runs eagerly, which loads its kernels; then the graph is captured.
-     */
+    /* The first step of a size runs eagerly, which loads its kernels; then it is captured. */
     shape = (struct forward_shape){.n_tokens = n_tokens,
                                    .n_decodes = graph ? size : batch->n_decodes,
                                    .n_rows = graph ? size : batch->n_rows,

@@ -1,8 +1,8 @@
 /* rank.h - one device and its part of the model: weights, KV pool, activations, sampler, graphs and
  * stream, and the steps that run there.
  *
- * Ranks decide nothing: the backend gives all of them the same steps and the same measured choices.
- * Engine thread only; rank_open may run on another. */
+ * A rank decides nothing: the backend gives it steps.
+ * Engine thread only; rank_init may run on another. */
 #ifndef NVLLM_CUDA_RANK_H
 #define NVLLM_CUDA_RANK_H
 
@@ -23,8 +23,7 @@ struct rank_slot {
     int32_t n_rows;
 };
 
-/* Whole decode steps as captured graphs of a few sizes; a batch runs in the smallest that holds it.
- */
+/* Decode steps as captured graphs of a few sizes; a batch runs in the smallest that holds it. */
 struct graphs {
     cudaGraphExec_t *by_size; /* NULL: not captured */
     int n_captures;
@@ -47,6 +46,8 @@ struct rank {
     int32_t *history;  /* [max_seq_len] tokens of one sequence being loaded */
     int32_t n_blocks;
     uint64_t block_bytes;
+    char key[ALGO_KEY];        /* of measurements: device, software, shape of the model */
+    struct algo_records known; /* measured at earlier starts; unchanged from the first step on */
     uint32_t last_tag;         /* of the resident kernel's exchanges */
     pthread_t products_loader; /* of cuBLASLt's kernels, while opening */
     bool products_loading;
@@ -60,17 +61,15 @@ extern const struct weights_layout cuda_weights_layout;
 int cuda_weights_load(struct weights *w, struct device *d, const struct model *m,
                       const struct backend_options *o, struct err *e);
 
-/* Opens the first device of the options and takes all memory. The model outlives the rank. */
-int rank_open(struct rank **out, const struct model *model, const struct backend_options *options,
+/* Opens the first device of the options, takes all memory and gets ready for the first step. The
+ * rank is all zeros before; the model outlives it. rank_deinit() waits for steps under way; it is
+ * due after a failure too. */
+int rank_init(struct rank *r, const struct model *model, const struct backend_options *options,
               struct err *e);
-void rank_close(struct rank *r); /* waits for steps under way; takes NULL */
+void rank_deinit(struct rank *r);
 
-/* Under which key measurements of this rank are kept: device, software, shape of the model. */
-int rank_key(const struct rank *r, char key[ALGO_KEY], struct err *e);
-
-/* Takes measured choices, which stay valid, and gets ready for the first step. Before that the
- * choices may be taken again. */
-int rank_choose(struct rank *r, const struct algo_records *known, struct err *e);
+/* Chooses anew by what is known: before the first step alone. */
+int rank_choose(struct rank *r, struct err *e);
 
 /* Enqueues a step; results go to slot number `slot` and hold until that is used again. */
 int rank_submit(struct rank *r, const struct batch *batch, int slot, struct err *e);
@@ -82,8 +81,7 @@ int rank_take_tags(struct rank *r, uint32_t *tag, struct err *e);
 /* The ledger of the device's memory; what it has besides what was taken here is "other". */
 void rank_info(const struct rank *r, struct backend_info *out);
 
-/* A look inside an open backend, for tests that are linked with it: its rank, choices in use. */
+/* A look inside an open backend, for tests that are linked with it. */
 const struct rank *cuda_backend_rank(const struct backend *b);
-const struct algo_records *cuda_backend_known(const struct backend *b);
 
 #endif

@@ -220,16 +220,12 @@ static int splits_per_block(const struct step_limits *l, const struct batch *b)
 /* Split-KV work items of about equal length; returns how many. Long items come first: a block that
  * starts late with much to do would keep all others waiting. */
 static int plan_splits(struct attn_item *items, const int32_t *table_start,
-                       const struct step_limits *l, const struct batch *b)
+                       const struct step_limits *l, int64_t total, const struct batch *b)
 {
+    const int per_block = l->invariant ? splits_per_block(l, b) : 1;
     int at[SIZE_CLASSES + 1] = {0};
-    int64_t total = 0;
-    int n_partial = 0, longest = 1, per_block = 1;
+    int n_partial = 0, longest = 1;
 
-    for (int i = 0; i < b->n_decodes; i++)
-        total += batch_kv_len(b)[i];
-    if (l->invariant)
-        per_block = splits_per_block(l, b);
     for (int i = 0; i < b->n_decodes; i++) {
         const int length = split_length(l, total, batch_kv_len(b)[i]) * per_block;
 
@@ -282,7 +278,7 @@ static int plan_items(struct attn_item *items, const int32_t *table_start,
                    total >= (int64_t)RUN_KEYS * l->target_items &&
                    total <= (int64_t)LONG_SPLIT * l->target_items
                ? plan_runs(items, table_start, l, b)
-               : plan_splits(items, table_start, l, b);
+               : plan_splits(items, table_start, l, total, b);
 }
 
 static int plan_tiles(struct attn_tile *tiles, const int32_t *table_start, const struct batch *b)

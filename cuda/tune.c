@@ -1,11 +1,8 @@
-/* tune.c - see tune.h. Small row counts come first: decodes run in them, and they come most often.
- */
+/* tune.c - see tune.h. Small row counts come first: decodes run in them, most steps of all. */
 #include "cuda/tune.h"
 
 #include <errno.h>
 #include <stdlib.h>
-#include <string.h>
-#include <time.h>
 
 #include "engine/util/must.h"
 
@@ -27,7 +24,6 @@ enum { PIECE_LOAD, PIECE_CAPTURE, PIECE_RUNS };
 
 struct tune {
     struct rank *rank;
-    const char *folder, *key;
     struct algo_records records; /* known ones, then new ones */
     bool unwritten;
 
@@ -45,25 +41,19 @@ struct tune {
 /* A step of up to SKINNY_MAX_ROWS rows computes this many by PATH_GEMM. */
 enum { FIRST_ROWS = 16, N_SIZES = 5 /* 1, 2, 4, 8, 16 */ };
 
-int tune_new(struct tune **out, struct rank *rank, const char *folder, const char *key,
-             const struct algo_records *known, struct err *e)
+int tune_new(struct tune **out, struct rank *rank, struct err *e)
 {
     struct tune *t = calloc(1, sizeof(*t));
     int r;
 
     if (!t)
         return err_set(e, -ENOMEM, "out of memory");
-    *t = (struct tune){.rank = rank, .folder = folder, .key = key, .m = FIRST_ROWS};
-    t->records.all = calloc(ALGO_FILE_MAX, sizeof(*t->records.all));
-    if ((r = t->records.all ? 0 : err_set(e, -ENOMEM, "out of memory")) < 0 ||
-        (r = cuda_check(cudaEventCreate(&t->begin), "making an event", e)) < 0 ||
+    *t = (struct tune){.rank = rank, .records = rank->known, .m = FIRST_ROWS};
+    if ((r = cuda_check(cudaEventCreate(&t->begin), "making an event", e)) < 0 ||
         (r = cuda_check(cudaEventCreate(&t->end), "making an event", e)) < 0) {
         tune_free(t);
         return r;
     }
-    if (known->n > 0)
-        memcpy(t->records.all, known->all, (size_t)known->n * sizeof(*known->all));
-    t->records.n = known->n;
     *out = t;
     return 0;
 }
@@ -71,10 +61,11 @@ int tune_new(struct tune **out, struct rank *rank, const char *folder, const cha
 /* A folder that cannot be written costs measuring again at the next start, nothing else. */
 static void save(struct tune *t)
 {
+    const char *folder = t->rank->options.cache_folder;
     struct err ignored;
 
-    if (t->unwritten && t->folder)
-        (void)algo_file_write(t->folder, t->key, &t->records, &ignored);
+    if (t->unwritten && folder)
+        (void)algo_file_write(folder, t->rank->key, &t->records, &ignored);
     t->unwritten = false;
 }
 
@@ -95,7 +86,6 @@ void tune_free(struct tune *t)
         (void)cudaEventDestroy(t->begin);
     if (t->end)
         (void)cudaEventDestroy(t->end);
-    free(t->records.all);
     free(t);
 }
 
@@ -339,29 +329,16 @@ int tune_step(struct tune *t, struct err *e)
     return 1;
 }
 
-static double now_seconds(void)
+int tune_run(struct tune *t, struct err *e)
 {
-    struct timespec t;
-
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
-}
-
-int tune_run(struct tune *t, struct algo_records *known, struct err *e)
-{
-    const double begin = now_seconds();
-    struct algo_record *all = realloc(known->all, ALGO_FILE_MAX * sizeof(*all));
+    const double begin = monotonic_seconds();
     int r = 1;
 
-    if (!all)
-        return err_set(e, -ENOMEM, "out of memory");
-    known->all = all;
-    while (r == 1 && now_seconds() - begin < TUNE_SECONDS)
+    while (r == 1 && monotonic_seconds() - begin < TUNE_SECONDS)
         r = tune_step(t, e);
     if (r < 0)
         return r;
     save(t);
-    memcpy(all, t->records.all, (size_t)t->records.n * sizeof(*all));
-    known->n = t->records.n;
+    t->rank->known = t->records;
     return 0;
 }

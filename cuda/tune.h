@@ -14,18 +14,17 @@
 
 struct tune;
 
-/* known: what need not be measured; copied. folder: where results are written under the key, NULL
- * for nowhere. */
-int tune_new(struct tune **out, struct rank *rank, const char *folder, const char *key,
-             const struct algo_records *known, struct err *e);
+/* What the rank knows need not be measured; new records go behind in the same array. All are
+ * written to the folder that the rank's options name, if they do. */
+int tune_new(struct tune **out, struct rank *rank, struct err *e);
 void tune_free(struct tune *t); /* writes what is not yet written; takes NULL */
 
 /* One piece of measuring: at most a few milliseconds, mostly one product. 1 while there is more, 0
  * when all is done and written, or a negative errno: the device has failed. */
 int tune_step(struct tune *t, struct err *e);
 
-/* All of it, or for TUNE_SECONDS; what is then known goes to *known, which held the old. */
+/* All of it, or for TUNE_SECONDS; the rank then knows it. */
 enum { TUNE_SECONDS = 5 };
-int tune_run(struct tune *t, struct algo_records *known, struct err *e);
+int tune_run(struct tune *t, struct err *e);
 
 #endif

@@ -21,9 +21,8 @@ static_assert(ATTN_SPLIT_ALIGN % (WARPS * KEYS) == 0,
 static_assert(ATTN_MAX_SPLITS % WARP == 0, "join_splits() has as many for each lane");
 static_assert(sizeof(struct attn_item) == 2 * sizeof(int4), "it is read as two");
 
-/* Blocks per multiprocessor, by how many units a warp loads ahead. Where blocks fill the machine
- * one is enough: three blocks are 12 warps with 8 KiB each in flight. Few blocks load further
- * ahead. */
+/* Blocks per multiprocessor, by how many units a warp loads ahead: one where blocks fill the
+ * machine (three blocks are 12 warps with 8 KiB each in flight), more where they are few. */
 static constexpr int resident(int ahead)
 {
     return ahead == 1 ? 3 : 2;
@@ -47,8 +46,7 @@ template <int HEAD_DIM> struct keys {
     uint4 k[2][HEAD_DIM / 32], v[4][HEAD_DIM / 64];
 };
 
-/* Sixteen keys and their values. The step's own key, if among them, and those after it are replaced
- * later. */
+/* Sixteen keys and their values; the step's own key and those after it are replaced later. */
 template <int HEAD_DIM>
 static __device__ __forceinline__ void load(struct keys<HEAD_DIM> &to, const uint16_t *from,
                                             int64_t v_offset, int lane)
@@ -233,8 +231,7 @@ static __device__ __forceinline__ void put_result(struct results<HEAD_DIM> &to,
     }
 }
 
-/* The warps' results as one: to out, or where it is but a part to partial, [heads, HEAD_DIM + 2].
- */
+/* The warps' results as one: to out, or if it is only a part to partial, [heads, HEAD_DIM + 2]. */
 template <int HEAD_DIM>
 static __device__ __forceinline__ void fold_warps(uint16_t *out, float *partial,
                                                   const struct results<HEAD_DIM> &from, int n_heads)
@@ -264,8 +261,7 @@ static __device__ __forceinline__ void fold_warps(uint16_t *out, float *partial,
     }
 }
 
-/* Counts n splits as done. Release: what the block wrote before is seen by blocks that add later.
- */
+/* Counts n splits as done. Release: blocks that add later see what this block wrote before. */
 static __device__ __forceinline__ int add_done(int32_t *counters, int n)
 {
     int before;
@@ -277,8 +273,7 @@ static __device__ __forceinline__ int add_done(int32_t *counters, int n)
     return before;
 }
 
-/* out = the splits' results weighted by their shares. First all shares, then all sums: loads that
- * do not wait for each other. */
+/* out = the splits' results by their shares. First all shares, then all sums, so loads overlap. */
 template <int HEAD_DIM>
 static __device__ void join_splits(uint16_t *out, const float *from, int64_t stride, int n_heads,
                                    int n_splits)
@@ -371,11 +366,9 @@ static __device__ void run_item(const struct decode_args &d, const struct attn_i
         q[j] = row.q[group][j * 4 + quarter];
     for (int end = item.begin;; split++) {
         struct running<HEAD_DIM> s = {
-            {
-                -1e30f, -1e30f
-            }
         };
 
+        s.max[0] = s.max[1] = -1e30f;
         end = min(end + item.units * KEYS, item.end);
         while (key < end) {
 #pragma unroll

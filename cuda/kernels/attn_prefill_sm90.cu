@@ -109,16 +109,8 @@ static __device__ __forceinline__ uint64_t stage_of(uint64_t first, int tile)
     return matrix_step(first, (uint32_t)(tile % STAGES) * layout<HEAD_DIM>::TILE_BYTES);
 }
 
-/* This warp has read what lies there. */
-static __device__ __forceinline__ void release(const uint64_t *empty)
-{
-    __syncwarp();
-    if (threadIdx.x % WARP == 0)
-        barrier_arrive(shared_address(empty));
-}
-
-/* The same once x is known, which is no less than zero. */
-static __device__ __forceinline__ void release_when(const uint64_t *empty, float x)
+/* This warp has read what lies there, once x is known, which is no less than zero. */
+static __device__ __forceinline__ void release(const uint64_t *empty, float x = 0.0f)
 {
     __syncwarp();
     if (threadIdx.x % WARP == 0 && !(x < 0.0f))
@@ -148,7 +140,7 @@ step_over(const struct consumer &at, int step, float (&s)[KEYS / 2], float (&o)[
     pin(s);
     const int here[2] = {limit[0] - step * KEYS, limit[1] - step * KEYS};
     weigh<MASKED>(s, r, here, scale_log2);
-    release_when(&at.b->k_empty[k % STAGES], r.sum[0] + r.sum[1]);
+    release(&at.b->k_empty[k % STAGES], r.sum[0] + r.sum[1]);
     wgmma_wait<0>();
     pin(o);
     pin(s);
@@ -326,10 +318,9 @@ static __global__ void __launch_bounds__(THREADS, 1)
 #endif
 }
 
-static const void *kernel_of(int head_dim)
+static auto *kernel_of(int head_dim)
 {
-    return head_dim == 128 ? (const void *)attn_prefill_sm90_kernel<128>
-                           : (const void *)attn_prefill_sm90_kernel<64>;
+    return head_dim == 128 ? attn_prefill_sm90_kernel<128> : attn_prefill_sm90_kernel<64>;
 }
 
 static size_t shared_bytes(int head_dim)
@@ -419,8 +410,6 @@ extern "C" cudaError_t attn_prefill_sm90(const struct launch *l, const struct at
 {
     const int n_work = t->n_tiles * a->n_heads * t->n_splits;
     const dim3 grid((unsigned)(n_work < l->n_sms ? n_work : l->n_sms));
-    auto *kernel =
-        a->kv->head_dim == 128 ? attn_prefill_sm90_kernel<128> : attn_prefill_sm90_kernel<64>;
     struct prefill_args p;
 
     memcpy(&p.keys, maps->keys, sizeof(p.keys));
@@ -437,5 +426,6 @@ extern "C" cudaError_t attn_prefill_sm90(const struct launch *l, const struct at
     p.n_work = n_work;
     p.section = section_heads(a->kv, t->max_kv_len) * p.group;
     p.scale_log2 = scale_log2_of(a->kv->head_dim);
-    return launch_kernel(kernel, grid, THREADS, shared_bytes(a->kv->head_dim), l, p);
+    return launch_kernel(kernel_of(a->kv->head_dim), grid, THREADS, shared_bytes(a->kv->head_dim),
+                         l, p);
 }

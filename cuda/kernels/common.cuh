@@ -8,8 +8,6 @@
 
 #include "cuda/kernels/kernels.h"
 
-using bf16 = __nv_bfloat16;
-
 static constexpr int WARP = 32;
 static constexpr unsigned ALL_LANES = 0xffffffffu;
 

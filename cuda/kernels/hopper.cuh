@@ -125,20 +125,12 @@ template <int N> static __device__ __forceinline__ void pin(float (&x)[N])
         asm volatile("" : "+f"(x[i])::"memory");
 }
 
-template <int N> static __device__ __forceinline__ void pin(uint32_t (&x)[N])
-{
-#pragma unroll
-    for (int i = 0; i < N; i++)
-        asm volatile("" : "+r"(x[i])::"memory");
-}
-
 #define ACCUMULATORS_4(d, i) "+f"(d[i]), "+f"(d[(i) + 1]), "+f"(d[(i) + 2]), "+f"(d[(i) + 3])
 #define ACCUMULATORS_16(d, i)                                                                      \
     ACCUMULATORS_4(d, i), ACCUMULATORS_4(d, (i) + 4), ACCUMULATORS_4(d, (i) + 8),                  \
         ACCUMULATORS_4(d, (i) + 12)
 
-// d = a b^T, or += where add: a [64, 16], b [128, 16], both in shared memory, 16 neighbours in a
-// row.
+// d = a b^T, or += where add: a [64, 16], b [128, 16] in shared memory, 16 neighbours in a row.
 static __device__ __forceinline__ void wgmma_ss(float (&d)[64], uint64_t a, uint64_t b, bool add)
 {
     asm volatile("{.reg .pred p; setp.ne.b32 p, %66, 0; "

@@ -34,9 +34,8 @@ struct kv_pool {
     int head_dim; /* 64 or 128 */
 };
 
-/* A split-KV work item: one split of a decoding sequence's keys, or several consecutive ones, which
- * give the same bits as if each were an item. Blocks begin at the first n_items of a step and go on
- * by next. */
+/* A split-KV work item: one split of a decoding sequence's keys, or consecutive ones, to the same
+ * bits as if each were an item. Blocks begin at the first n_items of a step and go on by next. */
 struct attn_item {
     int32_t seq;             /* also its row */
     int32_t begin, end;      /* multiples of ATTN_UNIT except at the sequence's end */
@@ -167,8 +166,7 @@ struct attn {
 cudaError_t attn_decode(const struct launch *l, const struct attn *a, const struct rope *r,
                         const struct step_view *v, float *partial, int32_t *counters,
                         int grid_items);
-/* Work of a launch with split keys, at most: n_tiles * n_heads * n_splits where n_splits is above
- * 1. */
+/* Of a launch with split keys, at most: n_tiles * n_heads * n_splits where n_splits > 1. */
 enum { ATTN_SPLIT_BLOCKS = 512, ATTN_PREFILL_COUNTERS = ATTN_SPLIT_BLOCKS + 1 };
 static inline size_t attn_prefill_partial_bytes(int head_dim)
 {
@@ -185,8 +183,7 @@ cudaError_t attn_prefill(const struct launch *l, const struct attn *a, const str
 cudaError_t attn_prefill_init(void); /* once a device: its shared memory is over the default */
 
 /* The same on compute capability 9.0. It reads the pool and q through tensor maps, made once; not
- * usable where the kernel was not compiled for this device. n_blocks: of the pool; n_rows: that q
- * has. */
+ * usable where the kernel was not compiled for the device. n_blocks: of the pool; n_rows: of q. */
 struct attn_maps {
     bool usable;
     uint64_t keys[16], queries[16]; /* CUtensorMap */
@@ -222,8 +219,7 @@ struct skinny {
 };
 cudaError_t skinny_gemm(const struct launch *l, const struct skinny *s);
 
-/* y = x * norm, rms[i] = 1 / rms(x[i]): the same bits as a product that norms its input, for more
- * rows than it can take. */
+/* y = x * norm, rms[i] = 1 / rms(x[i]), for more rows than a product can norm: the same bits. */
 cudaError_t skinny_norm(const struct launch *l, uint16_t *y, float *rms, const float *x,
                         const uint16_t *norm, int m, int k, float eps);
 

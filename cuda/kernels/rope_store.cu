@@ -64,8 +64,7 @@ extern "C" cudaError_t rope_store(const struct launch *l, uint16_t *qkv, const s
                          v->positions + first, v->slots + first, n_tokens, n_heads);
 }
 
-/* In float as the reference computes it: the angle is the rounded product of the position and the
- * rounded frequency. */
+/* In float as the reference: the angle is the rounded product of position and rounded frequency. */
 static __global__ void rope_table_kernel(float2 *table, int n, int half, double theta)
 {
     const int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;

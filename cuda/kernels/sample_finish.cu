@@ -313,7 +313,8 @@ static __device__ bool gather(struct row_view &v, const struct scan *parts, int 
     if (me < n_parts)
         s.count[me] = (uint32_t)n_own;
     if (me < n_maxima)
-        maxima[me] = by_part ? parts[me].max : parts[me / SCAN_WARPS].warp_max[me % SCAN_WARPS];
+        maxima[me] =
+            by_part ? parts[me].found.max : parts[me / SCAN_WARPS].warp_max[me % SCAN_WARPS];
     if (me == 0) {
         s.floor = -INFINITY;
         s.n_list = 0;
@@ -418,7 +419,7 @@ static __device__ struct joined join_parts(const struct scan *parts, int n_parts
         struct joined all = {-FLT_MAX, 0.0f, key_of(-INFINITY, INT32_MAX), no_draw(), 0};
 
         for (int i = (int)threadIdx.x; i < n_parts; i += WARP) {
-            const struct scan &p = parts[i];
+            const struct found &p = parts[i].found;
 
             join(all, {p.raw_max, p.raw_sum, key_of(p.max, p.max_id), p.best, p.broken}, scale);
         }

@@ -77,7 +77,7 @@ static __device__ __forceinline__ float max_of(float4 v)
     return fmaxf(fmaxf(v.x, v.y), fmaxf(v.z, v.w));
 }
 
-static __device__ __forceinline__ void find_max(struct scan &s, float4 v, int id)
+static __device__ __forceinline__ void find_max(struct found &s, float4 v, int id)
 {
     const float max = max_of(v);
 
@@ -89,7 +89,7 @@ static __device__ __forceinline__ void find_max(struct scan &s, float4 v, int id
 
 /* Each thread has its own part's maximum. */
 template <bool SUM>
-static __device__ void check_raw(struct scan &s, const float *z, int begin, int end)
+static __device__ void check_raw(struct found &s, const float *z, int begin, int end)
 {
     float largest = 0.0f;
 
@@ -138,7 +138,7 @@ draw_four(struct draw best, float4 v, struct philox4 words, int id, float scale,
  * four logits would have to win with the largest of their draws. Where even the largest noise
  * cannot win, no random numbers are made. */
 template <bool CHECK>
-static __device__ void draw_part(struct scan &s, const float *z, const struct sampler_state &p,
+static __device__ void draw_part(struct found &s, const float *z, const struct sampler_state &p,
                                  uint32_t counter, int begin, int end)
 {
     __shared__ struct draw warps[WARPS];
@@ -182,7 +182,7 @@ static __device__ void draw_part(struct scan &s, const float *z, const struct sa
 /* Lists the ids of the part that may be among the k best of the row: none below the k-th largest of
  * the threads' maxima is. They are a few more than k; where they are far more, as with equal
  * logits, nothing is listed. */
-static __device__ void list_ids(struct scan *to, const struct scan &s, const float *z, int k,
+static __device__ void list_ids(struct scan *to, const struct found &s, const float *z, int k,
                                 int begin, int end)
 {
     __shared__ float maxima[THREADS];
@@ -229,7 +229,7 @@ static __device__ void list_ids(struct scan *to, const struct scan &s, const flo
 }
 
 /* Thread 0 has the whole block's. */
-static __device__ void reduce_scan(struct scan &s)
+static __device__ void reduce_found(struct found &s)
 {
     __shared__ uint64_t keys[WARPS];
     __shared__ float maxima[WARPS], sums[WARPS];
@@ -274,14 +274,8 @@ static __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     const bool adjusted = is_adjusted(p, row), drawn = p.temperature > 0.0f && !is_filtered(p);
     const float *z = m.logits + (int64_t)i * m.logits_stride;
     struct scan *to = (struct scan *)m.scans + ((int64_t)i * gridDim.x + blockIdx.x);
-    struct scan s;
+    struct found s = {-FLT_MAX, 0.0f, -INFINITY, INT32_MAX, no_draw(), 0};
 
-    s.raw_max = -FLT_MAX;
-    s.raw_sum = 0.0f;
-    s.max = -INFINITY;
-    s.max_id = INT32_MAX;
-    s.best = no_draw();
-    s.broken = 0;
     if (drawn && !adjusted && p.n_logprobs < 0) {
         draw_part<true>(s, z, p, row.counter, begin, end);
     } else {
@@ -304,15 +298,9 @@ static __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
         else if (is_listed(p))
             list_ids(to, s, z, p.top_k, begin, end);
     }
-    reduce_scan(s);
-    if (threadIdx.x != 0)
-        return;
-    to->raw_max = s.raw_max;
-    to->raw_sum = s.raw_sum;
-    to->max = s.max;
-    to->max_id = s.max_id;
-    to->best = s.best;
-    to->broken = s.broken;
+    reduce_found(s);
+    if (threadIdx.x == 0)
+        to->found = s;
 }
 
 int sample_scan_parts(const struct launch *l, const struct sampler_memory *m, int n_rows)

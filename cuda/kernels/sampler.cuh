@@ -1,7 +1,6 @@
 // sampler.cuh - what the sampler's kernels share: the order of ids, penalties, draws.
 //
-// The definition is engine/sampling.h; the arithmetic follows the CPU's, with floats where that has
-// doubles.
+// The definition is engine/sampling.h; the arithmetic is the CPU's with floats for doubles.
 #ifndef NVLLM_CUDA_KERNELS_SAMPLER_CUH
 #define NVLLM_CUDA_KERNELS_SAMPLER_CUH
 
@@ -24,13 +23,18 @@ struct draw {
     int32_t id;
 };
 
-// What one block found in its part of a row.
-struct scan {
+// What was found in a part of a row.
+struct found {
     float raw_max, raw_sum; // the sum of exp(z - raw_max), where log probabilities are wanted
     float max;              // largest adjusted z, where the row is not drawn from as a whole
     int32_t max_id;
     struct draw best;
-    int32_t broken;             // NaN or Inf
+    int32_t broken; // NaN or Inf
+};
+
+// What one block leaves of its part.
+struct scan {
+    struct found found;
     int32_t n_listed;           // -1: more than there is room for
     float warp_max[SCAN_WARPS]; // adjusted, where ids are listed
     float listed_z[LISTED];

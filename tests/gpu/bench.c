@@ -145,7 +145,7 @@ static bool print_first_use(void)
 static void print_paths(double seconds)
 {
     static const char *const names[] = {"resident", "skinny", "gemm"};
-    const struct algo_records *known = cuda_backend_known(backend);
+    const struct algo_records *known = &cuda_backend_rank(backend)->known;
 
     printf("bench=tune records=%d open_s=%.2f\n", known->n, seconds);
     for (int i = 0; i < known->n; i++)

@@ -15,7 +15,7 @@ static struct gemm *new_gemm(bool fixed)
     struct gemm *g;
     struct err e;
 
-    err_must(gemm_new(&g, device_new(GEMM_WORKSPACE), NULL, fixed, &e), &e);
+    err_must(gemm_new(&g, device_new(GEMM_WORKSPACE), fixed, &e), &e);
     return g;
 }
 

@@ -54,10 +54,9 @@ size_t resident_sentinel_bytes(const struct resident *r);
  * activations of so many rows leave shared memory for the weights on their way. */
 bool resident_supports(const struct resident *r);
 
-/* Tags for a run: counts->tag is the one after *last, and each layer takes one. No tag may recur
- * while words that bear it may still lie in memory, and none may be UINT32_MAX. Returns whether
- * tags start again: then resident_clear() comes first, after the earlier runs. *last is 0 at the
- * start. */
+/* Tags for a run: counts->tag is the one after *last, 0 at first, and each layer takes one. No tag
+ * may recur while words that bear it may still lie in memory, and none may be UINT32_MAX. Returns
+ * whether tags start again: then resident_clear() comes first, after the earlier runs. */
 static inline bool resident_take_tags(uint32_t *tag, uint32_t *last, int n_layers)
 {
     const uint32_t n = (uint32_t)n_layers + 1;

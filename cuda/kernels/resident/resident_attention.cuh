@@ -9,8 +9,7 @@
 
 #include "cuda/kernels/resident/resident_product.cuh"
 
-static constexpr int UNIT =
-    16; // keys that a warp takes at a time; they lie in one block of the pool
+static constexpr int UNIT = 16;       // keys a warp takes at a time, in one block of the pool
 static constexpr int MAX_GROUPS = 64; // blocks that share the keys of a KV head
 
 // Numbers of a head's part in shared memory: o, max, sum, and so many that the next is aligned.
@@ -222,8 +221,7 @@ static __device__ __forceinline__ void receive_head(const struct frame &f, int l
 }
 
 // Sixteen keys at k and values at v, of which 0 .. last are the sequence's; the last stands in for
-// the others, whose memory may hold NaN. fresh: the one that is in new_key and new_value instead,
-// or -1.
+// the others, whose memory may hold NaN. fresh: the one in new_key and new_value instead, or -1.
 template <int HEAD_DIM>
 static __device__ __forceinline__ void attend(struct softmax<HEAD_DIM> &s, uint32_t q, uint32_t k,
                                               uint32_t v, uint32_t new_key, uint32_t new_value,
@@ -332,9 +330,7 @@ static __device__ __forceinline__ void attend_segment(struct frame &f, int layer
     const uint32_t q =
         shared_address(f.s.q) + (uint32_t)(min(row, group - 1) * HEAD_DIM * 2 + quarter * 16);
     struct softmax<HEAD_DIM> s = {
-        - 1e30f, 0.0f,
-        {
-        }
+        - 1e30f
     };
 
 #pragma unroll 1
@@ -375,8 +371,7 @@ static __device__ __forceinline__ void attend_segment(struct frame &f, int layer
     named_sync(ALL_CONSUMERS);
 }
 
-// Joins sixteen dimensions of a head from all parts of the sequence, by one warp: four parts at
-// once, two dimensions a lane.
+// Joins sixteen dimensions of a head, by one warp: four parts at once, two dimensions a lane.
 template <int HEAD_DIM>
 static __device__ __forceinline__ void join_item(const struct frame &f, int layer, int seq,
                                                  int head, int piece)

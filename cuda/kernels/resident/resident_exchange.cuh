@@ -11,7 +11,7 @@
 // yields it, NaN becomes 0x7fff. ld and st have .b128 as a scalar type since PTX ISA 8.3, and
 // libcu++ makes 16-byte atomic loads and stores of them. A vector type such as .v4.b32 would not
 // do: by "Vector Data-types" of the PTX ISA's "Memory Consistency Model" it stands for one access
-// per element, in any order. Packet buffers are used again: see resident_reset.cuh.
+// per element, in any order. Packet buffers are used again: see resident.cu.
 #ifndef NVLLM_CUDA_KERNELS_RESIDENT_RESIDENT_EXCHANGE_CUH
 #define NVLLM_CUDA_KERNELS_RESIDENT_RESIDENT_EXCHANGE_CUH
 
@@ -78,8 +78,7 @@ static __device__ __forceinline__ bool carries(const struct tagged_pair &m, uint
     return (uint32_t)(m.a >> 32) == tag && (uint32_t)(m.b >> 32) == tag;
 }
 
-// Waits for up to N pairs of words at once, those there(i), at from(i). Each poll asks for all that
-// are missing.
+// Waits for up to N pairs of words, those there(i), at from(i). A poll asks for all missing ones.
 template <int N, typename There, typename From>
 static __device__ __forceinline__ void receive(struct tagged_pair (&m)[N], uint32_t tag,
                                                There there, From from)
@@ -133,6 +132,24 @@ static __device__ __forceinline__ uint4 load_packet(const uint4 *from)
                  : "l"(from)
                  : "memory");
     return make_uint4((uint32_t)a, (uint32_t)(a >> 32), (uint32_t)b, (uint32_t)(b >> 32));
+}
+
+// Waits for the packets that each(f) calls f(packet, at) for. A poll asks for all missing ones.
+template <typename Each>
+static __device__ __forceinline__ void receive_packets(uint32_t &polls, const Each &each)
+{
+    for (;;) {
+        bool all = true;
+
+        each([](uint4 &packet, const uint4 *at) {
+            if (is_sentinel(packet))
+                packet = load_packet(at);
+        });
+        each([&](const uint4 &packet, const uint4 *) { all = all && !is_sentinel(packet); });
+        if (all)
+            return;
+        count_poll(polls);
+    }
 }
 
 static __device__ __forceinline__ void store_packet(uint4 *to, const uint4 &packet)

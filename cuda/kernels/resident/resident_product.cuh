@@ -106,9 +106,7 @@ static __device__ __forceinline__ void receive_registers(struct x_part<HALVES> (
     }
     if (n > 0)
         wait_first(f, from[0]);
-    for (;;) {
-        bool all = true;
-
+    receive_packets(polls, [&](auto f) {
 #pragma unroll
         for (int c = 0; c < STAGES; c++)
             if (c * CHUNK < j.k)
@@ -116,20 +114,8 @@ static __device__ __forceinline__ void receive_registers(struct x_part<HALVES> (
                 for (int i = 0; i < K_STEPS; i++)
 #pragma unroll
                     for (int h = 0; h < HALVES; h++)
-                        if (is_sentinel(x[c].v[h][i]))
-                            x[c].v[h][i] = load_packet(from[h] + (c * K_STEPS + i) * STEP);
-#pragma unroll
-        for (int c = 0; c < STAGES; c++)
-            if (c * CHUNK < j.k)
-#pragma unroll
-                for (int i = 0; i < K_STEPS; i++)
-#pragma unroll
-                    for (int h = 0; h < HALVES; h++)
-                        all = all && !is_sentinel(x[c].v[h][i]);
-        if (all)
-            break;
-        count_poll(polls);
-    }
+                        f(x[c].v[h][i], from[h] + (c * K_STEPS + i) * STEP);
+    });
     __syncwarp();
 }
 
@@ -158,20 +144,11 @@ static __device__ __forceinline__ void receive_shared(const struct frame &f, con
             got[i] = u < n && row < f.m ? sentinel() : make_uint4(0, 0, 0, 0);
             at[i] = (step * RESIDENT_MAX_ROWS + source_of(f, j, row)) * 4 + u % 4;
         }
-        for (;;) {
-            bool all = true;
-
+        receive_packets(polls, [&](auto f) {
 #pragma unroll
             for (int i = 0; i < BATCH; i++)
-                if (is_sentinel(got[i]))
-                    got[i] = load_packet(from + at[i]);
-#pragma unroll
-            for (int i = 0; i < BATCH; i++)
-                all = all && !is_sentinel(got[i]);
-            if (all)
-                break;
-            count_poll(polls);
-        }
+                f(got[i], from + at[i]);
+        });
 #pragma unroll
         for (int i = 0; i < BATCH; i++) {
             const int u = first + i * WARP, row = u >> 2 & last_row;
@@ -573,7 +550,7 @@ static __device__ __forceinline__ void load_operands(const struct frame &f, cons
     if (j.kind == DOWN)
         from = j.layer + 1 < a.n_layers ? a.w.attn_norm + at + a.w.layer_stride : a.w.norm;
     if (j.kind == QKV || from)
-        for (int i = (int)(f.thread % (HELPERS * WARP)); i < j.mine * COLS; i += HELPERS * WARP)
+        for (int i = helper_thread(f); i < j.mine * COLS; i += HELPERS * WARP)
             f.s.operand[f.half][i] =
                 from ? bf16_to_float(__ldg(from + tile_of_block(i / COLS) * COLS + i % COLS))
                      : 0.0f;
