@@ -10,13 +10,9 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "engine/util/checked.h"
 #include "engine/cpu/cpu_pool.h"
 
-enum {
-    HUGE_PAGE = 2 << 20,
-    FILL_BYTES = 8 << 20, /* of a region_fill() */
-};
+enum { FILL_BYTES = 8 << 20 }; /* of a region_fill() */
 
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_WRITE 23
@@ -144,42 +140,26 @@ uint64_t machine_memory_total(void)
 
 void region_deinit(struct region *r)
 {
-    if (r->mapping)
-        munmap(r->mapping, r->mapping_bytes);
+    if (r->base)
+        munmap(r->base, r->bytes);
     *r = (struct region){0};
-}
-
-/* Maps r->bytes; -ENOMEM. */
-static int region_map(struct region *r)
-{
-    const size_t huge = HUGE_PAGE;
-
-    if (!size_add(&r->mapping_bytes, r->bytes, 2 * huge))
-        return -ENOMEM;
-    r->mapping_bytes &= ~(huge - 1);
-    r->mapping =
-        mmap(NULL, r->mapping_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (r->mapping == MAP_FAILED) {
-        r->mapping = NULL;
-        return -ENOMEM;
-    }
-    r->base = (char *)(((uintptr_t)r->mapping + huge - 1) & ~(uintptr_t)(huge - 1));
-    if (r->bytes >= huge) /* a system without huge pages works as well */
-        (void)madvise(r->mapping, r->mapping_bytes, MADV_HUGEPAGE);
-    return 0;
 }
 
 int region_init(struct region *r, const char *what, size_t bytes, struct err *e)
 {
     const uint64_t there = machine_memory();
+    void *base;
 
-    *r = (struct region){.bytes = bytes};
+    *r = (struct region){0};
     if (bytes > there)
         return err_set(e, -ENOMEM, "%s: %.1f MiB of memory needed, %.1f MiB available", what,
                        (double)bytes / 0x1p20, (double)there / 0x1p20);
-    if (region_map(r) < 0)
+    base = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (base == MAP_FAILED)
         return err_set(e, -ENOMEM, "%s: the system refuses %.1f MiB of memory (%.1f MiB available)",
                        what, (double)bytes / 0x1p20, (double)there / 0x1p20);
+    (void)madvise(base, bytes, MADV_HUGEPAGE); /* a system without huge pages works as well */
+    *r = (struct region){.base = base, .bytes = bytes};
     return 0;
 }
 

@@ -23,11 +23,9 @@ uint64_t machine_memory_total(void); /* installed; control groups are ignored */
 
 /* Zeroed anonymous memory, in huge pages if the system grants them. */
 struct region {
-    char *base; /* aligned to 2 MiB */
+    char *base; /* of a page */
     size_t bytes;
     size_t filled; /* the first bytes, whose pages are allocated */
-    void *mapping; /* includes the slack of the alignment */
-    size_t mapping_bytes;
 };
 
 /* Maps memory for `what` ("the weights"); -ENOMEM states how much is needed and how much there is.
