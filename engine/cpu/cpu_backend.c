@@ -289,7 +289,7 @@ static void fill_info(struct backend *b)
 {
     char cpu[64];
 
-    machine_cpu_name(cpu, sizeof(cpu));
+    machine_cpu_name(cpu);
     b->info.n_devices = 1;
     snprintf(b->info.devices[0], sizeof(b->info.devices[0]), "%s, %d thread%s, %s", cpu,
              cpu_pool_threads(b->pool), cpu_pool_threads(b->pool) == 1 ? "" : "s", b->ops->name);

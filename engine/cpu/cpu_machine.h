@@ -13,7 +13,7 @@
 int machine_cores(void);
 
 /* "AMD EPYC 9654", or "CPU" if unknown. */
-void machine_cpu_name(char *out, size_t size);
+void machine_cpu_name(char out[64]);
 
 /* Bytes that can be taken without swapping: MemAvailable, at most what the memory.max of each
  * control group (version 2) of this process leaves. */
