@@ -24,7 +24,6 @@ uint64_t engine_now_us(void)
 int engine_new(struct engine **out, const struct engine_options *options, struct err *e)
 {
     const char *cache_folder = options->backend_options.cache_folder;
-    pthread_condattr_t attr;
     struct engine *g;
     int r;
 
@@ -39,10 +38,7 @@ int engine_new(struct engine **out, const struct engine_options *options, struct
     work_queue_init(&g->inspects);
     pthread_mutex_init(&g->lock, NULL);
     pthread_cond_init(&g->room, NULL);
-    pthread_condattr_init(&attr);
-    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
-    pthread_cond_init(&g->wake, &attr);
-    pthread_condattr_destroy(&attr);
+    pthread_cond_init(&g->wake, NULL);
     g->event_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     r = g->event_fd < 0 ? -errno : 0;
     if (!g->options.model_folder || (cache_folder && !g->options.backend_options.cache_folder))

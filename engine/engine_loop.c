@@ -278,7 +278,7 @@ static void sleep_idle(struct engine *g, uint64_t deadline_us)
     while (!g->quit && list_empty(&g->inbox)) {
         if (!deadline_us)
             pthread_cond_wait(&g->wake, &g->lock);
-        else if (pthread_cond_timedwait(&g->wake, &g->lock, &until) == ETIMEDOUT)
+        else if (pthread_cond_clockwait(&g->wake, &g->lock, CLOCK_MONOTONIC, &until) == ETIMEDOUT)
             break;
     }
     pthread_mutex_unlock(&g->lock);

@@ -68,7 +68,7 @@ struct engine {
     struct err chat_why;
 
     pthread_mutex_t lock;      /* for all below */
-    pthread_cond_t wake;       /* of the engine thread, CLOCK_MONOTONIC */
+    pthread_cond_t wake;       /* of the engine thread */
     pthread_cond_t room;       /* of producers, while too many events are not taken */
     struct event_list events;  /* to be taken */
     struct id_map jobs;        /* all without a terminal event, by id */
