@@ -49,7 +49,6 @@ void tokenizer_free(struct tokenizer *t)
     if (!t)
         return;
     bpe_deinit(&t->bpe);
-    nfc_free(t->nfc);
     free(t->tokens);
     free(t->added);
     free(t->bytes);
@@ -141,7 +140,7 @@ static int encode_segment(struct encoder *enc, const struct matches *m, size_t s
             enc->ranges[n++] = (struct text_range){range.start > start ? range.start - start : 0,
                                                    (range.end < end ? range.end : end) - start};
     }
-    r = nfc_normalize(enc->t->nfc, source, enc->ranges, n, &enc->normal);
+    r = nfc_normalize(&enc->t->nfc, source, enc->ranges, n, &enc->normal);
     if (r)
         return r;
     normalized.text = enc->normal.text;

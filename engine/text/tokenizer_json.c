@@ -265,7 +265,7 @@ static int read_added(struct reader *r, const json_t *v, size_t i)
     rc = read_id(r, json_object_get(v, "id"), &id, "added_tokens", content.data);
     if (rc)
         return rc;
-    if ((normalized && nfc_normalize(t->nfc, content, NULL, 0, &form)) ||
+    if ((normalized && nfc_normalize(&t->nfc, content, NULL, 0, &form)) ||
         reserve(r, id, content.len + form.text.len) ||
         !array_reserve(&t->added, &r->added_cap, t->n_added + 1, sizeof(*t->added))) {
         nfc_text_deinit(&form);
@@ -329,6 +329,7 @@ static int read_parts(struct reader *r)
 
     if (rc)
         return rc;
+    nfc_init(&r->t->nfc);
     model = json_object_get(r->root, "model");
     r->vocab = json_object_get(model, "vocab");
     rc = read_vocab(r);
@@ -355,10 +356,7 @@ int tokenizer_parse(struct tokenizer **out, const char *json, size_t len, struct
         return rc;
     fill_alphabet(&r);
     r.t = calloc(1, sizeof(*r.t));
-    if (!r.t || nfc_new(&r.t->nfc))
-        rc = no_memory(&r);
-    else
-        rc = read_parts(&r);
+    rc = r.t ? read_parts(&r) : no_memory(&r);
     json_decref(r.root);
     if (rc) {
         tokenizer_free(r.t);
