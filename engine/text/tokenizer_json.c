@@ -313,11 +313,10 @@ static int sort_added(struct reader *r)
         if (i && !by_first_byte(a - 1, a, t->bytes))
             return REFUSE(r, "added_tokens: \"%.*s\" comes twice", a->len < 64 ? (int)a->len : 64,
                           t->bytes + a->at);
-        t->added_from[(unsigned char)t->bytes[a->at] + 1] = (uint32_t)i + 1;
+        t->added_from[(unsigned char)t->bytes[a->at] + 1]++;
     }
     for (int c = 0; c < 256; c++)
-        if (t->added_from[c + 1] < t->added_from[c])
-            t->added_from[c + 1] = t->added_from[c];
+        t->added_from[c + 1] += t->added_from[c];
     return 0;
 }
 
