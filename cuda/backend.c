@@ -86,8 +86,10 @@ static int cuda_open(struct backend **out, const struct model *model,
         return r;
     if (options->kv_dtype == KV_DTYPE_F32)
         return err_set(e, -ENOTSUP, "CUDA: keys and values are bf16 on a device, not f32");
-    if (options->n_devices > 1)
-        return err_set(e, -ENOTSUP, "CUDA: one device is supported, not %d", options->n_devices);
+    if (options->n_devices > 1 || options->tp_size > 1)
+        return err_set(e, -ENOTSUP, "CUDA: one device is supported, not %d",
+                       options->n_devices > options->tp_size ? options->n_devices
+                                                             : options->tp_size);
     if (options->tier_bytes[TIER_HOST] || options->tier_bytes[TIER_DISK])
         return err_set(e, -ENOTSUP, "CUDA: KV blocks are kept on the device alone");
     b = calloc(1, sizeof(*b));

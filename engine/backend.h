@@ -14,7 +14,7 @@
 #include "engine/model/model.h"
 
 enum {
-    BACKEND_ABI = 5,         /* changes when a struct of batch.h or this file does */
+    BACKEND_ABI = 4,         /* changes when a struct of batch.h or this file does */
     BACKEND_IN_FLIGHT = 2,   /* steps submitted and not yet waited for, at most */
     BACKEND_MAX_DEVICES = 8, /* of one backend */
 };
@@ -39,8 +39,9 @@ struct backend_options {
     int32_t n_threads; /* CPU backend: worker threads; 0: one per core that this process may use */
     int32_t n_devices; /* device backends: of devices; 0: device 0 alone */
     int32_t devices[BACKEND_MAX_DEVICES];
-    bool eager;     /* device backends: no captured graphs */
-    bool invariant; /* device backends: a request's tokens do not depend on what else runs */
+    int32_t tp_size; /* devices that share each layer; 0: all of them */
+    bool eager;      /* device backends: no captured graphs */
+    bool invariant;  /* device backends: a request's tokens do not depend on what else runs */
     const char *cache_folder; /* device backends: where measurements are kept for the next start;
                                * NULL: nowhere. Valid until close */
     bool tune; /* device backends: measure for a few seconds before open returns, and use that; else
