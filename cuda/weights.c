@@ -73,8 +73,8 @@ static int load_piece(void *ctx, int thread, const struct weight_piece *p, struc
     if ((!c->stream && (r = copier_open(c, l->device, e)) < 0) ||
         (r = cuda_check(cudaEventSynchronize(c->copied[b]), "copying weights", e)) < 0 ||
         (r = weight_piece_read(l->model, p, c->buffers[b], e)) < 0 ||
-        (r = cuda_check(cudaMemcpyAsync(matrix_row(p->to, p->to_row), c->buffers[b],
-                                        (size_t)(p->n_rows * p->to->ld) * sizeof(uint16_t),
+        (r = cuda_check(cudaMemcpyAsync(matrix_row(p->to, p->part.to_row), c->buffers[b],
+                                        (size_t)(p->part.n_rows * p->to->ld) * sizeof(uint16_t),
                                         cudaMemcpyHostToDevice, c->stream),
                         "copying weights", e)) < 0)
         return r;
@@ -100,7 +100,8 @@ int cuda_weights_load(struct weights *w, struct device *d, const struct model *m
                       const struct backend_options *o, struct err *e)
 {
     struct loader l = {.model = m, .device = d->id};
-    int r = weights_init(w, model_config(m), &cuda_weights_layout, e);
+    const struct shard whole = {.rank = 0, .tp_size = 1};
+    int r = weights_init(w, model_config(m), whole, &cuda_weights_layout, e);
 
     if (r == 0)
         r = device_take(d, DEVICE_WEIGHTS, w->bytes, e);

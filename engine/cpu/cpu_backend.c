@@ -157,7 +157,7 @@ static void *step_main(void *arg)
 static int load_piece(void *model, int thread, const struct weight_piece *p, struct err *e)
 {
     (void)thread;
-    return weight_piece_read(model, p, matrix_row(p->to, p->to_row), e);
+    return weight_piece_read(model, p, matrix_row(p->to, p->part.to_row), e);
 }
 
 static int load_weights(struct backend *b, const struct model *model, struct err *e)
@@ -167,7 +167,8 @@ static int load_weights(struct backend *b, const struct model *model, struct err
                                                  .align = 64,
                                                  .piece_elements = 2 << 20};
     const int n_threads = cpu_pool_threads(b->pool);
-    int r = weights_init(&b->weights, &b->config, &layout, e);
+    int r =
+        weights_init(&b->weights, &b->config, (struct shard){.rank = 0, .tp_size = 1}, &layout, e);
 
     if (r == 0)
         r = region_init(&b->weight_memory, "the model's weights", b->weights.bytes, e);

@@ -1,6 +1,7 @@
 /* tensor_table.c - see tensor_table.h. */
 #include "engine/model/tensor_table.h"
 
+#include <errno.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -9,23 +10,24 @@
 #define LAYER "model.layers.{layer}."
 
 const struct tensor_spec tensor_specs[N_TENSOR_SPECS] = {
-    {"model.embed_tokens.weight", WEIGHT_EMBED, DIM_VOCAB, DIM_HIDDEN, ALWAYS},
-    {"lm_head.weight", WEIGHT_LM_HEAD, DIM_VOCAB, DIM_HIDDEN, UNLESS_TIED},
-    {"model.norm.weight", WEIGHT_NORM, DIM_HIDDEN, DIM_1, ALWAYS},
-    {LAYER "input_layernorm.weight", WEIGHT_ATTN_NORM, DIM_HIDDEN, DIM_1, ALWAYS},
-    {LAYER "self_attn.q_proj.weight", WEIGHT_QKV, DIM_Q, DIM_HIDDEN, ALWAYS},
-    {LAYER "self_attn.k_proj.weight", WEIGHT_QKV, DIM_KV, DIM_HIDDEN, ALWAYS},
-    {LAYER "self_attn.v_proj.weight", WEIGHT_QKV, DIM_KV, DIM_HIDDEN, ALWAYS},
-    {LAYER "self_attn.q_proj.bias", WEIGHT_QKV_BIAS, DIM_Q, DIM_1, WITH_QKV_BIAS},
-    {LAYER "self_attn.k_proj.bias", WEIGHT_QKV_BIAS, DIM_KV, DIM_1, WITH_QKV_BIAS},
-    {LAYER "self_attn.v_proj.bias", WEIGHT_QKV_BIAS, DIM_KV, DIM_1, WITH_QKV_BIAS},
-    {LAYER "self_attn.q_norm.weight", WEIGHT_Q_NORM, DIM_HEAD, DIM_1, WITH_QK_NORM},
-    {LAYER "self_attn.k_norm.weight", WEIGHT_K_NORM, DIM_HEAD, DIM_1, WITH_QK_NORM},
-    {LAYER "self_attn.o_proj.weight", WEIGHT_O, DIM_HIDDEN, DIM_Q, ALWAYS},
-    {LAYER "post_attention_layernorm.weight", WEIGHT_MLP_NORM, DIM_HIDDEN, DIM_1, ALWAYS},
-    {LAYER "mlp.gate_proj.weight", WEIGHT_GATE_UP, DIM_FFN, DIM_HIDDEN, ALWAYS},
-    {LAYER "mlp.up_proj.weight", WEIGHT_GATE_UP, DIM_FFN, DIM_HIDDEN, ALWAYS},
-    {LAYER "mlp.down_proj.weight", WEIGHT_DOWN, DIM_HIDDEN, DIM_FFN, ALWAYS},
+    {"model.embed_tokens.weight", WEIGHT_EMBED, DIM_VOCAB, DIM_HIDDEN, SHARD_ROWS, ALWAYS},
+    {"lm_head.weight", WEIGHT_LM_HEAD, DIM_VOCAB, DIM_HIDDEN, SHARD_ROWS, UNLESS_TIED},
+    {"model.norm.weight", WEIGHT_NORM, DIM_HIDDEN, DIM_1, SHARD_NONE, ALWAYS},
+    {LAYER "input_layernorm.weight", WEIGHT_ATTN_NORM, DIM_HIDDEN, DIM_1, SHARD_NONE, ALWAYS},
+    {LAYER "self_attn.q_proj.weight", WEIGHT_QKV, DIM_Q, DIM_HIDDEN, SHARD_ROWS, ALWAYS},
+    {LAYER "self_attn.k_proj.weight", WEIGHT_QKV, DIM_KV, DIM_HIDDEN, SHARD_ROWS, ALWAYS},
+    {LAYER "self_attn.v_proj.weight", WEIGHT_QKV, DIM_KV, DIM_HIDDEN, SHARD_ROWS, ALWAYS},
+    {LAYER "self_attn.q_proj.bias", WEIGHT_QKV_BIAS, DIM_Q, DIM_1, SHARD_ROWS, WITH_QKV_BIAS},
+    {LAYER "self_attn.k_proj.bias", WEIGHT_QKV_BIAS, DIM_KV, DIM_1, SHARD_ROWS, WITH_QKV_BIAS},
+    {LAYER "self_attn.v_proj.bias", WEIGHT_QKV_BIAS, DIM_KV, DIM_1, SHARD_ROWS, WITH_QKV_BIAS},
+    {LAYER "self_attn.q_norm.weight", WEIGHT_Q_NORM, DIM_HEAD, DIM_1, SHARD_NONE, WITH_QK_NORM},
+    {LAYER "self_attn.k_norm.weight", WEIGHT_K_NORM, DIM_HEAD, DIM_1, SHARD_NONE, WITH_QK_NORM},
+    {LAYER "self_attn.o_proj.weight", WEIGHT_O, DIM_HIDDEN, DIM_Q, SHARD_COLUMNS, ALWAYS},
+    {LAYER "post_attention_layernorm.weight", WEIGHT_MLP_NORM, DIM_HIDDEN, DIM_1, SHARD_NONE,
+     ALWAYS},
+    {LAYER "mlp.gate_proj.weight", WEIGHT_GATE_UP, DIM_FFN, DIM_HIDDEN, SHARD_ROWS, ALWAYS},
+    {LAYER "mlp.up_proj.weight", WEIGHT_GATE_UP, DIM_FFN, DIM_HIDDEN, SHARD_ROWS, ALWAYS},
+    {LAYER "mlp.down_proj.weight", WEIGHT_DOWN, DIM_HIDDEN, DIM_FFN, SHARD_COLUMNS, ALWAYS},
 };
 
 int32_t tensor_spec_count(const struct tensor_spec *t, const struct model_config *c)
@@ -75,5 +77,69 @@ uint64_t tensor_elements(const struct tensor *t)
 
     for (int i = 0; i < t->rank; i++)
         n *= (uint64_t)t->shape[i];
+    return n;
+}
+
+/* A rank's range of a dimension that is divided. */
+static void divide(int64_t *first, int64_t *n, const struct model_config *c, enum tensor_dim dim,
+                   struct shard s)
+{
+    const int64_t all = tensor_dim_size(c, dim);
+
+    if (dim == DIM_KV && c->n_kv_heads < s.tp_size) { /* a whole head, shared with other ranks */
+        *n = c->head_dim;
+        *first = (int64_t)s.rank * c->n_kv_heads / s.tp_size * c->head_dim;
+        return;
+    }
+    *n = (all + s.tp_size - 1) / s.tp_size;
+    *first = s.rank * *n < all ? s.rank * *n : all;
+    if (*n > all - *first)
+        *n = all - *first;
+}
+
+static int check_divisible(const struct model_config *c, struct shard s, struct err *e)
+{
+    if (c->n_heads % s.tp_size != 0)
+        return err_set(e, -ENOTSUP, "%d query heads cannot be divided among %d ranks", c->n_heads,
+                       s.tp_size);
+    if (c->n_kv_heads % s.tp_size != 0 && s.tp_size % c->n_kv_heads != 0)
+        return err_set(e, -ENOTSUP, "%d KV heads cannot be divided among %d ranks", c->n_kv_heads,
+                       s.tp_size);
+    if (c->ffn_dim % s.tp_size != 0)
+        return err_set(e, -ENOTSUP, "an FFN of %d cannot be divided among %d ranks", c->ffn_dim,
+                       s.tp_size);
+    return 0;
+}
+
+int weight_parts(struct weight_part parts[N_TENSOR_SPECS], const struct model_config *c,
+                 struct shard s, struct err *e)
+{
+    int n = 0, first = 0, r;
+
+    must(s.tp_size > 0 && s.rank >= 0 && s.rank < s.tp_size);
+    r = check_divisible(c, s, e);
+    if (r < 0)
+        return r;
+    for (int i = 0; i < N_TENSOR_SPECS; i++) {
+        const struct tensor_spec *t = &tensor_specs[i];
+        struct weight_part *p = &parts[n];
+
+        if (tensor_spec_count(t, c) == 0)
+            continue;
+        *p = (struct weight_part){.tensor = t,
+                                  .n_rows = tensor_dim_size(c, t->rows),
+                                  .n_cols = tensor_dim_size(c, t->cols)};
+        if (t->axis == SHARD_ROWS)
+            divide(&p->row, &p->n_rows, c, t->rows, s);
+        else if (t->axis == SHARD_COLUMNS)
+            divide(&p->col, &p->n_cols, c, t->cols, s);
+        if (n == 0 || parts[n - 1].tensor->role != t->role)
+            first = n;
+        else
+            p->to_row = p[-1].to_row + p[-1].n_rows;
+        n++;
+        for (int k = first; k < n; k++)
+            parts[k].to_rows = p->to_row + p->n_rows;
+    }
     return n;
 }

@@ -1,6 +1,6 @@
 /* tensor_table.h - the tensors of a model as one table: the name in the files, the shape in terms
- * of the configuration, which models have it, and the weight that it is part of. Checks and loaders
- * read this table; tensor names appear nowhere else.
+ * of the configuration, how tensor parallelism divides it, which models have it, and the weight
+ * that it is part of. Checks and loaders read this table; tensor names appear nowhere else.
  *
  * Pure functions; any thread. */
 #ifndef NVLLM_ENGINE_MODEL_TENSOR_TABLE_H
@@ -36,6 +36,10 @@ enum weight_role {
 
 enum tensor_dim { DIM_1, DIM_VOCAB, DIM_HIDDEN, DIM_Q, DIM_KV, DIM_FFN, DIM_HEAD };
 
+/* The dimension that ranks divide among themselves: heads and FFN columns evenly, the vocabulary
+ * with fewer rows on the last rank. SHARD_NONE: each rank has all of it. */
+enum shard_axis { SHARD_NONE, SHARD_ROWS, SHARD_COLUMNS };
+
 enum tensor_presence { ALWAYS, WITH_QKV_BIAS, WITH_QK_NORM, UNLESS_TIED };
 
 /* Tensors of one role are adjacent in the table and are stacked by rows in its order. */
@@ -43,6 +47,7 @@ struct tensor_spec {
     const char *name; /* "{layer}" stands for the layer's number */
     enum weight_role role;
     enum tensor_dim rows, cols; /* cols DIM_1: a vector */
+    enum shard_axis axis;
     enum tensor_presence when;
 };
 
@@ -55,5 +60,25 @@ int64_t tensor_dim_size(const struct model_config *c, enum tensor_dim dim);
 /* A tensor of this kind, without its name and its place in a file. */
 struct tensor tensor_of_spec(const struct tensor_spec *t, const struct model_config *c);
 uint64_t tensor_elements(const struct tensor *t);
+
+/* One of tp_size ranks. */
+struct shard {
+    int32_t rank, tp_size;
+};
+
+/* A rectangle of a tensor and the rows of a rank's matrix that it becomes. */
+struct weight_part {
+    const struct tensor_spec *tensor;
+    int64_t row, col; /* in the tensor */
+    int64_t n_rows, n_cols;
+    int64_t to_row; /* in the matrix, which takes n_cols columns and to_rows rows in all */
+    int64_t to_rows;
+};
+
+/* The parts of all weights of a rank, those of layers once for all layers, in the table's order.
+ * Where there are more ranks than KV heads, several ranks have the same head. Returns how many
+ * parts, or -ENOTSUP where the heads or the FFN cannot be divided evenly. */
+int weight_parts(struct weight_part parts[N_TENSOR_SPECS], const struct model_config *c,
+                 struct shard s, struct err *e);
 
 #endif

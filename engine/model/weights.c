@@ -19,45 +19,55 @@ static uint64_t rounded_up(uint64_t n, uint64_t to)
     return (n + to - 1) / to * to;
 }
 
-/* Adds a tensor to its matrix, below those that are there, and cuts it into pieces. False: no
- * memory. */
-static bool add_tensor(struct weights *w, const struct model_config *c, const struct tensor_spec *t,
-                       int32_t layer)
+/* Shapes the matrix of a part and cuts the part into pieces. False: no memory. */
+static bool add_part(struct weights *w, const struct weight_part *part, int32_t layer)
 {
     const struct weights_layout *l = &w->layout;
-    const int64_t n_rows = tensor_dim_size(c, t->rows), n_cols = tensor_dim_size(c, t->cols);
-    const bool vector = t->cols == DIM_1;
-    struct matrix *m = t->role < N_MODEL_WEIGHTS ? &w->of[t->role]
-                                                 : &w->layers[layer].of[t->role - N_MODEL_WEIGHTS];
-    const int64_t first = m->n;
+    const enum weight_role role = part->tensor->role;
+    struct matrix *m =
+        role < N_MODEL_WEIGHTS ? &w->of[role] : &w->layers[layer].of[role - N_MODEL_WEIGHTS];
+    const bool vector = part->n_cols == 1;
 
-    m->dtype = vector ? l->vectors : DTYPE_BF16;
-    m->k = (int32_t)n_cols;
-    m->ld = vector ? 1 : (int64_t)rounded_up((uint64_t)n_cols, (uint64_t)l->k_align);
-    w->bytes -= rounded_up(matrix_bytes(m), l->align);
-    m->n += (int32_t)n_rows;
-    w->bytes += rounded_up(matrix_bytes(m), l->align);
-    for (int64_t at = 0, n; at < n_rows; at += n) {
-        if (!array_reserve(&w->pieces, &w->pieces_cap, (size_t)w->n_pieces + 1, sizeof(*w->pieces)))
+    if (part->to_row == 0) {
+        *m = (struct matrix){.dtype = vector ? l->vectors : DTYPE_BF16,
+                             .n = (int32_t)part->to_rows,
+                             .k = (int32_t)part->n_cols,
+                             .ld = vector ? 1
+                                          : (int64_t)rounded_up((uint64_t)part->n_cols,
+                                                                (uint64_t)l->k_align)};
+        w->bytes += rounded_up(matrix_bytes(m), l->align);
+    }
+    for (int64_t at = 0, n; at < part->n_rows; at += n) {
+        struct weight_piece *p;
+
+        if (!array_reserve(&w->pieces, &w->pieces_cap, (size_t)w->n_pieces + 1, sizeof(*p)))
             return false;
-        n = n_cols >= l->piece_elements ? 1 : l->piece_elements / n_cols;
-        n = n < n_rows - at ? n : n_rows - at;
-        w->pieces[w->n_pieces++] = (struct weight_piece){
-            .tensor = t, .layer = layer, .row = at, .n_rows = n, .to_row = first + at, .to = m};
+        n = part->n_cols >= l->piece_elements ? 1 : l->piece_elements / part->n_cols;
+        n = n < part->n_rows - at ? n : part->n_rows - at;
+        p = &w->pieces[w->n_pieces++];
+        *p = (struct weight_piece){.part = *part, .layer = layer, .to = m};
+        p->part.row += at;
+        p->part.to_row += at;
+        p->part.n_rows = n;
     }
     return true;
 }
 
-int weights_init(struct weights *w, const struct model_config *c,
+int weights_init(struct weights *w, const struct model_config *c, struct shard s,
                  const struct weights_layout *layout, struct err *e)
 {
+    struct weight_part parts[N_TENSOR_SPECS];
+    const int n_parts = weight_parts(parts, c, s, e);
+
     *w = (struct weights){.layout = *layout, .tied = c->tied};
+    if (n_parts < 0)
+        return n_parts;
     w->layers = calloc((size_t)c->n_layers, sizeof(*w->layers));
     if (!w->layers)
         goto no_memory;
     for (int32_t layer = 0; layer < c->n_layers; layer++)
-        for (const struct tensor_spec *t = tensor_specs; t < tensor_specs + N_TENSOR_SPECS; t++)
-            if (layer < tensor_spec_count(t, c) && !add_tensor(w, c, t, layer))
+        for (int i = 0; i < n_parts; i++)
+            if (layer < tensor_spec_count(parts[i].tensor, c) && !add_part(w, &parts[i], layer))
                 goto no_memory;
     return 0;
 no_memory:
@@ -104,22 +114,24 @@ static int read_floats(const struct model *m, const struct tensor *t, uint64_t f
 
 int weight_piece_read(const struct model *m, const struct weight_piece *p, void *dst, struct err *e)
 {
-    const uint64_t width = (uint64_t)p->to->k;
+    const struct weight_part *part = &p->part;
     char name[TENSOR_NAME_BYTES];
     const struct tensor *t;
-    uint64_t first = (uint64_t)p->row * width;
+    uint64_t width, first;
     uint16_t *row = dst;
     int r = 0;
 
-    tensor_spec_name(name, p->tensor, p->layer);
+    tensor_spec_name(name, part->tensor, p->layer);
     t = model_tensor(m, name);
     must(t);
+    width = t->rank == 2 ? (uint64_t)t->shape[1] : 1;
+    first = (uint64_t)part->row * width + (uint64_t)part->col;
     if (p->to->dtype == DTYPE_F32)
-        return read_floats(m, t, first, dst, (size_t)p->n_rows, e);
-    if (p->to->k == p->to->ld)
-        return model_read_bf16(m, t, first, dst, (size_t)p->n_rows * width, e);
-    for (int64_t i = 0; i < p->n_rows && r == 0; i++) {
-        r = model_read_bf16(m, t, first, row, width, e);
+        return read_floats(m, t, first, dst, (size_t)part->n_rows, e);
+    if (part->n_cols == (int64_t)width && part->n_cols == p->to->ld)
+        return model_read_bf16(m, t, first, dst, (size_t)(part->n_rows * part->n_cols), e);
+    for (int64_t i = 0; i < part->n_rows && r == 0; i++) {
+        r = model_read_bf16(m, t, first, row, (size_t)part->n_cols, e);
         first += width;
         row += p->to->ld;
     }

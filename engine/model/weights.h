@@ -1,4 +1,4 @@
-/* weights.h - a model's weights in memory, as every backend holds them, and the work of filling
+/* weights.h - a rank's weights in memory, as every backend holds them, and the work of filling
  * them: q, k and v are one matrix, and so are gate and up.
  *
  * weights_init plans; the caller takes `bytes` of whatever memory it likes; weights_place says
@@ -20,6 +20,7 @@ struct weights_layout {
     int64_t piece_elements; /* of a piece, at most; but at least one row */
 };
 
+/* Dimensions are those of the rank. */
 struct layer_weights {
     union {
         struct matrix of[N_LAYER_WEIGHTS]; /* by role */
@@ -54,23 +55,21 @@ struct weights {
     bool tied;
 };
 
-/* Rows of one tensor, read at once. */
+/* Whole rows of one tensor, or of a rank's columns of it, read at once. */
 struct weight_piece {
-    const struct tensor_spec *tensor;
+    struct weight_part part; /* of these rows alone */
     int32_t layer;
-    int64_t row, n_rows; /* in the tensor */
-    int64_t to_row;      /* in the matrix, which takes all columns */
     struct matrix *to;
 };
 
-/* The structure must not move afterwards. -ENOMEM. */
-int weights_init(struct weights *w, const struct model_config *c,
+/* The structure must not move afterwards. -ENOTSUP: not divisible among so many ranks; -ENOMEM. */
+int weights_init(struct weights *w, const struct model_config *c, struct shard s,
                  const struct weights_layout *layout, struct err *e);
 /* base: `bytes` of memory, aligned as the layout says, and zeroed if k_align is over 1. */
 void weights_place(struct weights *w, void *base);
 void weights_deinit(struct weights *w); /* the memory stays the caller's */
 
-/* Reads a piece into dst, in the layout of its matrix (dtype, ld): matrix_row(to, to_row), or
+/* Reads a piece into dst, in the layout of its matrix (dtype, ld): matrix_row(to, part.to_row), or
  * a buffer to be copied there. */
 int weight_piece_read(const struct model *m, const struct weight_piece *p, void *dst,
                       struct err *e);

@@ -11,17 +11,17 @@ static void fill_weights(struct rig *r)
     struct weights *w = &r->weights;
 
     for (int32_t i = 0; i < w->n_pieces; i++) {
-        const struct weight_piece *p = &w->pieces[i];
+        const struct weight_part *p = &w->pieces[i].part;
         const enum weight_role role = p->tensor->role;
-        const bool bias = role == WEIGHT_QKV_BIAS, norm = p->to->k == 1 && !bias;
-        float scale = 1.0f / sqrtf((float)p->to->k);
+        const bool bias = role == WEIGHT_QKV_BIAS, norm = p->n_cols == 1 && !bias;
+        float scale = 1.0f / sqrtf((float)p->n_cols);
 
         if (bias || role == WEIGHT_EMBED)
             scale = 1.0f;
         if (norm)
             scale = 0.3f;
-        fill_noise(matrix_row(p->to, p->to_row), (size_t)(p->n_rows * p->to->k), norm ? 1.0f : 0.0f,
-                   scale);
+        fill_noise(matrix_row(w->pieces[i].to, p->to_row), (size_t)(p->n_rows * p->n_cols),
+                   norm ? 1.0f : 0.0f, scale);
     }
 }
 
@@ -106,7 +106,9 @@ void rig_init(struct rig *r, const struct model_config *c, bool bias, int block_
                                      .target_items = 49};
     r->config.qkv_bias = bias;
     r->config.qk_norm = !bias;
-    err_must(weights_init(&r->weights, &r->config, &cuda_weights_layout, &e), &e);
+    err_must(weights_init(&r->weights, &r->config, (struct shard){.rank = 0, .tp_size = 1},
+                          &cuda_weights_layout, &e),
+             &e);
     weights_place(&r->weights, device_new(r->weights.bytes));
     fill_weights(r);
     f->config = &r->config;

@@ -1,4 +1,4 @@
-/* test_weights.c - how a model's tensors become matrices. */
+/* test_weights.c - how a model's tensors are divided among ranks and become matrices. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -6,8 +6,10 @@
 #include "engine/model/weights.h"
 #include "tests/unit/run_suite.h"
 
+enum { MAX_RANKS = 8 };
+
 /* arch, layers, heads, KV heads, head_dim, hidden_dim, ffn_dim, vocabulary: small enough to count
- * every element. */
+ * every element; the vocabulary divides by no number of ranks. */
 static const struct model_config shapes[] = {
     {"", 3, 8, 8, 4, 12, 16, 37, .qk_norm = true},
     {"", 2, 16, 2, 2, 9, 24, 3, .qkv_bias = true},
@@ -16,83 +18,170 @@ static const struct model_config shapes[] = {
 
 enum { N_SHAPES = N(shapes) };
 
-static const struct weights_layout layout = {.vectors = DTYPE_F32,
-                                             .k_align = 8,
-                                             .align = 64,
-                                             .piece_elements = 20};
-
-/* Each row of each tensor is read once; those of one matrix follow one another without a gap. */
-TEST(every_row_lands_once, .n = N_SHAPES)
+/* How many ranks must have each element of a tensor. */
+static int wanted_copies(const struct tensor_spec *t, const struct model_config *c, int tp_size)
 {
-    const struct model_config *c = &shapes[_i];
-    struct weights w;
+    if (t->axis == SHARD_NONE)
+        return tp_size;
+    if (t->rows == DIM_KV && c->n_kv_heads < tp_size)
+        return tp_size / c->n_kv_heads;
+    return 1;
+}
+
+/* Each element of each tensor lands on as many ranks as it should, on each rank once. */
+TEST(every_element_lands_once, .n = 4 * N_SHAPES)
+{
+    const struct model_config *c = &shapes[_i / 4];
+    const int tp_size = 1 << _i % 4;
+    struct weight_part parts[MAX_RANKS][N_TENSOR_SPECS];
+    int n_parts = 0, n_needed = 0;
     struct err e;
-    int32_t i = 0;
 
-    ck_assert_int_eq(weights_init(&w, c, &layout, &e), 0);
-    for (int32_t layer = 0; layer < c->n_layers; layer++) {
-        const struct matrix *to = NULL;
-        int64_t below = 0;
+    for (int rank = 0; rank < tp_size; rank++) {
+        n_parts = weight_parts(parts[rank], c, (struct shard){rank, tp_size}, &e);
+        ck_assert_msg(n_parts > 0, "%s", e.text);
+    }
+    for (int i = 0; i < N_TENSOR_SPECS; i++)
+        n_needed += tensor_spec_count(&tensor_specs[i], c) > 0;
+    ck_assert_int_eq(n_parts, n_needed);
+    for (int i = 0; i < n_parts; i++) {
+        const struct tensor_spec *t = parts[0][i].tensor;
+        const int64_t rows = tensor_dim_size(c, t->rows), cols = tensor_dim_size(c, t->cols);
+        uint8_t *copies = calloc((size_t)(rows * cols), 1);
 
-        for (const struct tensor_spec *t = tensor_specs; t < tensor_specs + N_TENSOR_SPECS; t++) {
-            if (layer >= tensor_spec_count(t, c))
-                continue;
-            for (int64_t row = 0; row < tensor_dim_size(c, t->rows); i++) {
-                const struct weight_piece *p = &w.pieces[i];
+        for (int rank = 0; rank < tp_size; rank++) {
+            const struct weight_part *p = &parts[rank][i];
 
-                ck_assert_int_lt(i, w.n_pieces);
-                ck_assert(p->tensor == t && p->layer == layer && p->row == row && p->n_rows > 0);
-                if (p->to != to) {
-                    ck_assert(!to || below == to->n);
-                    below = 0;
-                }
-                to = p->to;
-                ck_assert_int_eq(to->k, tensor_dim_size(c, t->cols));
-                ck_assert_int_eq(p->to_row, below);
-                row += p->n_rows;
-                below += p->n_rows;
-                ck_assert_int_le(row, tensor_dim_size(c, t->rows));
+            ck_assert_ptr_eq(p->tensor, t);
+            ck_assert(p->row >= 0 && p->n_rows >= 0 && p->row + p->n_rows <= rows);
+            ck_assert(p->col >= 0 && p->n_cols > 0 && p->col + p->n_cols <= cols);
+            for (int64_t y = 0; y < p->n_rows; y++)
+                for (int64_t x = 0; x < p->n_cols; x++)
+                    copies[(p->row + y) * cols + p->col + x]++;
+        }
+        for (int64_t k = 0; k < rows * cols; k++)
+            ck_assert_msg(copies[k] == wanted_copies(t, c, tp_size), "%s: element %lld: %d copies",
+                          t->name, (long long)k, copies[k]);
+        free(copies);
+    }
+}
+
+/* Parts of one matrix follow one another without a gap and agree on its shape. */
+TEST(parts_fill_their_matrix, .n = 4 * N_SHAPES)
+{
+    const struct model_config *c = &shapes[_i / 4];
+    const int tp_size = 1 << _i % 4;
+    struct weight_part parts[N_TENSOR_SPECS];
+    struct err e;
+
+    for (int rank = 0; rank < tp_size; rank++) {
+        const int n = weight_parts(parts, c, (struct shard){rank, tp_size}, &e);
+        int64_t at = 0;
+
+        for (int i = 0; i < n; i++) {
+            const struct weight_part *p = &parts[i];
+            const bool last = i == n - 1 || p[1].tensor->role != p->tensor->role;
+
+            ck_assert_int_eq(p->to_row, at);
+            at += p->n_rows;
+            ck_assert_int_ge(p->to_rows, at);
+            ck_assert(last || (p[1].to_rows == p->to_rows && p[1].n_cols == p->n_cols));
+            if (last) {
+                ck_assert_int_eq(p->to_rows, at);
+                at = 0;
             }
         }
-        ck_assert(to && below == to->n);
     }
-    ck_assert_int_eq(i, w.n_pieces);
-    weights_deinit(&w);
+}
+
+/* A rank has the KV head that each of its query heads reads. */
+TEST(query_heads_find_their_kv_heads, .n = 4 * N_SHAPES)
+{
+    const struct model_config *c = &shapes[_i / 4];
+    const int tp_size = 1 << _i % 4, group = c->n_heads / c->n_kv_heads;
+    struct weight_part parts[N_TENSOR_SPECS];
+    struct err e;
+
+    for (int rank = 0; rank < tp_size; rank++) {
+        const struct weight_part *q = parts, *k;
+        int64_t n_q, n_kv;
+
+        ck_assert_int_gt(weight_parts(parts, c, (struct shard){rank, tp_size}, &e), 0);
+        while (q->tensor->role != WEIGHT_QKV)
+            q++;
+        k = q + 1;
+        n_q = q->n_rows / c->head_dim;
+        n_kv = k->n_rows / c->head_dim;
+        for (int64_t h = 0; h < n_q; h++)
+            ck_assert_int_eq((q->row / c->head_dim + h) / group,
+                             k->row / c->head_dim + h / (n_q / n_kv));
+    }
+}
+
+/* What cannot be divided evenly is refused with its number. */
+TEST(uneven_shapes_are_refused, .n = 3)
+{
+    static const struct {
+        int32_t n_heads, n_kv_heads, ffn_dim, tp_size;
+        const char *text;
+    } bad[] = {
+        {14, 2, 64, 4, "14 query heads"},
+        {12, 6, 64, 4, "6 KV heads"},
+        {8, 8, 12, 8, "FFN of 12"},
+    };
+    struct weight_part parts[N_TENSOR_SPECS];
+    struct model_config c = shapes[0];
+    struct err e;
+
+    c.n_heads = bad[_i].n_heads;
+    c.n_kv_heads = bad[_i].n_kv_heads;
+    c.ffn_dim = bad[_i].ffn_dim;
+    ck_assert_int_eq(weight_parts(parts, &c, (struct shard){0, bad[_i].tp_size}, &e), -ENOTSUP);
+    ck_assert_ptr_nonnull(strstr(e.text, bad[_i].text));
 }
 
 /* Matrices lie aligned, one behind another; pieces are small and cover each row once. */
-TEST(pieces_cover_the_memory, .n = N_SHAPES)
+TEST(pieces_cover_the_memory, .n = 4 * N_SHAPES)
 {
-    const struct model_config *c = &shapes[_i];
-    struct weights w;
-    struct err e;
-    uint8_t *base, *covered;
+    const struct weights_layout layout = {.vectors = DTYPE_F32,
+                                          .k_align = 8,
+                                          .align = 64,
+                                          .piece_elements = 20};
+    const struct model_config *c = &shapes[_i / 4];
+    const int tp_size = 1 << _i % 4;
 
-    ck_assert_int_eq(weights_init(&w, c, &layout, &e), 0);
-    base = aligned_alloc(64, w.bytes);
-    covered = calloc(1, w.bytes);
-    weights_place(&w, base);
-    for (int32_t i = 0; i < w.n_pieces; i++) {
-        const struct weight_piece *p = &w.pieces[i];
-        const size_t row_bytes = (size_t)p->to->ld * dtype_info[p->to->dtype].bytes;
-        const size_t at = (size_t)((uint8_t *)matrix_row(p->to, p->to_row) - base);
+    for (int rank = 0; rank < tp_size; rank++) {
+        struct weights w;
+        struct err e;
+        uint8_t *base, *covered;
 
-        ck_assert((uintptr_t)p->to->data % 64 == 0 && p->to->ld >= p->to->k);
-        ck_assert(p->n_rows == 1 || p->n_rows * p->to->k <= 20);
-        ck_assert_uint_le(at + (size_t)p->n_rows * row_bytes, w.bytes);
-        for (size_t k = 0; k < (size_t)p->n_rows * row_bytes; k++)
-            ck_assert_int_eq(covered[at + k]++, 0);
+        ck_assert_int_eq(weights_init(&w, c, (struct shard){rank, tp_size}, &layout, &e), 0);
+        base = aligned_alloc(64, w.bytes);
+        covered = calloc(1, w.bytes);
+        weights_place(&w, base);
+        for (int32_t i = 0; i < w.n_pieces; i++) {
+            const struct weight_piece *p = &w.pieces[i];
+            const size_t row_bytes = (size_t)p->to->ld * dtype_info[p->to->dtype].bytes;
+            const size_t at = (size_t)((uint8_t *)matrix_row(p->to, p->part.to_row) - base);
+
+            ck_assert((uintptr_t)p->to->data % 64 == 0 && p->to->ld >= p->to->k);
+            ck_assert(p->part.n_rows == 1 || p->part.n_rows * p->part.n_cols <= 20);
+            ck_assert_int_eq(p->part.n_cols, p->to->k);
+            ck_assert_uint_le(at + (size_t)p->part.n_rows * row_bytes, w.bytes);
+            for (size_t k = 0; k < (size_t)p->part.n_rows * row_bytes; k++)
+                ck_assert_int_eq(covered[at + k]++, 0);
+        }
+        for (size_t k = 0, gap = 0; k < w.bytes; k++) {
+            gap = covered[k] ? 0 : gap + 1;
+            ck_assert_uint_lt(gap, 64);
+        }
+        ck_assert_int_eq(w.lm_head.data == w.embed.data, c->tied || w.embed.n == 0);
+        ck_assert(!w.layers[0].qkv_bias.data == !c->qkv_bias &&
+                  !w.layers[0].k_norm.data == !c->qk_norm);
+        weights_deinit(&w);
+        free(base);
+        free(covered);
     }
-    for (size_t k = 0, gap = 0; k < w.bytes; k++) {
-        gap = covered[k] ? 0 : gap + 1;
-        ck_assert_uint_lt(gap, 64);
-    }
-    ck_assert_int_eq(w.lm_head.data == w.embed.data, c->tied);
-    ck_assert(!w.layers[0].qkv_bias.data == !c->qkv_bias &&
-              !w.layers[0].k_norm.data == !c->qk_norm);
-    weights_deinit(&w);
-    free(base);
-    free(covered);
 }
 
 int main(void)
