@@ -102,9 +102,7 @@ static void on_engine(struct server *s)
     struct engine_event *list = engine_take(s->parts.engine);
 
     for (struct engine_event *ev = list; ev; ev = ev->next)
-        if (ev->type != ENGINE_STATE)
-            requests_event(s, ev);
-    /* Read with any event: its own may be lost for want of memory. */
+        requests_event(s, ev);
     engine_changed(s);
     if (s->ready && s->end != SERVER_FAILED)
         server_status_soon(s);

@@ -313,8 +313,6 @@ static int tell(const struct pending *p, struct engine_event *ev)
         return ev->error == ENGINE_E_ANSWER_LIMIT ? CONNECTION_E_LARGE : tell_error(p, ev);
     case ENGINE_REPORT:
         return inspection_put(p, ev->report);
-    case ENGINE_STATE:
-        break;
     }
     return CONNECTION_OK;
 }

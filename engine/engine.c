@@ -24,9 +24,8 @@ uint64_t engine_now_us(void)
 int engine_new(struct engine **out, const struct engine_options *options, struct err *e)
 {
     const char *cache_folder = options->backend_options.cache_folder;
-    pthread_condattr_t attr;
     struct engine *g;
-    int r = -ENOMEM;
+    int r;
 
     must(options->backend && options->n_tokenizer_threads >= 2);
     g = calloc(1, sizeof(*g));
@@ -39,26 +38,22 @@ int engine_new(struct engine **out, const struct engine_options *options, struct
     work_queue_init(&g->inspects);
     pthread_mutex_init(&g->lock, NULL);
     pthread_cond_init(&g->room, NULL);
-    pthread_condattr_init(&attr);
-    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
-    pthread_cond_init(&g->wake, &attr);
-    pthread_condattr_destroy(&attr);
+    pthread_cond_init(&g->wake, NULL);
     g->event_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    if (!g->options.model_folder || (cache_folder && !g->options.backend_options.cache_folder))
-        goto fail;
     r = g->event_fd < 0 ? -errno : 0;
+    if (!g->options.model_folder || (cache_folder && !g->options.backend_options.cache_folder))
+        r = -ENOMEM;
     if (r == 0)
         r = work_pool_new(&g->pool, options->n_tokenizer_threads);
     if (r == 0)
         r = thread_start(&g->thread, NULL, engine_main, g);
-    if (r < 0)
-        goto fail;
+    if (r < 0) {
+        engine_free(g);
+        return err_set(e, r, "engine: cannot start its threads: %s", strerror(-r));
+    }
     g->thread_runs = true;
     *out = g;
     return 0;
-fail:
-    engine_free(g);
-    return err_set(e, r, "engine: cannot start its threads: %s", strerror(-r));
 }
 
 void engine_free(struct engine *g)
@@ -316,18 +311,11 @@ struct side_load {
 
 void engine_publish_state(struct engine *g, enum engine_state state)
 {
-    struct engine_event *ev = malloc(sizeof(*ev));
-    struct event_list out = {0};
-
     atomic_store(&g->state, state);
-    if (!ev) /* the event is a hint: the loop reads the state with any event */
-        return;
-    *ev = (struct engine_event){.type = ENGINE_STATE, .bytes = sizeof(*ev)};
-    event_list_push(&out, ev);
-    engine_publish(g, &out);
+    must(eventfd_write(g->event_fd, 1) == 0);
 }
 
-/* Called on any thread of the backend; each percent makes an event. */
+/* Called on any thread of the backend; each percent is told. */
 static void on_progress(void *engine, double done)
 {
     struct engine *g = engine;

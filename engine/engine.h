@@ -120,7 +120,6 @@ enum engine_error {
 };
 
 enum engine_event_type {
-    ENGINE_STATE,  /* state or progress changed: call engine_state() */
     ENGINE_DELTA,  /* tokens and text of one choice */
     ENGINE_DONE,   /* of generate, terminal */
     ENGINE_ERROR,  /* of anything, terminal */
@@ -185,7 +184,7 @@ void engine_free(struct engine *g);
 /* Call it before the first request of TOKENIZE, DETOKENIZE or RENDER. */
 void engine_set_packer(struct engine *g, const struct engine_packer *packer);
 
-/* Readable when engine_take may return events. */
+/* Readable when engine_take may return events, and when the state or the progress has changed. */
 int engine_event_fd(const struct engine *g);
 
 /* All events since the last call, oldest first, or NULL; free them with engine_events_free. */

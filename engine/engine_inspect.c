@@ -90,13 +90,6 @@ static void refuse(struct engine *g, struct job *j, int r)
         job_fail(j, &g->out, ENGINE_E_TOO_LONG, "prompt",
                  "prompt: %zu tokens do not fit into a sequence of %d", n, g->status.max_seq_len);
         break;
-    case -ECANCELED:
-        job_fail(j, &g->out, ENGINE_E_CANCELLED, NULL, "cancelled");
-        break;
-    case -EDOM:
-        job_fail(j, &g->out, ENGINE_E_INTERNAL, NULL,
-                 "the model's output for this prompt is not finite");
-        break;
     default:
         job_fail(j, &g->out, ENGINE_E_INTERNAL, NULL, "out of memory");
     }
@@ -130,14 +123,15 @@ void engine_answer(struct engine *g, struct job *j, const struct core_event *com
     int r;
 
     switch (computed ? computed->reason : CORE_REASON_NONE) {
+    case CORE_REASON_CANCELLED:
+        job_fail(j, &g->out, ENGINE_E_CANCELLED, NULL, "cancelled");
+        return;
+    case CORE_REASON_NUMERICS:
+        job_fail(j, &g->out, ENGINE_E_INTERNAL, NULL,
+                 "the model's output for this prompt is not finite");
+        return;
     case CORE_REASON_NO_MEMORY:
         r = -ENOMEM;
-        break;
-    case CORE_REASON_CANCELLED:
-        r = -ECANCELED;
-        break;
-    case CORE_REASON_NUMERICS:
-        r = -EDOM;
         break;
     default:
         r = core_inspect(&report, g->core, q, j->prompt.ids, (int32_t)j->prompt.n, engine_now_us());

@@ -1,6 +1,6 @@
 /* engine_loop.c - the engine thread: turns requests into steps and steps into events.
  *
- * An iteration waits while too many events are untaken, admits new requests, submits the next step,
+ * A turn waits while too many events are untaken, admits new requests, submits the next step,
  * publishes events, waits for the oldest step and commits it. The events of that commit are
  * published at once where another step is in flight, else after the next submit: the device never
  * waits. */
@@ -207,7 +207,7 @@ static bool answer_next(struct engine *g)
 /* Turns a core event into engine events. True: *end names a choice to end. */
 static bool handle(struct engine *g, const struct core_event *ev, struct engine_end *end)
 {
-    int r = GENERATION_OK;
+    int r = 0;
     struct job *j;
 
     pthread_mutex_lock(&g->lock);
@@ -229,9 +229,9 @@ static bool handle(struct engine *g, const struct core_event *ev, struct engine_
         finish(g, j, &ev->usage);
         break;
     }
-    if (r != GENERATION_OK)
-        *end = (struct engine_end){ev->request, ev->choice, r == GENERATION_LOST};
-    return r != GENERATION_OK;
+    if (r != 0)
+        *end = (struct engine_end){ev->request, ev->choice, r < 0};
+    return r != 0;
 }
 
 /* Handles the core's events. A stop string calls the core, which makes new events and invalidates
@@ -278,7 +278,7 @@ static void sleep_idle(struct engine *g, uint64_t deadline_us)
     while (!g->quit && list_empty(&g->inbox)) {
         if (!deadline_us)
             pthread_cond_wait(&g->wake, &g->lock);
-        else if (pthread_cond_timedwait(&g->wake, &g->lock, &until) == ETIMEDOUT)
+        else if (pthread_cond_clockwait(&g->wake, &g->lock, CLOCK_MONOTONIC, &until) == ETIMEDOUT)
             break;
     }
     pthread_mutex_unlock(&g->lock);
@@ -327,49 +327,39 @@ static int finish_oldest(struct engine *g, struct err *e)
     return 0;
 }
 
-/* Runs until engine_free, or until the backend fails. */
-static int run(struct engine *g, struct err *e)
+static int turn(struct engine *g, struct err *e)
 {
-    while (!g->quit) {
-        const struct batch *batch;
-        uint64_t deadline_us;
-        int r = CORE_WAIT;
-        bool answered;
+    const struct backend_ops *ops = g->options.backend;
+    const struct batch *batch;
+    uint64_t deadline_us;
+    int next = CORE_WAIT, r = 0;
+    bool answered;
 
-        if (engine_wait_for_room(g))
-            g->resumed_us = engine_now_us();
-        take_in(g);
-        deadline_us = core_expire(g->core, engine_now_us());
-        collect(g);
-        if (g->in_flight < BACKEND_IN_FLIGHT)
-            r = core_next(g->core, &batch, engine_now_us());
-        if (r == CORE_OK) {
-            int ret = submit(g, batch, e);
-
-            if (ret < 0)
-                return ret;
-        }
-        answered = answer_next(g);
-        publish(g);
-        if (g->in_flight == BACKEND_IN_FLIGHT || (g->in_flight > 0 && r != CORE_OK)) {
-            int ret = finish_oldest(g, e);
-
-            if (ret < 0)
-                return ret;
-        } else if (r != CORE_OK && !answered) {
-            const struct backend_ops *ops = g->options.backend;
-            int ret = ops->idle ? ops->idle(g->backend, e) : 0;
-
-            must(r == CORE_IDLE); /* with nothing in flight, what fits runs */
-            if (ret < 0)
-                return ret;
-            if (ret == 0) {
-                engine_read_memory(g);
-                sleep_idle(g, deadline_us);
-            }
-        }
+    if (engine_wait_for_room(g))
+        g->resumed_us = engine_now_us();
+    take_in(g);
+    deadline_us = core_expire(g->core, engine_now_us());
+    collect(g);
+    if (g->in_flight < BACKEND_IN_FLIGHT)
+        next = core_next(g->core, &batch, engine_now_us());
+    if (next == CORE_OK)
+        r = submit(g, batch, e);
+    if (r < 0)
+        return r;
+    answered = answer_next(g);
+    publish(g);
+    if (g->in_flight == BACKEND_IN_FLIGHT || (g->in_flight > 0 && next != CORE_OK))
+        return finish_oldest(g, e);
+    if (next == CORE_OK || answered)
+        return 0;
+    must(next == CORE_IDLE); /* with nothing in flight, what fits runs */
+    if (ops->idle)
+        r = ops->idle(g->backend, e);
+    if (r == 0) {
+        engine_read_memory(g);
+        sleep_idle(g, deadline_us);
     }
-    return 0;
+    return r;
 }
 
 /* ---- the end */
@@ -419,7 +409,8 @@ void *engine_main(void *engine)
          * threads exist already and do not inherit it. Without permission nothing changes. */
         (void)setpriority(PRIO_PROCESS, 0, ENGINE_NICE); /* 0: this thread, on Linux */
         engine_publish_state(g, ENGINE_READY);
-        r = run(g, &e);
+        while (!g->quit && r >= 0)
+            r = turn(g, &e);
     }
     if (r < 0)
         fail(g, &e);

@@ -68,7 +68,7 @@ struct engine {
     struct err chat_why;
 
     pthread_mutex_t lock;      /* for all below */
-    pthread_cond_t wake;       /* of the engine thread, CLOCK_MONOTONIC */
+    pthread_cond_t wake;       /* of the engine thread */
     pthread_cond_t room;       /* of producers, while too many events are not taken */
     struct event_list events;  /* to be taken */
     struct id_map jobs;        /* all without a terminal event, by id */
@@ -107,7 +107,7 @@ bool engine_wait_for_room(struct engine *g);
 void event_list_push(struct event_list *l, struct engine_event *ev);
 /* Opens the model, its tokenizer, the backend and the core. Negative errno. */
 int engine_load(struct engine *g, struct err *e);
-void engine_publish_state(struct engine *g, enum engine_state state);
+void engine_publish_state(struct engine *g, enum engine_state state); /* wakes the loop */
 void engine_read_memory(struct engine *g); /* the backend's figures into the status */
 
 /* engine_jobs.c */
@@ -134,12 +134,8 @@ void generation_free(struct generation *g); /* takes NULL */
 /* Memory of one before its first token. False: overflow. */
 bool generation_bytes(size_t *out, const struct engine_request *r);
 
-enum {
-    GENERATION_OK,
-    GENERATION_STOP, /* a stop string ended the choice: call core_stop */
-    GENERATION_LOST, /* cancel the request: see generation_error */
-};
-
+/* Adds one token. 1: a stop string ended the choice: call core_stop. Negative: cancel the request,
+ * see generation_error. */
 int generation_token(struct generation *g, const struct core_event *ev, struct event_list *out);
 void generation_choice_done(struct generation *g, const struct core_event *ev,
                             struct event_list *out);

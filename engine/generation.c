@@ -196,7 +196,7 @@ static int end_choice(struct generation *g, int32_t choice, enum core_reason rea
     return r < 0 ? r : tell(g, choice, reason, out);
 }
 
-/* Adds one token: 0, 1 where a stop string ended the choice, -ENOMEM or -EDQUOT. */
+/* As generation_token, with -ENOMEM or -EDQUOT. */
 static int add_token(struct generation *g, const struct core_event *ev, struct event_list *out)
 {
     struct choice *c = &g->choices[ev->choice];
@@ -236,9 +236,8 @@ int generation_token(struct generation *g, const struct core_event *ev, struct e
     if (r < 0) {
         g->choices[ev->choice].done = true;
         g->error = r;
-        return GENERATION_LOST;
     }
-    return r ? GENERATION_STOP : GENERATION_OK;
+    return r;
 }
 
 void generation_choice_done(struct generation *g, const struct core_event *ev,

@@ -196,24 +196,19 @@ static uint64_t kv_bytes(const struct backend_options *o, uint64_t weight_bytes,
     return bytes < available / KV_AUTO_SHARE ? bytes : available / KV_AUTO_SHARE;
 }
 
-static enum kv_dtype kv_dtype(const struct backend_options *o)
-{
-    return o->kv_dtype == KV_DTYPE_AUTO ? KV_DTYPE_F32 : o->kv_dtype;
-}
-
 /* As many blocks as the memory holds. */
 static int plan_kv(struct kv_pool *kv, const struct model_config *c,
                    const struct backend_options *o, uint64_t weight_bytes, uint64_t available,
                    struct err *e)
 {
-    const size_t value = kv_dtype(o) == KV_DTYPE_BF16 ? sizeof(uint16_t) : sizeof(float);
     const uint64_t bytes = kv_bytes(o, weight_bytes, available);
     const uint64_t most = (uint64_t)(INT32_MAX / o->block_len); /* slots are int32 */
     uint64_t n;
 
-    kv->bf16 = kv_dtype(o) == KV_DTYPE_BF16;
+    kv->bf16 = o->kv_dtype == KV_DTYPE_BF16;
     kv->block_shift = __builtin_ctz((unsigned)o->block_len);
-    kv->head_bytes = (size_t)o->block_len * (size_t)c->head_dim * value;
+    kv->head_bytes =
+        (size_t)o->block_len * (size_t)c->head_dim * (kv->bf16 ? sizeof(uint16_t) : sizeof(float));
     kv->block_bytes = (size_t)c->n_layers * 2 * (size_t)c->n_kv_heads * kv->head_bytes;
     n = bytes / kv->block_bytes < most ? bytes / kv->block_bytes : most;
     if (n == 0)
@@ -294,12 +289,13 @@ static void fill_info(struct backend *b)
 {
     char cpu[64];
 
-    machine_cpu_name(cpu, sizeof(cpu));
+    machine_cpu_name(cpu);
     b->info.n_devices = 1;
     snprintf(b->info.devices[0], sizeof(b->info.devices[0]), "%s, %d thread%s, %s", cpu,
              cpu_pool_threads(b->pool), cpu_pool_threads(b->pool) == 1 ? "" : "s", b->ops->name);
     b->info.masks = b->info.drafts = b->info.copies = true;
     b->info.block_bytes = b->kv.block_bytes;
+    b->info.kv_dtype = b->kv.bf16 ? KV_DTYPE_BF16 : KV_DTYPE_F32;
     b->info.weight_bytes = b->weight_memory.bytes;
     b->info.workspace_bytes = forward_bytes(b->forward) + sampler_bytes(b->sampler);
 }
@@ -387,7 +383,6 @@ int cpu_backend_open_with(struct backend **out, const struct model *model,
     b->options = *o;
     b->config = *model_config(model);
     b->ops = ops;
-    b->info.kv_dtype = kv_dtype(o);
     pthread_mutex_init(&b->lock, NULL);
     pthread_cond_init(&b->changed, NULL);
     r = open_parts(b, model, e);

@@ -5,6 +5,7 @@
  * tile computes it. That makes results independent of the batch. */
 #include "engine/cpu/cpu_ops.h"
 #include "engine/cpu/cpu_vec.h"
+#include "engine/util/bf16.h"
 
 #include <math.h>
 
@@ -145,36 +146,19 @@ static void add(float *y, const float *x, int n)
         vec_store_n(y + i, vec_add(vec_load_n(y + i, n - i), vec_load_n(x + i, n - i)), n - i);
 }
 
-static void exp_row(float *y, const float *x, int n)
-{
-    for (int i = 0; i < n; i += VEC)
-        vec_store_n(y + i, vec_exp(vec_load_n(x + i, n - i)), n - i);
-}
-
 static void from_bf16(float *y, const uint16_t *x, int n)
 {
     int i = 0;
 
     for (; i + VEC <= n; i += VEC)
         vec_store(y + i, vec_load_bf16(x + i));
-    for (; i < n; i++) {
-        const uint32_t bits = (uint32_t)x[i] << 16;
-
-        memcpy(y + i, &bits, sizeof(bits));
-    }
+    for (; i < n; i++)
+        y[i] = f32_from_bf16(x[i]);
 }
 
 static void to_bf16(uint16_t *y, const float *x, int n)
 {
-    for (int i = 0; i < n; i++) {
-        uint32_t bits;
-
-        memcpy(&bits, x + i, sizeof(bits));
-        if ((bits & 0x7fffffffu) > 0x7f800000u)
-            y[i] = (uint16_t)(bits >> 16 | 0x40); /* NaN stays NaN */
-        else
-            y[i] = (uint16_t)((bits + 0x7fffu + (bits >> 16 & 1)) >> 16);
-    }
+    bf16_from_f32_array(y, x, (size_t)n);
 }
 
 static bool row_max(float *max, const float *x, int n)
@@ -490,7 +474,6 @@ const struct cpu_ops CPU_OPS = {
     .rope = rope,
     .silu_mul = silu_mul,
     .add = add,
-    .exp = exp_row,
     .from_bf16 = from_bf16,
     .to_bf16 = to_bf16,
     .row_max = row_max,

@@ -5,82 +5,66 @@
 #include <inttypes.h>
 #include <limits.h>
 #include <sched.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "engine/util/checked.h"
 #include "engine/cpu/cpu_pool.h"
 
-enum {
-    HUGE_PAGE = 2 << 20,
-    FILL_BYTES = 8 << 20, /* of a region_fill() */
-};
+enum { FILL_BYTES = 8 << 20 }; /* of a region_fill() */
 
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_WRITE 23
 #endif
 
-/* The text after "key:" in a file of such lines; with key NULL the first line. */
-static bool read_text(const char *path, const char *key, char *value, size_t size)
+/* Reads the n values of the format from the first line of a file that has them. */
+__attribute__((format(scanf, 3, 4))) static bool scan(const char *path, int n, const char *format,
+                                                      ...)
 {
-    const size_t n = key ? strlen(key) : 0;
     FILE *f = fopen(path, "re");
-    char line[512];
     bool found = false;
+    char line[512];
 
-    if (!f)
-        return false;
-    while (!found && fgets(line, sizeof(line), f)) {
-        const char *text = line;
+    while (f && !found && fgets(line, sizeof(line), f)) {
+        va_list ap;
 
-        if (key) {
-            if (strncmp(line, key, n) != 0)
-                continue;
-            text += n + strspn(line + n, " \t");
-            if (*text != ':')
-                continue;
-            text += 1 + strspn(text + 1, " \t");
-        }
-        line[strcspn(line, "\n")] = '\0';
-        snprintf(value, size, "%s", text);
-        found = true;
+        va_start(ap, format);
+        found = vsscanf(line, format, ap) == n;
+        va_end(ap);
     }
-    fclose(f);
+    if (f)
+        fclose(f);
     return found;
 }
 
 /* Calls visit with the folder of this process's control group and of each above it. */
 static void each_cgroup(void (*visit)(const char *folder, void *ctx), void *ctx)
 {
-    char path[PATH_MAX], own[PATH_MAX - 32];
+    char path[PATH_MAX] = "/sys/fs/cgroup";
+    const size_t root = strlen(path);
+    char *slash;
 
     /* version 2 is the line "0::/path" */
-    if (!read_text("/proc/self/cgroup", "0", own, sizeof(own)) || strncmp(own, ":/", 2) != 0)
+    if (!scan("/proc/self/cgroup", 1, "0::%511[^\n]", path + root) || path[root] != '/')
         return;
-    for (;;) {
-        char *slash;
-
-        snprintf(path, sizeof(path), "/sys/fs/cgroup%s", own + 1);
-        visit(path, ctx);
-        slash = strrchr(own, '/');
-        if (slash <= own + 1)
-            break;
+    while ((slash = strrchr(path + root, '/'))) {
+        if (slash[1])
+            visit(path, ctx);
         *slash = '\0';
     }
-    visit("/sys/fs/cgroup", ctx);
+    visit(path, ctx);
 }
 
 static void lower_to_quota(const char *folder, void *ctx)
 {
-    char path[PATH_MAX + 16], line[64];
+    char path[PATH_MAX + 16];
     int *cores = ctx;
     long long quota, period;
 
     snprintf(path, sizeof(path), "%s/cpu.max", folder);
-    if (!read_text(path, NULL, line, sizeof(line)) ||
-        sscanf(line, "%lld %lld", &quota, &period) != 2 || quota <= 0 || period <= 0)
+    if (!scan(path, 2, "%lld %lld", &quota, &period) || quota <= 0 || period <= 0)
         return;
     if ((quota + period - 1) / period < *cores)
         *cores = (int)((quota + period - 1) / period);
@@ -101,23 +85,22 @@ int machine_cores(void)
     return cores < CPU_POOL_MAX_THREADS ? cores : CPU_POOL_MAX_THREADS;
 }
 
-void machine_cpu_name(char *out, size_t size)
+void machine_cpu_name(char out[64])
 {
-    if (!read_text("/proc/cpuinfo", "model name", out, size))
-        snprintf(out, size, "CPU");
+    if (!scan("/proc/cpuinfo", 1, "model name : %63[^\n]", out))
+        strcpy(out, "CPU");
 }
 
 static void lower_to_max(const char *folder, void *ctx)
 {
-    char path[PATH_MAX + 16], line[64];
-    uint64_t *bytes = ctx, max, used;
+    char path[PATH_MAX + 16];
+    uint64_t *bytes = ctx, max, used = 0;
 
     snprintf(path, sizeof(path), "%s/memory.max", folder);
-    if (!read_text(path, NULL, line, sizeof(line)) || sscanf(line, "%" SCNu64, &max) != 1)
+    if (!scan(path, 1, "%" SCNu64, &max))
         return; /* "max", or no such controller */
     snprintf(path, sizeof(path), "%s/memory.current", folder);
-    if (!read_text(path, NULL, line, sizeof(line)) || sscanf(line, "%" SCNu64, &used) != 1)
-        used = 0;
+    (void)scan(path, 1, "%" SCNu64, &used);
     max = max > used ? max - used : 0;
     if (max < *bytes)
         *bytes = max;
@@ -126,10 +109,8 @@ static void lower_to_max(const char *folder, void *ctx)
 uint64_t machine_memory(void)
 {
     uint64_t bytes = UINT64_MAX, kib;
-    char value[64];
 
-    if (read_text("/proc/meminfo", "MemAvailable", value, sizeof(value)) &&
-        sscanf(value, "%" SCNu64, &kib) == 1)
+    if (scan("/proc/meminfo", 1, "MemAvailable: %" SCNu64, &kib))
         bytes = kib * 1024;
     else if (sysconf(_SC_AVPHYS_PAGES) > 0)
         bytes = (uint64_t)sysconf(_SC_AVPHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
@@ -144,42 +125,26 @@ uint64_t machine_memory_total(void)
 
 void region_deinit(struct region *r)
 {
-    if (r->mapping)
-        munmap(r->mapping, r->mapping_bytes);
+    if (r->base)
+        munmap(r->base, r->bytes);
     *r = (struct region){0};
-}
-
-/* Maps r->bytes; -ENOMEM. */
-static int region_map(struct region *r)
-{
-    const size_t huge = HUGE_PAGE;
-
-    if (!size_add(&r->mapping_bytes, r->bytes, 2 * huge))
-        return -ENOMEM;
-    r->mapping_bytes &= ~(huge - 1);
-    r->mapping =
-        mmap(NULL, r->mapping_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (r->mapping == MAP_FAILED) {
-        r->mapping = NULL;
-        return -ENOMEM;
-    }
-    r->base = (char *)(((uintptr_t)r->mapping + huge - 1) & ~(uintptr_t)(huge - 1));
-    if (r->bytes >= huge) /* a system without huge pages works as well */
-        (void)madvise(r->mapping, r->mapping_bytes, MADV_HUGEPAGE);
-    return 0;
 }
 
 int region_init(struct region *r, const char *what, size_t bytes, struct err *e)
 {
     const uint64_t there = machine_memory();
+    void *base;
 
-    *r = (struct region){.bytes = bytes};
+    *r = (struct region){0};
     if (bytes > there)
         return err_set(e, -ENOMEM, "%s: %.1f MiB of memory needed, %.1f MiB available", what,
                        (double)bytes / 0x1p20, (double)there / 0x1p20);
-    if (region_map(r) < 0)
+    base = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (base == MAP_FAILED)
         return err_set(e, -ENOMEM, "%s: the system refuses %.1f MiB of memory (%.1f MiB available)",
                        what, (double)bytes / 0x1p20, (double)there / 0x1p20);
+    (void)madvise(base, bytes, MADV_HUGEPAGE); /* a system without huge pages works as well */
+    *r = (struct region){.base = base, .bytes = bytes};
     return 0;
 }
 

@@ -13,7 +13,7 @@
 int machine_cores(void);
 
 /* "AMD EPYC 9654", or "CPU" if unknown. */
-void machine_cpu_name(char *out, size_t size);
+void machine_cpu_name(char out[64]);
 
 /* Bytes that can be taken without swapping: MemAvailable, at most what the memory.max of each
  * control group (version 2) of this process leaves. */
@@ -23,11 +23,9 @@ uint64_t machine_memory_total(void); /* installed; control groups are ignored */
 
 /* Zeroed anonymous memory, in huge pages if the system grants them. */
 struct region {
-    char *base; /* aligned to 2 MiB */
+    char *base; /* of a page */
     size_t bytes;
     size_t filled; /* the first bytes, whose pages are allocated */
-    void *mapping; /* includes the slack of the alignment */
-    size_t mapping_bytes;
 };
 
 /* Maps memory for `what` ("the weights"); -ENOMEM states how much is needed and how much there is.

@@ -60,7 +60,6 @@ struct cpu_ops {
     void (*rope)(float *x, const float *cos, const float *sin, int half);
     void (*silu_mul)(float *y, const float *gate, const float *up, int n); /* silu(gate) * up */
     void (*add)(float *y, const float *x, int n);                          /* y += x */
-    void (*exp)(float *y, const float *x, int n);
     void (*from_bf16)(float *y, const uint16_t *x, int n);
     void (*to_bf16)(uint16_t *y, const float *x, int n); /* nearest even */
     /* The largest; false if one is NaN or Inf. */

@@ -34,7 +34,7 @@ struct cpu_pool {
     pthread_cond_t changed;
     int n_threads, n_helpers;
     _Atomic int n_numbered; /* helpers that have taken their thread number */
-    pthread_t *helpers;     /* [n_threads - 1], the first n_helpers run */
+    pthread_t helpers[];    /* [n_threads - 1], the first n_helpers run */
 };
 
 static void relax(void)
@@ -116,28 +116,26 @@ static void *helper_main(void *arg)
 int cpu_pool_new(struct cpu_pool **out, int n_threads)
 {
     struct cpu_pool *p;
-    int r = -ENOMEM;
+    void *memory;
 
     must(n_threads >= 1 && n_threads <= CPU_POOL_MAX_THREADS);
-    p = aligned_alloc(_Alignof(struct cpu_pool), sizeof(*p));
-    if (!p)
+    if (posix_memalign(&memory, _Alignof(struct cpu_pool),
+                       sizeof(*p) + (size_t)(n_threads - 1) * sizeof(p->helpers[0])))
         return -ENOMEM;
+    p = memory;
     *p = (struct cpu_pool){.n_threads = n_threads,
                            .lock = PTHREAD_MUTEX_INITIALIZER,
                            .changed = PTHREAD_COND_INITIALIZER};
-    p->helpers = calloc((size_t)n_threads, sizeof(*p->helpers));
-    if (!p->helpers)
-        goto fail;
     for (; p->n_helpers < n_threads - 1; p->n_helpers++) {
-        r = thread_start(&p->helpers[p->n_helpers], NULL, helper_main, p);
-        if (r < 0)
-            goto fail;
+        int r = thread_start(&p->helpers[p->n_helpers], NULL, helper_main, p);
+
+        if (r < 0) {
+            cpu_pool_free(p);
+            return r;
+        }
     }
     *out = p;
     return 0;
-fail:
-    cpu_pool_free(p);
-    return r;
 }
 
 void cpu_pool_free(struct cpu_pool *p)
@@ -150,7 +148,6 @@ void cpu_pool_free(struct cpu_pool *p)
         pthread_join(p->helpers[i], NULL);
     pthread_cond_destroy(&p->changed);
     pthread_mutex_destroy(&p->lock);
-    free(p->helpers);
     free(p);
 }
 

@@ -1,19 +1,23 @@
-/* model.c - see model.h: opens a folder and compares its tensors with those that the configuration
- * needs. */
+/* model.c - see model.h: opens the safetensors files of a folder, model.safetensors or the shards
+ * that model.safetensors.index.json names, each once, and compares their tensors with those that
+ * the configuration needs. */
 #include "engine/model/model.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
+#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "engine/model/model_config.h"
-#include "engine/model/model_files.h"
+#include "engine/model/safetensors.h"
 #include "engine/model/tensor_table.h"
 #include "engine/util/bf16.h"
 #include "engine/util/file.h"
+#include "engine/util/json_util.h"
 #include "engine/util/must.h"
 
 enum {
@@ -21,18 +25,200 @@ enum {
     MAX_REPORTED = 8,      /* tensors of a wrong shape or type that are reported one by one */
     MAX_NAMED = 3,         /* missing tensors that are named */
     SHAPE_TEXT = 96,
+    MAX_SHARDS = 512,
+    MAX_INDEX_BYTES = 64 << 20,
+};
+
+struct model_file {
+    const char *name; /* in the folder */
+    int fd;           /* -1: could not be opened */
+    uint64_t bytes;
+    struct safetensors tensors;
 };
 
 struct model {
     struct model_config config;
     struct model_defaults defaults;
-    struct model_files files;
+    struct model_file files[MAX_SHARDS];
+    size_t n_files;
+    json_t *index; /* weight_map, or NULL for a single file */
     /* of the tensors that the configuration needs */
     size_t n_tensors;
     uint64_t n_elements; /* the model's parameters */
     uint64_t bytes;      /* as stored */
     const char *dtype;   /* for the report */
 };
+
+/* ---- files */
+
+static int read_header(struct model_file *f, struct err *e)
+{
+    uint8_t first[SAFETENSORS_LENGTH_BYTES] = {0};
+    size_t json_bytes = 0;
+    char *json = NULL;
+    int rc;
+
+    if (f->bytes >= sizeof(first)) {
+        rc = file_read(f->fd, f->name, 0, first, sizeof(first), e);
+        if (rc < 0)
+            return rc;
+    }
+    rc = safetensors_header_bytes(&json_bytes, f->name, first, f->bytes, e);
+    if (rc < 0)
+        return rc;
+    json = malloc(json_bytes + 1);
+    if (!json)
+        return err_set(e, -ENOMEM, "%s: no memory for a header of %zu bytes", f->name, json_bytes);
+    rc = file_read(f->fd, f->name, sizeof(first), json, json_bytes, e);
+    if (rc == 0)
+        rc = safetensors_parse(&f->tensors, f->name, json, json_bytes, f->bytes, e);
+    free(json);
+    return rc;
+}
+
+/* A file with a problem is kept, without tensors. The name is a constant or the index's. */
+static void add_file(struct model *m, int dir, const char *name, struct problems *p)
+{
+    struct model_file *f = &m->files[m->n_files++];
+    struct err e;
+    int rc;
+
+    *f = (struct model_file){.name = name, .fd = -1};
+    rc = file_open(&f->fd, &f->bytes, dir, name, &e);
+    if (rc == 0)
+        rc = read_header(f, &e);
+    if (rc < 0)
+        problems_add(p, rc, "%s", e.text);
+}
+
+/* A shard's name has no slash: an index must not lead out of its folder. */
+static bool is_shard_name(const char *name)
+{
+    static const char suffix[] = ".safetensors";
+    size_t n = strlen(name);
+
+    return n > strlen(suffix) && n <= NAME_MAX && name[0] != '.' && !strchr(name, '/') &&
+           strcmp(name + n - strlen(suffix), suffix) == 0;
+}
+
+static const struct model_file *file_by_name(const struct model *m, const char *name)
+{
+    for (size_t i = 0; i < m->n_files; i++)
+        if (strcmp(m->files[i].name, name) == 0)
+            return &m->files[i];
+    return NULL;
+}
+
+/* One problem a shard: the index of a truncated download disagrees in hundreds of places. */
+static void check_shard(const struct model *m, const struct model_file *f, struct problems *p)
+{
+    const char *tensor, *first = NULL;
+    size_t n_absent = 0;
+    json_t *value;
+
+    json_object_foreach(m->index, tensor, value)
+    {
+        if (strcmp(json_string_value(value), f->name) != 0 || safetensors_find(&f->tensors, tensor))
+            continue;
+        if (n_absent++ == 0)
+            first = tensor;
+    }
+    if (n_absent > 0)
+        problems_add(p, -EINVAL, "%s: weight_map.%.120s: %s has no such tensor%s", MODEL_INDEX_FILE,
+                     first, f->name, n_absent > 1 ? ", nor others that the map wants there" : "");
+}
+
+static void open_shards(struct model *m, int dir, struct problems *p)
+{
+    const char *tensor, *name;
+    json_t *value;
+
+    json_object_foreach(m->index, tensor, value)
+    {
+        name = json_string_value(value);
+        if (!name || !is_shard_name(name)) {
+            problems_add(p, -EINVAL,
+                         "%s: weight_map.%.120s: %s%.80s%s is not the name of a .safetensors file "
+                         "in the folder",
+                         MODEL_INDEX_FILE, tensor, name ? "\"" : "",
+                         name ? name : json_type_name(value), name ? "\"" : "");
+            return;
+        }
+        if (file_by_name(m, name))
+            continue;
+        if (m->n_files == MAX_SHARDS) {
+            problems_add(p, -ENOTSUP, "%s: weight_map: more than %d files", MODEL_INDEX_FILE,
+                         MAX_SHARDS);
+            return;
+        }
+        add_file(m, dir, name, p);
+    }
+    for (size_t i = 0; i < m->n_files; i++)
+        if (m->files[i].tensors.header)
+            check_shard(m, &m->files[i], p);
+}
+
+static void open_index(struct model *m, int dir, struct problems *p)
+{
+    json_t *root = NULL;
+    struct err e;
+    int rc;
+
+    rc = json_object_read(&root, dir, MODEL_INDEX_FILE, MAX_INDEX_BYTES, &e);
+    if (rc < 0) {
+        problems_add(p, rc, "%s", e.text);
+        return;
+    }
+    m->index = json_object_get(root, "weight_map");
+    if (json_object_size(m->index) > 0) { /* 0 where it is no object, too */
+        json_incref(m->index);
+        open_shards(m, dir, p);
+    } else {
+        problems_add(p, -EINVAL,
+                     "%s: weight_map: must be an object that names a file for each "
+                     "tensor",
+                     MODEL_INDEX_FILE);
+        m->index = NULL;
+    }
+    json_decref(root);
+}
+
+/* A broken link counts: the error is then about what it leads to. */
+static bool exists(int dir, const char *name)
+{
+    struct stat st;
+
+    return fstatat(dir, name, &st, AT_SYMLINK_NOFOLLOW) == 0;
+}
+
+static void open_files(struct model *m, int dir, struct problems *p)
+{
+    if (exists(dir, MODEL_WEIGHTS_FILE))
+        add_file(m, dir, MODEL_WEIGHTS_FILE, p);
+    else if (exists(dir, MODEL_INDEX_FILE))
+        open_index(m, dir, p);
+    else if (exists(dir, "pytorch_model.bin") || exists(dir, "pytorch_model.bin.index.json"))
+        problems_add(p, -ENOTSUP,
+                     "%s: is not there, only pytorch_model.bin, which is not read: "
+                     "convert it to safetensors",
+                     MODEL_WEIGHTS_FILE);
+    else
+        problems_add(p, -ENOENT, "%s: is not there, and no %s either: the folder has no weights",
+                     MODEL_WEIGHTS_FILE, MODEL_INDEX_FILE);
+}
+
+/* The file that has a tensor, or should have it; NULL: the index names none. A file without a
+ * header could not be read, which has been noted: it may or may not have the tensor. */
+static const struct model_file *file_of(const struct model *m, const char *tensor)
+{
+    const char *shard = json_string_value(json_object_get(m->index, tensor));
+
+    if (!m->index)
+        return m->n_files > 0 ? &m->files[0] : NULL;
+    return shard ? file_by_name(m, shard) : NULL;
+}
+
+/* ---- tensors */
 
 static void shape_text(char *out, const struct tensor *t)
 {
@@ -68,7 +254,6 @@ static int check_tensor(const struct tensor *t, const struct tensor *wanted, con
  * or of another shape or type. */
 static void check_tensors(struct model *m, struct problems *p)
 {
-    const struct model_files *f = &m->files;
     char name[TENSOR_NAME_BYTES], missing[(MAX_NAMED + 1) * TENSOR_NAME_BYTES] = "";
     size_t n_missing = 0, n_wrong = 0;
     int at = 0;
@@ -85,7 +270,7 @@ static void check_tensors(struct model *m, struct problems *p)
             tensor_spec_name(name, s, layer);
             m->n_tensors++;
             m->n_elements += tensor_elements(&wanted);
-            file = model_files_of(f, name);
+            file = file_of(m, name);
             t = file ? safetensors_find(&file->tensors, name) : NULL;
             if (!t) {
                 if ((!file || file->tensors.header) && n_missing++ < MAX_NAMED)
@@ -99,7 +284,7 @@ static void check_tensors(struct model *m, struct problems *p)
                     problems_add(p, rc, "%s", e.text);
                 continue;
             }
-            t->file = (int32_t)(file - f->all);
+            t->file = (int32_t)(file - m->files);
             m->bytes += t->bytes;
             if (!m->dtype)
                 m->dtype = dtype_info[t->dtype].name;
@@ -110,9 +295,9 @@ static void check_tensors(struct model *m, struct problems *p)
     if (n_wrong > MAX_REPORTED)
         problems_add(p, -EINVAL, "%zu more tensors are of a wrong shape or type",
                      n_wrong - MAX_REPORTED);
-    if (n_missing > 0 && f->n > 0) /* a folder without any file has been reported */
+    if (n_missing > 0 && m->n_files > 0) /* a folder without any file has been reported */
         problems_add(p, -EINVAL, "%s: %zu of %zu tensors are missing: %s%s",
-                     f->index ? MODEL_INDEX_FILE : MODEL_WEIGHTS_FILE, n_missing, m->n_tensors,
+                     m->index ? MODEL_INDEX_FILE : MODEL_WEIGHTS_FILE, n_missing, m->n_tensors,
                      missing, n_missing > MAX_NAMED ? ", ..." : "");
 }
 
@@ -120,18 +305,18 @@ static void report_weights(const struct model *m, const struct problems *p, bool
                            bool weights_right)
 {
     const struct model_config *c = &m->config;
-    const char *plural = m->files.n == 1 ? "" : "s";
+    const char *plural = m->n_files == 1 ? "" : "s";
     char stored[64] = "";
 
     if (!shape_known && weights_right)
         problems_say(p, "ok",
                      "headers of %zu safetensors file%s (tensors cannot be checked without a "
                      "right " MODEL_CONFIG_FILE ")",
-                     m->files.n, plural);
+                     m->n_files, plural);
     if (!shape_known)
         return;
     if (weights_right) {
-        problems_say(p, "ok", "%zu tensors in %zu file%s", m->n_tensors, m->files.n, plural);
+        problems_say(p, "ok", "%zu tensors in %zu file%s", m->n_tensors, m->n_files, plural);
         snprintf(stored, sizeof(stored), ", %" PRIu64 " bytes of %s", m->bytes, m->dtype);
     }
     problems_say(p, "", "%s: %d layers of %d, %d query and %d KV heads of %d, ffn %d", c->arch,
@@ -157,7 +342,7 @@ static void load(struct model *m, int dir, struct problems *p)
         problems_say(p, "ok", MODEL_GENERATION_FILE "%s",
                      faccessat(dir, MODEL_GENERATION_FILE, F_OK, 0) == 0 ? "" : " (none: neutral)");
     before = p->n;
-    model_files_open(&m->files, dir, p);
+    open_files(m, dir, p);
     if (shape_known)
         check_tensors(m, p);
     report_weights(m, p, shape_known, p->n == before);
@@ -205,7 +390,12 @@ void model_close(struct model *m)
 {
     if (!m)
         return;
-    model_files_close(&m->files);
+    for (size_t i = 0; i < m->n_files; i++) {
+        safetensors_deinit(&m->files[i].tensors);
+        if (m->files[i].fd >= 0)
+            close(m->files[i].fd);
+    }
+    json_decref(m->index);
     free(m);
 }
 
@@ -221,7 +411,7 @@ const struct model_defaults *model_defaults(const struct model *m)
 
 const struct tensor *model_tensor(const struct model *m, const char *name)
 {
-    const struct model_file *file = model_files_of(&m->files, name);
+    const struct model_file *file = file_of(m, name);
     const struct tensor *t = file ? safetensors_find(&file->tensors, name) : NULL;
 
     return t && t->file >= 0 ? t : NULL;
@@ -235,7 +425,7 @@ uint64_t model_weight_bytes(const struct model *m)
 int model_read(const struct model *m, const struct tensor *t, uint64_t offset, void *dst,
                size_t bytes, struct err *e)
 {
-    const struct model_file *f = &m->files.all[t->file];
+    const struct model_file *f = &m->files[t->file];
 
     must(offset <= t->bytes && bytes <= t->bytes - offset);
     return file_read(f->fd, f->name, t->offset + offset, dst, bytes, e);

@@ -5,6 +5,7 @@
 #include "engine/model/model_config.h"
 
 #include <errno.h>
+#include <math.h>
 #include <string.h>
 
 #include "engine/util/json_util.h"
@@ -18,6 +19,97 @@ enum {
     MAX_VOCAB = 1 << 22,
     MAX_SEQ_LEN = 1 << 24,
 };
+
+/* ---- fields of an object: each problem names file and field, and reading goes on, so that one
+ * pass finds all of them */
+
+/* An object whose fields are read; prefix ends with a dot, or is "" at the root. */
+struct fields {
+    const char *file;
+    const char *prefix;
+    const json_t *object;
+    struct problems *problems;
+    bool required; /* absence is a problem */
+};
+
+/* Notes a problem with a field. */
+#define PROBLEM(f, key, code, fmt, ...)                                                            \
+    problems_add((f)->problems, code, "%s: %s%s: " fmt, (f)->file, (f)->prefix, key, ##__VA_ARGS__)
+
+/* The value of a field, of one of the types, a bit 1 << json_type each. NULL: it is missing or
+ * null, or of another type, which is noted. */
+static const json_t *field(const struct fields *f, const char *key, unsigned types,
+                           const char *wanted)
+{
+    const json_t *value = json_object_get(f->object, key);
+
+    if (!value || json_is_null(value)) {
+        if (f->required)
+            PROBLEM(f, key, -EINVAL, "is missing");
+        return NULL;
+    }
+    if (types >> json_typeof(value) & 1)
+        return value;
+    PROBLEM(f, key, -EINVAL, "must be %s, not %s", wanted, json_type_name(value));
+    return NULL;
+}
+
+static const json_t *field_flag(const struct fields *f, const char *key)
+{
+    return field(f, key, 1u << JSON_TRUE | 1u << JSON_FALSE, "true or false");
+}
+
+static const json_t *field_object(const struct fields *f, const char *key)
+{
+    return field(f, key, 1u << JSON_OBJECT, "an object");
+}
+
+static const char *field_text(const struct fields *f, const char *key)
+{
+    return json_string_value(field(f, key, 1u << JSON_STRING, "a string"));
+}
+
+/* False: *out has not been written. */
+static bool field_int(int32_t *out, const struct fields *f, const char *key, int32_t min,
+                      int32_t max)
+{
+    const json_t *value = field(f, key, 1u << JSON_INTEGER, "an integer");
+    const json_int_t i = json_integer_value(value);
+
+    if (!value)
+        return false;
+    if (i < min || i > max) {
+        PROBLEM(f, key, -EINVAL, "%" JSON_INTEGER_FORMAT " is not in %d .. %d", i, min, max);
+        return false;
+    }
+    *out = (int32_t)i;
+    return true;
+}
+
+static bool field_real(double *out, const struct fields *f, const char *key, double min, double max)
+{
+    const json_t *value = field(f, key, 1u << JSON_INTEGER | 1u << JSON_REAL, "a number");
+    const double x = json_number_value(value);
+
+    if (!value)
+        return false;
+    if (!isfinite(x) || x < min || x > max) {
+        PROBLEM(f, key, -EINVAL, "%g is not in %g .. %g", x, min, max);
+        return false;
+    }
+    *out = x;
+    return true;
+}
+
+static void field_float(float *out, const struct fields *f, const char *key, double min, double max)
+{
+    double x;
+
+    if (field_real(&x, f, key, min, max))
+        *out = (float)x;
+}
+
+/* ---- config.json */
 
 /* What an architecture implies without a field of config.json that says so. */
 struct family {
@@ -43,7 +135,7 @@ static const struct family *parse_family(struct model_config *c, const struct fi
 
     if (!json_is_array(list) || json_array_size(list) != 1 ||
         !json_is_string(json_array_get(list, 0))) {
-        field_problem(f, "architectures", -EINVAL, "must be an array of one name");
+        PROBLEM(f, "architectures", -EINVAL, "must be an array of one name");
         return NULL;
     }
     name = json_string_value(json_array_get(list, 0));
@@ -54,25 +146,24 @@ static const struct family *parse_family(struct model_config *c, const struct fi
         c->arch = y->arch;
         c->qkv_bias = y->qkv_bias;
         c->qk_norm = y->qk_norm;
-        if (field_text(&type, f, "model_type") != FIELD_OK || strcmp(type, y->model_type) == 0)
+        type = field_text(f, "model_type");
+        if (!type || strcmp(type, y->model_type) == 0)
             return y;
-        field_problem(f, "model_type", -EINVAL, "\"%.80s\" contradicts architectures, \"%s\"", type,
-                      name);
+        PROBLEM(f, "model_type", -EINVAL, "\"%.80s\" contradicts architectures, \"%s\"", type,
+                name);
         return NULL;
     }
-    field_problem(f, "architectures", -ENOTSUP, "\"%.80s\" is not supported; these are: %s", name,
-                  known);
+    PROBLEM(f, "architectures", -ENOTSUP, "\"%.80s\" is not supported; these are: %s", name, known);
     return NULL;
 }
 
 /* A text field that may be absent, but may not be another text. */
 static void need_text(const struct fields *f, const char *key, const char *only, const char *note)
 {
-    const char *text;
+    const char *text = field_text(f, key);
 
-    if (field_text(&text, f, key) == FIELD_OK && strcmp(text, only) != 0)
-        field_problem(f, key, -ENOTSUP, "\"%.80s\" is not supported; only \"%s\" is%s", text, only,
-                      note);
+    if (text && strcmp(text, only) != 0)
+        PROBLEM(f, key, -ENOTSUP, "\"%.80s\" is not supported; only \"%s\" is%s", text, only, note);
 }
 
 /* Rotary embedding of the plain kind, in the object that holds the fields. transformers 5 writes
@@ -86,13 +177,12 @@ static void parse_rope_object(double *theta, const struct fields *f)
         need_text(f, "rope_type", "default", note);
         need_text(f, "type", "default", note);
     }
-    if (field_real(&partial, f, "partial_rotary_factor", 0.0, 1.0) == FIELD_OK && partial != 1.0)
-        field_problem(f, "partial_rotary_factor", -ENOTSUP, "%g is not supported; only 1 is",
-                      partial);
-    if (field_real(&inner, f, "rope_theta", 1.0, 1e15) != FIELD_OK)
+    if (field_real(&partial, f, "partial_rotary_factor", 0.0, 1.0) && partial != 1.0)
+        PROBLEM(f, "partial_rotary_factor", -ENOTSUP, "%g is not supported; only 1 is", partial);
+    if (!field_real(&inner, f, "rope_theta", 1.0, 1e15))
         return;
     if (*theta != 0.0 && *theta != inner)
-        field_problem(f, "rope_theta", -EINVAL, "%g contradicts rope_theta, %g", inner, *theta);
+        PROBLEM(f, "rope_theta", -EINVAL, "%g contradicts rope_theta, %g", inner, *theta);
     *theta = inner;
 }
 
@@ -104,40 +194,32 @@ static void parse_rope(struct model_config *c, const struct fields *root)
     c->rope_theta = 0.0;
     parse_rope_object(&c->rope_theta, root);
     f.prefix = "rope_parameters.";
-    if (field_object(&f.object, root, "rope_parameters") == FIELD_OK)
-        parse_rope_object(&c->rope_theta, &f);
+    f.object = field_object(root, "rope_parameters");
+    parse_rope_object(&c->rope_theta, &f);
     f.prefix = "rope_scaling.";
-    if (field_object(&f.object, root, "rope_scaling") == FIELD_OK)
-        parse_rope_object(&c->rope_theta, &f);
+    f.object = field_object(root, "rope_scaling");
+    parse_rope_object(&c->rope_theta, &f);
     if (c->rope_theta == 0.0 && root->problems->n == before)
-        field_problem(root, "rope_theta", -EINVAL,
-                      "is missing, and so is rope_parameters.rope_theta");
+        PROBLEM(root, "rope_theta", -EINVAL, "is missing, and so is rope_parameters.rope_theta");
 }
 
 static void parse_layer_types(const struct model_config *c, const struct fields *f)
 {
-    const json_t *types = json_object_get(f->object, "layer_types");
-    const json_t *type;
+    const json_t *types = field(f, "layer_types", 1u << JSON_ARRAY, "an array"), *type;
     size_t i;
 
-    if (!types || json_is_null(types))
-        return;
-    if (!json_is_array(types)) {
-        field_problem(f, "layer_types", -EINVAL, "must be an array, not %s", json_type_name(types));
-        return;
-    }
     json_array_foreach(types, i, type)
     {
         if (json_is_string(type) && strcmp(json_string_value(type), "full_attention") == 0)
             continue;
-        field_problem(f, "layer_types", -ENOTSUP,
-                      "entry %zu is \"%.80s\"; only \"full_attention\" is supported", i,
-                      json_is_string(type) ? json_string_value(type) : json_type_name(type));
+        PROBLEM(f, "layer_types", -ENOTSUP,
+                "entry %zu is \"%.80s\"; only \"full_attention\" is supported", i,
+                json_is_string(type) ? json_string_value(type) : json_type_name(type));
         return;
     }
-    if (c->n_layers > 0 && json_array_size(types) != (size_t)c->n_layers)
-        field_problem(f, "layer_types", -EINVAL, "has %zu entries for %d layers",
-                      json_array_size(types), c->n_layers);
+    if (types && c->n_layers > 0 && json_array_size(types) != (size_t)c->n_layers)
+        PROBLEM(f, "layer_types", -EINVAL, "has %zu entries for %d layers", json_array_size(types),
+                c->n_layers);
 }
 
 static bool is_dtype(const char *torch_name)
@@ -166,27 +248,27 @@ static const struct {
 
 static void parse_features(const struct model_config *c, const struct fields *f)
 {
-    const char *text;
-    bool on;
+    const json_t *bias;
 
     for (size_t i = 0; i < sizeof(unsupported) / sizeof(unsupported[0]); i++) {
         const json_t *value = json_object_get(f->object, unsupported[i].key);
 
-        if (unsupported[i].flag ? field_bool(&on, f, unsupported[i].key) == FIELD_OK && on
+        if (unsupported[i].flag ? json_is_true(field_flag(f, unsupported[i].key))
                                 : value && !json_is_null(value))
-            field_problem(f, unsupported[i].key, -ENOTSUP, "%s", unsupported[i].why);
+            PROBLEM(f, unsupported[i].key, -ENOTSUP, "%s", unsupported[i].why);
     }
     need_text(f, "hidden_act", "silu", "");
-    if (field_bool(&on, f, "attention_bias") == FIELD_OK && on != c->qkv_bias)
-        field_problem(f, "attention_bias", -ENOTSUP,
-                      "%s contradicts the architecture: %s %s biases on q, k and v",
-                      on ? "true" : "false", c->arch, on ? "has no" : "always has");
+    bias = field_flag(f, "attention_bias");
+    if (bias && json_is_true(bias) != c->qkv_bias)
+        PROBLEM(f, "attention_bias", -ENOTSUP,
+                "%s contradicts the architecture: %s %s biases on q, k and v", json_type_name(bias),
+                c->arch, c->qkv_bias ? "always has" : "has no");
     for (int i = 0; i < 2; i++) {
-        const char *key = i == 0 ? "dtype" : "torch_dtype";
+        const char *key = i == 0 ? "dtype" : "torch_dtype", *text = field_text(f, key);
 
-        if (field_text(&text, f, key) == FIELD_OK && !is_dtype(text))
-            field_problem(f, key, -ENOTSUP,
-                          "\"%.80s\" is not supported; bfloat16, float16 and float32 are", text);
+        if (text && !is_dtype(text))
+            PROBLEM(f, key, -ENOTSUP,
+                    "\"%.80s\" is not supported; bfloat16, float16 and float32 are", text);
     }
 }
 
@@ -194,7 +276,6 @@ static void parse_dims(struct model_config *c, const struct family *family, cons
 {
     struct fields required = *f;
     uint32_t before = f->problems->n;
-    double eps = 0.0;
 
     required.required = true;
     field_int(&c->hidden_dim, &required, "hidden_size", 1, MAX_HIDDEN);
@@ -204,28 +285,27 @@ static void parse_dims(struct model_config *c, const struct family *family, cons
     field_int(&c->vocab_size, &required, "vocab_size", 1, MAX_VOCAB);
     field_int(&c->max_seq_len, &required, "max_position_embeddings", 1, MAX_SEQ_LEN);
     /* The smallest bound keeps a float32 from becoming zero. */
-    field_real(&eps, &required, "rms_norm_eps", 1e-30, 1.0);
-    c->rms_norm_eps = (float)eps;
-    field_bool(&c->tied, f, "tie_word_embeddings");
-    if (field_int(&c->n_kv_heads, f, "num_key_value_heads", 1, MAX_HEADS) == FIELD_ABSENT)
+    field_float(&c->rms_norm_eps, &required, "rms_norm_eps", 1e-30, 1.0);
+    c->tied = json_is_true(field_flag(f, "tie_word_embeddings"));
+    if (!field_int(&c->n_kv_heads, f, "num_key_value_heads", 1, MAX_HEADS))
         c->n_kv_heads = c->n_heads;
     if (f->problems->n == before && c->n_heads % c->n_kv_heads != 0)
-        field_problem(f, "num_key_value_heads", -EINVAL,
-                      "%d does not divide num_attention_heads, %d", c->n_kv_heads, c->n_heads);
-    if (field_int(&c->head_dim, f, "head_dim", 2, MAX_HEAD_DIM) == FIELD_ABSENT) {
+        PROBLEM(f, "num_key_value_heads", -EINVAL, "%d does not divide num_attention_heads, %d",
+                c->n_kv_heads, c->n_heads);
+    before = f->problems->n;
+    if (!field_int(&c->head_dim, f, "head_dim", 2, MAX_HEAD_DIM) && f->problems->n == before) {
         if (family->head_dim && !json_object_get(f->object, "head_dim"))
             c->head_dim = family->head_dim;
         else if (c->n_heads > 0 && c->hidden_dim % c->n_heads == 0 &&
                  c->hidden_dim / c->n_heads <= MAX_HEAD_DIM)
             c->head_dim = c->hidden_dim / c->n_heads;
         else if (c->n_heads > 0)
-            field_problem(f, "head_dim", -EINVAL,
-                          "is missing, and hidden_size / num_attention_heads (%d / %d) is none",
-                          c->hidden_dim, c->n_heads);
+            PROBLEM(f, "head_dim", -EINVAL,
+                    "is missing, and hidden_size / num_attention_heads (%d / %d) is none",
+                    c->hidden_dim, c->n_heads);
     }
     if (c->head_dim % 2 != 0)
-        field_problem(f, "head_dim", -EINVAL, "%d is odd; rotary embedding needs pairs",
-                      c->head_dim);
+        PROBLEM(f, "head_dim", -EINVAL, "%d is odd; rotary embedding needs pairs", c->head_dim);
 }
 
 /* eos_token_id: null, an id or an array of ids. */
@@ -238,8 +318,8 @@ static void parse_eos(struct model_defaults *d, int32_t vocab_size, const struct
         return;
     d->n_eos = 0;
     if (n > MODEL_MAX_EOS) {
-        field_problem(f, "eos_token_id", -ENOTSUP, "has %zu ids; at most %d are supported", n,
-                      MODEL_MAX_EOS);
+        PROBLEM(f, "eos_token_id", -ENOTSUP, "has %zu ids; at most %d are supported", n,
+                MODEL_MAX_EOS);
         return;
     }
     for (size_t i = 0; i < n; i++) {
@@ -247,14 +327,14 @@ static void parse_eos(struct model_defaults *d, int32_t vocab_size, const struct
         json_int_t v = json_integer_value(id);
 
         if (!json_is_integer(id)) {
-            field_problem(f, "eos_token_id", -EINVAL, "must be an id or an array of ids, not %s",
-                          json_type_name(id));
+            PROBLEM(f, "eos_token_id", -EINVAL, "must be an id or an array of ids, not %s",
+                    json_type_name(id));
             return;
         }
         if (v < 0 || v >= vocab_size) {
-            field_problem(f, "eos_token_id", -EINVAL,
-                          "%" JSON_INTEGER_FORMAT " is not in 0 .. %d, the vocabulary", v,
-                          vocab_size - 1);
+            PROBLEM(f, "eos_token_id", -EINVAL,
+                    "%" JSON_INTEGER_FORMAT " is not in 0 .. %d, the vocabulary", v,
+                    vocab_size - 1);
             return;
         }
         d->eos[d->n_eos++] = (int32_t)v;
@@ -286,20 +366,13 @@ void model_defaults_parse(struct model_defaults *d, int32_t vocab_size, const js
                           struct problems *p)
 {
     const struct fields f = {MODEL_GENERATION_FILE, "", root, p, false};
-    double x;
-    bool sample;
-
-    if (field_real(&x, &f, "temperature", 0.0, 100.0) == FIELD_OK)
-        d->temperature = (float)x;
-    if (field_bool(&sample, &f, "do_sample") == FIELD_OK && !sample)
+    field_float(&d->temperature, &f, "temperature", 0.0, 100.0);
+    if (json_is_false(field_flag(&f, "do_sample")))
         d->temperature = 0.0f;
     field_int(&d->top_k, &f, "top_k", 0, INT32_MAX);
-    if (field_real(&x, &f, "top_p", 1e-6, 1.0) == FIELD_OK)
-        d->top_p = (float)x;
-    if (field_real(&x, &f, "min_p", 0.0, 1.0) == FIELD_OK)
-        d->min_p = (float)x;
-    if (field_real(&x, &f, "repetition_penalty", 1e-3, 1e3) == FIELD_OK)
-        d->repetition_penalty = (float)x;
+    field_float(&d->top_p, &f, "top_p", 1e-6, 1.0);
+    field_float(&d->min_p, &f, "min_p", 0.0, 1.0);
+    field_float(&d->repetition_penalty, &f, "repetition_penalty", 1e-3, 1e3);
     parse_eos(d, vocab_size, &f);
 }
 

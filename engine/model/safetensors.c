@@ -101,7 +101,7 @@ static int parse_shape(struct tensor *t, uint64_t *n_elements, const char *file,
             return REFUSE(-EINVAL, "shape: each dimension must be an integer from 0 on");
         if (i < MODEL_MAX_RANK)
             t->shape[i] = json_integer_value(dim);
-        if (!u64_mul(n_elements, *n_elements, (uint64_t)json_integer_value(dim)))
+        if (__builtin_mul_overflow(*n_elements, json_integer_value(dim), n_elements))
             return REFUSE(-EINVAL, "shape: the number of elements overflows");
     }
     return 0;
@@ -144,7 +144,8 @@ static int parse_entry(struct tensor *t, const char *file, const json_t *value, 
                            e);
     if (rc < 0)
         return rc;
-    if (!u64_mul(&n_bits, n_elements, bits) || n_bits % 8 != 0 || n_bits / 8 != t->bytes)
+    if (__builtin_mul_overflow(n_elements, bits, &n_bits) || n_bits % 8 != 0 ||
+        n_bits / 8 != t->bytes)
         return REFUSE(-EINVAL, "data_offsets: %" PRIu64 " bytes for %" PRIu64 " elements of %s",
                       t->bytes, n_elements, t->type);
     return 0;

@@ -13,6 +13,9 @@
 #include "engine/util/err.h"
 #include "engine/model/model.h"
 
+#define MODEL_WEIGHTS_FILE "model.safetensors"
+#define MODEL_INDEX_FILE   "model.safetensors.index.json" /* names the shards */
+
 enum {
     SAFETENSORS_LENGTH_BYTES = 8,
     SAFETENSORS_MAX_HEADER = 100000000, /* the format's own limit */

@@ -99,19 +99,16 @@ void weights_deinit(struct weights *w)
     *w = (struct weights){0};
 }
 
-/* Through bf16 whatever the file holds: every backend computes with the same numbers. */
+/* Through bf16 whatever the file holds: every backend computes with the same numbers. They are read
+ * into the upper half of dst and widened from the first on, each before it is overwritten. */
 static int read_floats(const struct model *m, const struct tensor *t, uint64_t first, float *dst,
                        size_t n, struct err *e)
 {
-    uint16_t buffer[1024];
-    int r = 0;
+    uint16_t *narrow = (uint16_t *)dst + n;
+    int r = model_read_bf16(m, t, first, narrow, n, e);
 
-    for (size_t at = 0, some; at < n && r == 0; at += some) {
-        some = n - at < 1024 ? n - at : 1024;
-        r = model_read_bf16(m, t, first + at, buffer, some, e);
-        for (size_t i = 0; i < some && r == 0; i++)
-            dst[at + i] = f32_from_bf16(buffer[i]);
-    }
+    for (size_t i = 0; i < n && r == 0; i++)
+        dst[i] = f32_from_bf16(narrow[i]);
     return r;
 }
 

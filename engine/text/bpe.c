@@ -46,24 +46,19 @@ void bpe_deinit(struct bpe *b)
     b->table = NULL;
 }
 
-void bpe_add(struct bpe *b, struct bpe_merge merge)
-{
-    uint32_t slot = hash_pair(merge.left, merge.right) & b->mask;
-
-    while (b->table[slot].id >= 0 &&
-           (b->table[slot].left != merge.left || b->table[slot].right != merge.right))
-        slot = (slot + 1) & b->mask;
-    b->table[slot] = merge;
-}
-
 /* The merge of a pair, or an empty slot: rank BPE_NO_RANK, id -1. */
-static inline const struct bpe_merge *find(const struct bpe *b, int32_t left, int32_t right)
+static inline struct bpe_merge *find(const struct bpe *b, int32_t left, int32_t right)
 {
     uint32_t slot = hash_pair(left, right) & b->mask;
 
     while (b->table[slot].id >= 0 && (b->table[slot].left != left || b->table[slot].right != right))
         slot = (slot + 1) & b->mask;
     return &b->table[slot];
+}
+
+void bpe_add(struct bpe *b, struct bpe_merge merge)
+{
+    *find(b, merge.left, merge.right) = merge;
 }
 
 static size_t encode_short(const struct bpe *b, const unsigned char *word, size_t n, int32_t *ids)

@@ -19,18 +19,6 @@ enum {
     MARKUP_BYTES = 64, /* that a template writes around a message or a call, about */
 };
 
-/* Known templates by the XXH3-128 of their text without trailing newlines. Qwen3's first revision
- * differs from the later one only in that it fails on null content. */
-static const struct {
-    uint64_t high, low;
-    int family;
-} known[] = {
-    {UINT64_C(0x3f674ce6c3394428), UINT64_C(0x7c07a7d485608f72), CHAT_TINY},
-    {UINT64_C(0x0fab82ce8f4d5175), UINT64_C(0xc9e0155c80737cf2), CHAT_QWEN3},
-    {UINT64_C(0x4457e3d12b367a86), UINT64_C(0x0283f874ff58d644), CHAT_QWEN3},
-    {UINT64_C(0xe392aa06018503fd), UINT64_C(0x2469c9508f79506e), CHAT_QWEN25},
-};
-
 int chat_template_parse(const struct chat_template **out, struct text text, struct err *e)
 {
     XXH128_hash_t hash;
@@ -38,10 +26,11 @@ int chat_template_parse(const struct chat_template **out, struct text text, stru
     while (text.len && text.data[text.len - 1] == '\n')
         text.len--;
     hash = XXH3_128bits(text.data, text.len);
-    for (size_t i = 0; i < sizeof(known) / sizeof(*known); i++) {
-        if (known[i].high != hash.high64 || known[i].low != hash.low64)
+    for (const struct chat_template *t = chat_templates; t < chat_templates + N_CHAT_TEMPLATES;
+         t++) {
+        if (t->high != hash.high64 || t->low != hash.low64)
             continue;
-        *out = &chat_templates[known[i].family];
+        *out = t;
         return 0;
     }
     return err_set(e, -ENOTSUP,
@@ -119,32 +108,32 @@ int chat_template_load(const struct chat_template **out, const char *folder, str
 /* There is always room for one byte more, the NUL. */
 void chat_write_text(struct chat_writer *w, struct text text)
 {
-    if (!w->error && text.len > TOKENIZER_MAX_BYTES - w->len)
+    struct chat_text *t = &w->text;
+
+    if (!w->error && text.len > TOKENIZER_MAX_BYTES - t->len)
         w->error = -E2BIG;
-    if (!w->error && !array_reserve(&w->data, &w->cap, w->len + text.len + 1, 1))
+    if (!w->error && !array_reserve(&t->data, &w->cap, t->len + text.len + 1, 1))
         w->error = -ENOMEM;
     if (w->error || !text.len)
         return;
-    memcpy(w->data + w->len, text.data, text.len);
-    w->len += text.len;
+    memcpy(t->data + t->len, text.data, text.len);
+    t->len += text.len;
 }
 
 void chat_write(struct chat_writer *w, const char *literal)
 {
-    size_t start = w->len;
+    struct chat_text *t = &w->text;
+    size_t start = t->len;
 
     chat_write_text(w, (struct text){literal, strlen(literal)});
     if (w->error)
         return;
-    if (w->n_ranges && w->ranges[w->n_ranges - 1].end == start) {
-        w->ranges[w->n_ranges - 1].end = w->len;
-        return;
-    }
-    if (!array_reserve(&w->ranges, &w->ranges_cap, w->n_ranges + 1, sizeof(*w->ranges))) {
+    if (t->n_ranges && t->ranges[t->n_ranges - 1].end == start)
+        t->ranges[t->n_ranges - 1].end = t->len;
+    else if (array_reserve(&t->ranges, &w->ranges_cap, t->n_ranges + 1, sizeof(*t->ranges)))
+        t->ranges[t->n_ranges++] = (struct text_range){start, t->len};
+    else
         w->error = -ENOMEM;
-        return;
-    }
-    w->ranges[w->n_ranges++] = (struct text_range){start, w->len};
 }
 
 static int check_json(struct text text, const char *path, bool object, struct err *e)
@@ -181,19 +170,24 @@ static int check_values(const struct chat *chat, struct err *e)
     return r;
 }
 
-static int check_roles(const struct chat *chat, struct err *e)
+const char *chat_role(struct text role)
 {
     static const char *const roles[] = {"system", "user", "assistant", "tool"};
 
+    for (size_t i = 0; i < sizeof(roles) / sizeof(*roles); i++)
+        if (text_is(role, roles[i]))
+            return roles[i];
+    return NULL;
+}
+
+static int check_roles(const struct chat *chat, struct err *e)
+{
     if (!chat->n_messages)
         return err_set(e, -EINVAL, "messages: there is none");
     for (size_t i = 0; i < chat->n_messages; i++) {
         struct text role = chat->messages[i].role;
-        size_t k = 0;
 
-        while (k < sizeof(roles) / sizeof(*roles) && !text_is(role, roles[k]))
-            k++;
-        if (k == sizeof(roles) / sizeof(*roles))
+        if (!chat_role(role))
             return err_set(e, -EINVAL,
                            "messages[%zu].role: \"%.*s\" is not known, only system, user, "
                            "assistant and tool",
@@ -236,12 +230,11 @@ int chat_render(const struct chat_template *t, const struct chat *chat, struct c
                                 : "messages: not enough memory");
     }
     if (r) {
-        free(w.data);
-        free(w.ranges);
+        chat_text_deinit(&w.text);
         return r;
     }
-    w.data[w.len] = '\0';
-    *out = (struct chat_text){w.data, w.len, w.ranges, w.n_ranges};
+    w.text.data[w.text.len] = '\0';
+    *out = w.text;
     return 0;
 }
 
@@ -249,5 +242,5 @@ void chat_text_deinit(struct chat_text *t)
 {
     free(t->data);
     free(t->ranges);
-    memset(t, 0, sizeof(*t));
+    *t = (struct chat_text){0};
 }

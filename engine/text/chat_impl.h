@@ -2,16 +2,15 @@
 #ifndef NVLLM_ENGINE_TEXT_CHAT_IMPL_H
 #define NVLLM_ENGINE_TEXT_CHAT_IMPL_H
 
+#include <stdint.h>
 #include <string.h>
 
 #include "engine/text/chat.h"
 
 /* A prompt while it is written. After the first error nothing more is written. */
 struct chat_writer {
-    char *data;
-    size_t len, cap;
-    struct text_range *ranges; /* what the template wrote */
-    size_t n_ranges, ranges_cap;
+    struct chat_text text;
+    size_t cap, ranges_cap;
     int error;
 };
 
@@ -22,14 +21,18 @@ void chat_write_text(struct chat_writer *w, struct text text); /* text of the re
  * value, as request text. With bare_strings a string is written without quotes. */
 void chat_write_json(struct chat_writer *w, struct text json, bool bare_strings);
 
-/* A family of templates. Its renderer refuses nothing: roles are known, there is a message, tools
- * are objects and arguments JSON. */
+/* The constant that a role equals; NULL: it is not known. */
+const char *chat_role(struct text role);
+
+/* A known template. The renderer of its family refuses nothing: roles are known, there is a
+ * message, tools are objects and arguments JSON. */
 struct chat_template {
-    const char *name;
+    const char *family;
+    uint64_t high, low; /* XXH3-128 of the text without trailing newlines */
     void (*render)(struct chat_writer *w, const struct chat *chat);
 };
 
-enum { CHAT_TINY, CHAT_QWEN3, CHAT_QWEN25, N_CHAT_TEMPLATES };
+enum { N_CHAT_TEMPLATES = 4 };
 
 extern const struct chat_template chat_templates[N_CHAT_TEMPLATES];
 

@@ -134,14 +134,12 @@ static void write_messages(struct chat_writer *w, const struct chat *chat,
     for (size_t i = 0; i < chat->n_messages; i++) {
         const struct chat_message *m = &chat->messages[i];
 
-        if (text_is(m->role, "user"))
-            write_message(w, "user", content_of(m));
-        else if (text_is(m->role, "system") && i)
-            write_message(w, "system", content_of(m));
-        else if (text_is(m->role, "assistant"))
+        if (text_is(m->role, "assistant"))
             write_answer(w, chat, i, query);
         else if (text_is(m->role, "tool"))
             write_tool_response(w, chat, i);
+        else if (i || !text_is(m->role, "system"))
+            write_message(w, chat_role(m->role), content_of(m));
     }
 }
 
@@ -265,22 +263,21 @@ static void render_qwen25(struct chat_writer *w, const struct chat *chat)
 /* Without tools: definitions and calls are omitted, a tool response is an ordinary message. */
 static void render_tiny(struct chat_writer *w, const struct chat *chat)
 {
-    static const char *const roles[] = {"system", "user", "assistant", "tool"};
     for (size_t i = 0; i < chat->n_messages; i++) {
         const struct chat_message *m = &chat->messages[i];
         struct text content = content_of(m);
 
         if (text_is(m->role, "assistant") && find(content, "</think>"))
             content = lstrip(after_last(content, "</think>"));
-        for (size_t k = 0; k < sizeof(roles) / sizeof(*roles); k++)
-            if (text_is(m->role, roles[k]))
-                write_message(w, roles[k], content);
+        write_message(w, chat_role(m->role), content);
     }
     write_prompt(w, chat, true);
 }
 
+/* Qwen3's first revision differs from the later one only in that it fails on null content. */
 const struct chat_template chat_templates[N_CHAT_TEMPLATES] = {
-    [CHAT_TINY] = {"nvllm-tiny", render_tiny},
-    [CHAT_QWEN3] = {"qwen3", render_qwen3},
-    [CHAT_QWEN25] = {"qwen2.5", render_qwen25},
+    {"nvllm-tiny", UINT64_C(0x3f674ce6c3394428), UINT64_C(0x7c07a7d485608f72), render_tiny},
+    {"qwen3", UINT64_C(0x0fab82ce8f4d5175), UINT64_C(0xc9e0155c80737cf2), render_qwen3},
+    {"qwen3", UINT64_C(0x4457e3d12b367a86), UINT64_C(0x0283f874ff58d644), render_qwen3},
+    {"qwen2.5", UINT64_C(0xe392aa06018503fd), UINT64_C(0x2469c9508f79506e), render_qwen25},
 };

@@ -17,14 +17,9 @@
 #include "engine/util/must.h"
 
 enum {
-    NFC_TABLE_CPS = 0x40000, /* nothing composes beyond: unassigned, private or ignorable */
-    NFC_DECOMPOSED_MAX = 8,  /* a canonical decomposition has at most 4 characters */
+    NFC_DECOMPOSED_MAX = 8, /* a canonical decomposition has at most 4 characters */
     HANGUL_FIRST = 0xac00,
     HANGUL_LAST = 0xd7a3,
-};
-
-struct nfc {
-    uint64_t unsafe[NFC_TABLE_CPS / 64];
 };
 
 static void mark_unsafe(struct nfc *n, int32_t cp)
@@ -71,12 +66,8 @@ static void mark_decomposable(struct nfc *n, int32_t cp)
         mark_unsafe(n, cp);
 }
 
-int nfc_new(struct nfc **out)
+void nfc_init(struct nfc *n)
 {
-    struct nfc *n = calloc(1, sizeof(*n));
-
-    if (!n)
-        return -ENOMEM;
     for (int32_t cp = 0x80; cp < NFC_TABLE_CPS; cp++) {
         const utf8proc_property_t *prop = utf8proc_get_property(cp);
 
@@ -86,13 +77,6 @@ int nfc_new(struct nfc **out)
             (cp >= HANGUL_FIRST && cp <= HANGUL_LAST))
             mark_decomposable(n, cp);
     }
-    *out = n;
-    return 0;
-}
-
-void nfc_free(struct nfc *n)
-{
-    free(n);
 }
 
 void nfc_text_deinit(struct nfc_text *t)

@@ -11,10 +11,14 @@
 
 #include "engine/util/text.h"
 
-struct nfc; /* immutable after nfc_new */
+enum { NFC_TABLE_CPS = 0x40000 }; /* nothing composes beyond: unassigned, private or ignorable */
 
-int nfc_new(struct nfc **out); /* -ENOMEM */
-void nfc_free(struct nfc *n);
+/* Immutable after nfc_init. A bit for each character that is not safe. */
+struct nfc {
+    uint64_t unsafe[NFC_TABLE_CPS / 64];
+};
+
+void nfc_init(struct nfc *n); /* of zeros */
 
 /* A normalized text. Buffers are kept from one use to the next; zero-initialise once. */
 struct nfc_text {

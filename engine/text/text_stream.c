@@ -33,6 +33,15 @@ struct text_stream {
     struct stop stops[]; /* [n_stops] */
 };
 
+static bool is_valid(struct text text)
+{
+    uint32_t cp = 0;
+
+    for (size_t i = 0; i < text.len && cp != UTF8_BROKEN;)
+        i += utf8_read(text.data + i, text.len - i, &cp);
+    return cp != UTF8_BROKEN;
+}
+
 static void stop_init(struct stop *s, struct text text)
 {
     uint16_t k = 0;
@@ -76,7 +85,7 @@ int text_stream_new(struct text_stream **out, const struct tokenizer *t, const s
     if (n_stops < 0 || n_stops > TEXT_STREAM_MAX_STOPS)
         return -EINVAL;
     for (int i = 0; i < n_stops; i++)
-        if (!stops[i].len || stops[i].len > TEXT_STREAM_MAX_STOP_BYTES || !utf8_is_valid(stops[i]))
+        if (!stops[i].len || stops[i].len > TEXT_STREAM_MAX_STOP_BYTES || !is_valid(stops[i]))
             return -EINVAL;
     s = calloc(1, text_stream_bytes(n_stops));
     if (!s)

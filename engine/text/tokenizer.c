@@ -8,7 +8,7 @@
 #include "engine/util/checked.h"
 #include "engine/util/file.h"
 #include "engine/util/must.h"
-#include "engine/text/utf8.h"
+#include "engine/text/text_stream.h"
 
 /* A call of tokenizer_encode. */
 struct encoder {
@@ -49,7 +49,6 @@ void tokenizer_free(struct tokenizer *t)
     if (!t)
         return;
     bpe_deinit(&t->bpe);
-    nfc_free(t->nfc);
     free(t->tokens);
     free(t->added);
     free(t->bytes);
@@ -141,7 +140,7 @@ static int encode_segment(struct encoder *enc, const struct matches *m, size_t s
             enc->ranges[n++] = (struct text_range){range.start > start ? range.start - start : 0,
                                                    (range.end < end ? range.end : end) - start};
     }
-    r = nfc_normalize(enc->t->nfc, source, enc->ranges, n, &enc->normal);
+    r = nfc_normalize(&enc->t->nfc, source, enc->ranges, n, &enc->normal);
     if (r)
         return r;
     normalized.text = enc->normal.text;
@@ -238,30 +237,34 @@ int tokenizer_check_vocab(const struct tokenizer *t, int32_t vocab_size, struct 
 int tokenizer_decode(const struct tokenizer *t, const int32_t *ids, size_t n, bool skip_special,
                      char **out, size_t *out_len)
 {
-    char *bytes = NULL, *text = NULL;
+    struct text_stream *stream;
+    char *text = NULL;
     size_t len = 0, cap = 0;
-    int r = 0;
+    int r = text_stream_new(&stream, t, NULL, 0, skip_special);
 
-    for (size_t i = 0; i < n && !r; i++) {
-        struct text token = tokenizer_token_bytes(t, ids[i]);
+    if (r)
+        return r;
+    for (size_t i = 0; i <= n && !r; i++) {
+        struct text piece = {0};
 
-        if (ids[i] < 0)
+        if (i < n && ids[i] < 0)
             r = -EINVAL;
-        else if (!token.len || (skip_special && tokenizer_is_special(t, ids[i])))
-            continue;
-        else if (!array_reserve(&bytes, &cap, len + token.len, 1))
-            r = -ENOMEM;
         else
-            memcpy(bytes + len, token.data, token.len);
-        len += token.len;
+            r = i < n ? text_stream_push(stream, ids[i], &piece)
+                      : text_stream_finish(stream, &piece);
+        if (!r && !array_reserve(&text, &cap, len + piece.len + 1, 1))
+            r = -ENOMEM;
+        if (!r && piece.len)
+            memcpy(text + len, piece.data, piece.len);
+        len += piece.len;
     }
-    if (!r && len < SIZE_MAX / 4)
-        text = malloc(3 * len + 1);
-    if (text) {
-        *out_len = utf8_repair(text, (struct text){bytes, len});
-        text[*out_len] = '\0';
-        *out = text;
+    text_stream_free(stream);
+    if (r) {
+        free(text);
+        return r;
     }
-    free(bytes);
-    return r || text ? r : -ENOMEM;
+    text[len] = '\0';
+    *out = text;
+    *out_len = len;
+    return 0;
 }

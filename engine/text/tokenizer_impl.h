@@ -33,10 +33,10 @@ struct tokenizer {
     char *bytes;          /* of all tokens, decoded, and of added ones as matched */
     size_t n_bytes;
     struct bpe bpe;
-    struct nfc *nfc;
     struct added *added; /* by first byte, the longest first */
     size_t n_added, n_normalized;
     uint32_t added_from[257]; /* those that begin with byte c: added_from[c] .. added_from[c + 1] */
+    struct nfc nfc;
 };
 
 /* The pattern by which pretokenize.c splits text, as tokenizer.json spells it. */

@@ -5,6 +5,7 @@
 
 #include <errno.h>
 #include <jansson.h>
+#include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -21,16 +22,7 @@ struct reader {
     struct err *e;
 };
 
-__attribute__((format(printf, 2, 3))) static int refuse(struct reader *r, const char *fmt, ...)
-{
-    char text[384];
-    va_list ap;
-
-    va_start(ap, fmt);
-    vsnprintf(text, sizeof(text), fmt, ap);
-    va_end(ap);
-    return err_set(r->e, -ENOTSUP, "tokenizer.json: %s", text);
-}
+#define REFUSE(r, fmt, ...) err_set((r)->e, -ENOTSUP, "tokenizer.json: " fmt, ##__VA_ARGS__)
 
 static int no_memory(struct reader *r)
 {
@@ -111,7 +103,7 @@ static int check_supported(struct reader *r)
     json_unpack(r->root, "{s{s[{s{ss}}]}}", "pre_tokenizer", "pretokenizers", "pattern", "Regex",
                 &pattern);
     if (!pattern || strcmp(pattern, pretokenize_qwen2_pattern) != 0)
-        return refuse(r,
+        return REFUSE(r,
                       "pre_tokenizer.pretokenizers[0].pattern.Regex: \"%.64s\" is not supported, "
                       "only \"%.160s\"",
                       pattern ? pattern : "", pretokenize_qwen2_pattern);
@@ -125,10 +117,10 @@ static int read_id(struct reader *r, const json_t *v, int32_t *id, const char *w
     json_int_t n = json_integer_value(v);
 
     if (!json_is_integer(v))
-        return refuse(r, "%s \"%.64s\": its id is %s, not a whole number", where, s,
+        return REFUSE(r, "%s \"%.64s\": its id is %s, not a whole number", where, s,
                       json_type_name(v));
     if (n < 0 || n >= TOKENIZER_MAX_ID)
-        return refuse(r, "%s \"%.64s\": id %" JSON_INTEGER_FORMAT " is not in 0 .. %d", where, s, n,
+        return REFUSE(r, "%s \"%.64s\": id %" JSON_INTEGER_FORMAT " is not in 0 .. %d", where, s, n,
                       TOKENIZER_MAX_ID - 1);
     *id = (int32_t)n;
     return 0;
@@ -166,9 +158,9 @@ static int read_vocab(struct reader *r)
             return rc;
         token = &t->tokens[id];
         if (!len)
-            return refuse(r, "model.vocab: the token of id %d is empty", id);
+            return REFUSE(r, "model.vocab: the token of id %d is empty", id);
         if (token->len && !PLANT(PLANT_DOUBLE_ID))
-            return refuse(r, "model.vocab \"%.64s\": id %d is another token's too", key, id);
+            return REFUSE(r, "model.vocab \"%.64s\": id %d is another token's too", key, id);
         token->at = (uint32_t)t->n_bytes;
         token->len = (uint32_t)decode_spelling(r, key, len, t->bytes + t->n_bytes);
         t->n_bytes += token->len;
@@ -181,7 +173,7 @@ static int read_vocab(struct reader *r)
             continue;
         id = find_id(r, spelled, utf8_write(spelled, (uint32_t)c));
         if (id < 0)
-            return refuse(r, "model.vocab: has no token for the byte 0x%02x", r->byte_of[c]);
+            return REFUSE(r, "model.vocab: has no token for the byte 0x%02x", r->byte_of[c]);
         t->bpe.byte_ids[r->byte_of[c]] = id;
     }
     return 0;
@@ -209,19 +201,19 @@ static int read_merge(struct reader *r, const json_t *v, int32_t rank)
         right = (struct text){json_string_value(b), json_string_length(b)};
     }
     if (!left.len || !right.len)
-        return refuse(r, "model.merges[%d]: is not a pair of tokens", rank);
+        return REFUSE(r, "model.merges[%d]: is not a pair of tokens", rank);
     merge.left = find_id(r, left.data, left.len);
     merge.right = find_id(r, right.data, right.len);
     if (merge.left < 0 || merge.right < 0)
-        return refuse(r, "model.merges[%d]: \"%.64s\" is not in model.vocab", rank,
+        return REFUSE(r, "model.merges[%d]: \"%.64s\" is not in model.vocab", rank,
                       merge.left < 0 ? left.data : right.data);
     if (left.len + right.len > sizeof(joined))
-        return refuse(r, "model.merges[%d]: is longer than %zu bytes", rank, sizeof(joined));
+        return REFUSE(r, "model.merges[%d]: is longer than %zu bytes", rank, sizeof(joined));
     memcpy(joined, left.data, left.len);
     memcpy(joined + left.len, right.data, right.len);
     merge.id = find_id(r, joined, left.len + right.len);
     if (merge.id < 0)
-        return refuse(r, "model.merges[%d]: what \"%.*s\" and \"%.64s\" make is not in model.vocab",
+        return REFUSE(r, "model.merges[%d]: what \"%.*s\" and \"%.64s\" make is not in model.vocab",
                       rank, left.len < 64 ? (int)left.len : 64, left.data, right.data);
     bpe_add(&r->t->bpe, merge);
     return 0;
@@ -234,7 +226,7 @@ static int read_merges(struct reader *r, json_t *merges)
     int rc;
 
     if (json_array_size(merges) > BPE_MAX_MERGES)
-        return refuse(r, "model.merges: more than %d merges", BPE_MAX_MERGES);
+        return REFUSE(r, "model.merges: more than %d merges", BPE_MAX_MERGES);
     if (bpe_init(&r->t->bpe, json_array_size(merges)))
         return no_memory(r);
     json_array_foreach(merges, i, v)
@@ -268,12 +260,12 @@ static int read_added(struct reader *r, const json_t *v, size_t i)
     int rc;
 
     if (!content.len || content.len > TOKENIZER_MAX_SPECIAL)
-        return refuse(r, "added_tokens[%zu].content: is not a text of 1 to %d bytes", i,
+        return REFUSE(r, "added_tokens[%zu].content: is not a text of 1 to %d bytes", i,
                       TOKENIZER_MAX_SPECIAL);
     rc = read_id(r, json_object_get(v, "id"), &id, "added_tokens", content.data);
     if (rc)
         return rc;
-    if ((normalized && nfc_normalize(t->nfc, content, NULL, 0, &form)) ||
+    if ((normalized && nfc_normalize(&t->nfc, content, NULL, 0, &form)) ||
         reserve(r, id, content.len + form.text.len) ||
         !array_reserve(&t->added, &r->added_cap, t->n_added + 1, sizeof(*t->added))) {
         nfc_text_deinit(&form);
@@ -288,9 +280,9 @@ static int read_added(struct reader *r, const json_t *v, size_t i)
     token = &t->tokens[id];
     same = find_id(r, content.data, content.len);
     if (same != id && (same >= 0 || token->len))
-        return refuse(r, "added_tokens[%zu]: id %d or its text is another token's too", i, id);
+        return REFUSE(r, "added_tokens[%zu]: id %d or its text is another token's too", i, id);
     if (token->flags & TOKENIZER_ADDED)
-        return refuse(r, "added_tokens[%zu]: \"%.64s\" comes twice", i, content.data);
+        return REFUSE(r, "added_tokens[%zu]: \"%.64s\" comes twice", i, content.data);
     *token = (struct token){.at = put_bytes(t, content),
                             .len = (uint32_t)content.len,
                             .flags = TOKENIZER_ADDED};
@@ -319,13 +311,12 @@ static int sort_added(struct reader *r)
         const struct added *a = &t->added[i];
 
         if (i && !by_first_byte(a - 1, a, t->bytes))
-            return refuse(r, "added_tokens: \"%.*s\" comes twice", a->len < 64 ? (int)a->len : 64,
+            return REFUSE(r, "added_tokens: \"%.*s\" comes twice", a->len < 64 ? (int)a->len : 64,
                           t->bytes + a->at);
-        t->added_from[(unsigned char)t->bytes[a->at] + 1] = (uint32_t)i + 1;
+        t->added_from[(unsigned char)t->bytes[a->at] + 1]++;
     }
     for (int c = 0; c < 256; c++)
-        if (t->added_from[c + 1] < t->added_from[c])
-            t->added_from[c + 1] = t->added_from[c];
+        t->added_from[c + 1] += t->added_from[c];
     return 0;
 }
 
@@ -337,6 +328,7 @@ static int read_parts(struct reader *r)
 
     if (rc)
         return rc;
+    nfc_init(&r->t->nfc);
     model = json_object_get(r->root, "model");
     r->vocab = json_object_get(model, "vocab");
     rc = read_vocab(r);
@@ -363,10 +355,7 @@ int tokenizer_parse(struct tokenizer **out, const char *json, size_t len, struct
         return rc;
     fill_alphabet(&r);
     r.t = calloc(1, sizeof(*r.t));
-    if (!r.t || nfc_new(&r.t->nfc))
-        rc = no_memory(&r);
-    else
-        rc = read_parts(&r);
+    rc = r.t ? read_parts(&r) : no_memory(&r);
     json_decref(r.root);
     if (rc) {
         tokenizer_free(r.t);

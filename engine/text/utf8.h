@@ -3,12 +3,9 @@
 #ifndef NVLLM_ENGINE_TEXT_UTF8_H
 #define NVLLM_ENGINE_TEXT_UTF8_H
 
-#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <utf8proc.h>
-
-#include "engine/util/text.h"
 
 enum { UTF8_REPLACEMENT = 0xfffd, UTF8_BROKEN = 0x110000 };
 
@@ -66,11 +63,5 @@ static inline size_t utf8_write(char *p, uint32_t cp)
 {
     return (size_t)utf8proc_encode_char((utf8proc_int32_t)cp, (utf8proc_uint8_t *)p);
 }
-
-bool utf8_is_valid(struct text text);
-
-/* Copies text to out [3 * text.len] with U+FFFD for each maximal subpart of invalid bytes, an
- * incomplete character at the end included. Returns the bytes written. */
-size_t utf8_repair(char *out, struct text text);
 
 #endif

@@ -5,7 +5,6 @@
 
 #include <stdbool.h>
 #include <stddef.h>
-#include <stdint.h>
 #include <stdlib.h>
 
 static inline bool size_mul(size_t *out, size_t a, size_t b)
@@ -16,11 +15,6 @@ static inline bool size_mul(size_t *out, size_t a, size_t b)
 static inline bool size_add(size_t *out, size_t a, size_t b)
 {
     return !__builtin_add_overflow(a, b, out);
-}
-
-static inline bool u64_mul(uint64_t *out, uint64_t a, uint64_t b)
-{
-    return !__builtin_mul_overflow(a, b, out);
 }
 
 /* Makes room for n elements of size bytes in the array to which *array, a pointer of any type,

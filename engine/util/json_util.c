@@ -2,9 +2,8 @@
 #include "engine/util/json_util.h"
 
 #include <errno.h>
-#include <math.h>
 #include <pthread.h>
-#include <stdarg.h>
+#include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -119,16 +118,7 @@ struct match {
     struct err *e;
 };
 
-__attribute__((format(printf, 2, 3))) static int mismatch(struct match *m, const char *fmt, ...)
-{
-    char text[384];
-    va_list ap;
-
-    va_start(ap, fmt);
-    vsnprintf(text, sizeof(text), fmt, ap);
-    va_end(ap);
-    return err_set(m->e, m->code, "%s: %s", m->path, text);
-}
+#define MISMATCH(m, fmt, ...) err_set((m)->e, (m)->code, "%s: " fmt, (m)->path, ##__VA_ARGS__)
 
 static int match_any(struct match *m, const json_t *want, const json_t *v);
 
@@ -147,7 +137,7 @@ static int match_object(struct match *m, const json_t *want, const json_t *v)
     int rc;
 
     if (!json_is_object(v))
-        return mismatch(m, "is %s, not an object", json_type_name(v));
+        return MISMATCH(m, "is %s, not an object", json_type_name(v));
     json_object_foreach((json_t *)v, key, member)
     {
         char optional[72];
@@ -159,7 +149,7 @@ static int match_object(struct match *m, const json_t *want, const json_t *v)
             continue;
         wanted = wanted ? wanted : json_object_get(want, key);
         if (!wanted || strchr(key, '?'))
-            return mismatch(m, "is not known");
+            return MISMATCH(m, "is not known");
         rc = match_any(m, wanted, member);
         if (rc)
             return rc;
@@ -168,7 +158,7 @@ static int match_object(struct match *m, const json_t *want, const json_t *v)
     {
         enter_member(m, at, key);
         if (!strchr(key, '?') && !json_object_get(v, key))
-            return mismatch(m, "is missing");
+            return MISMATCH(m, "is missing");
     }
     m->path[at] = '\0';
     return 0;
@@ -182,9 +172,9 @@ static int match_array(struct match *m, const json_t *want, const json_t *v)
     int rc = 0;
 
     if (!json_is_array(v))
-        return mismatch(m, "is %s, not an array", json_type_name(v));
+        return MISMATCH(m, "is %s, not an array", json_type_name(v));
     if (!any_length && json_array_size(v) != n)
-        return mismatch(m, "only an array of %zu is supported", n);
+        return MISMATCH(m, "only an array of %zu is supported", n);
     for (size_t i = 0; i < json_array_size(v) && !rc; i++) {
         snprintf(m->path + at, sizeof(m->path) - at, "[%zu]", i);
         rc = match_any(m, json_array_get(want, any_length ? 0 : i), json_array_get(v, i));
@@ -205,7 +195,7 @@ static int match_any(struct match *m, const json_t *want, const json_t *v)
         return match_array(m, want, v);
     if (!text)
         return json_is_false(v) ? 0
-                                : mismatch(m, "is %s, only false is supported", json_type_name(v));
+                                : MISMATCH(m, "is %s, only false is supported", json_type_name(v));
     if (!strcmp(text, "an object"))
         right = json_is_object(v);
     else if (!strcmp(text, "an array"))
@@ -217,10 +207,10 @@ static int match_any(struct match *m, const json_t *want, const json_t *v)
     else if (!strcmp(text, "a text"))
         right = got;
     else if (got && (strcmp(got, text) != 0 || json_string_length(v) != strlen(text)))
-        return mismatch(m, "\"%.64s\" is not supported, only \"%.160s\"", got, text);
+        return MISMATCH(m, "\"%.64s\" is not supported, only \"%.160s\"", got, text);
     else
         text = "a text";
-    return right ? 0 : mismatch(m, "is %s, not %s", json_type_name(v), text);
+    return right ? 0 : MISMATCH(m, "is %s, not %s", json_type_name(v), text);
 }
 
 int json_match(const json_t *v, const char *pattern, const char *path, int code, struct err *e)
@@ -241,94 +231,4 @@ int json_match(const json_t *v, const char *pattern, const char *path, int code,
         rc = match_any(&m, want, v);
     json_decref(want);
     return rc;
-}
-
-void field_problem(const struct fields *f, const char *key, int code, const char *fmt, ...)
-{
-    char text[sizeof(f->problems->first.text)];
-    va_list ap;
-
-    va_start(ap, fmt);
-    vsnprintf(text, sizeof(text), fmt, ap);
-    va_end(ap);
-    problems_add(f->problems, code, "%s: %s%s: %s", f->file, f->prefix, key, text);
-}
-
-/* The value of a field, of one of the types: a bit 1 << json_type each. */
-static enum field get(const json_t **out, const struct fields *f, const char *key, unsigned types,
-                      const char *wanted)
-{
-    const json_t *value = json_object_get(f->object, key);
-
-    if (!value || json_is_null(value)) {
-        if (f->required)
-            field_problem(f, key, -EINVAL, "is missing");
-        return FIELD_ABSENT;
-    }
-    if (!(types >> json_typeof(value) & 1)) {
-        field_problem(f, key, -EINVAL, "must be %s, not %s", wanted, json_type_name(value));
-        return FIELD_BAD;
-    }
-    *out = value;
-    return FIELD_OK;
-}
-
-enum field field_int(int32_t *out, const struct fields *f, const char *key, int32_t min,
-                     int32_t max)
-{
-    const json_t *value;
-    enum field got = get(&value, f, key, 1u << JSON_INTEGER, "an integer");
-    json_int_t i;
-
-    if (got != FIELD_OK)
-        return got;
-    i = json_integer_value(value);
-    if (i < min || i > max) {
-        field_problem(f, key, -EINVAL, "%" JSON_INTEGER_FORMAT " is not in %d .. %d", i, min, max);
-        return FIELD_BAD;
-    }
-    *out = (int32_t)i;
-    return FIELD_OK;
-}
-
-enum field field_real(double *out, const struct fields *f, const char *key, double min, double max)
-{
-    const json_t *value;
-    enum field got = get(&value, f, key, 1u << JSON_INTEGER | 1u << JSON_REAL, "a number");
-    double x;
-
-    if (got != FIELD_OK)
-        return got;
-    x = json_number_value(value);
-    if (!isfinite(x) || x < min || x > max) {
-        field_problem(f, key, -EINVAL, "%g is not in %g .. %g", x, min, max);
-        return FIELD_BAD;
-    }
-    *out = x;
-    return FIELD_OK;
-}
-
-enum field field_bool(bool *out, const struct fields *f, const char *key)
-{
-    const json_t *value;
-    enum field got = get(&value, f, key, 1u << JSON_TRUE | 1u << JSON_FALSE, "true or false");
-
-    if (got == FIELD_OK)
-        *out = json_is_true(value);
-    return got;
-}
-
-enum field field_text(const char **out, const struct fields *f, const char *key)
-{
-    const json_t *value;
-    enum field got = get(&value, f, key, 1u << JSON_STRING, "a string");
-
-    if (got == FIELD_OK)
-        *out = json_string_value(value);
-    return got;
-}
-
-enum field field_object(const json_t **out, const struct fields *f, const char *key)
-{
-    return get(out, f, key, 1u << JSON_OBJECT, "an object");
 }

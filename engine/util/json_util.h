@@ -1,14 +1,11 @@
-/* json_util.h - reads JSON files and checked values from their objects. Each problem names file and
- * field, and reading continues, so that one pass reports all of them.
+/* json_util.h - reads and writes JSON with jansson, and checks what was read.
  *
- * Uses jansson; no state; any thread. */
+ * No state; any thread. */
 #ifndef NVLLM_ENGINE_UTIL_JSON_UTIL_H
 #define NVLLM_ENGINE_UTIL_JSON_UTIL_H
 
 #include <jansson.h>
-#include <stdbool.h>
 #include <stddef.h>
-#include <stdint.h>
 
 #include "engine/util/err.h"
 
@@ -35,34 +32,7 @@ int json_object_read(json_t **out, int dir, const char *file, size_t max_bytes, 
  * ends with a space. */
 int json_match(const json_t *v, const char *pattern, const char *path, int code, struct err *e);
 
-/* An object whose fields are read; prefix ends with a dot, or is "" at the root. */
-struct fields {
-    const char *file;
-    const char *prefix;
-    const json_t *object;
-    struct problems *problems;
-    bool required; /* absence is a problem */
-};
-
-enum field {
-    FIELD_BAD = -1, /* a problem is noted */
-    FIELD_OK = 0,
-    FIELD_ABSENT = 1, /* missing or null */
-};
-
 /* What a value is, for messages: "a string"; "missing" for NULL. */
 const char *json_type_name(const json_t *value);
-
-/* Each reads a field, numbers within min .. max. *out is written on FIELD_OK only. */
-enum field field_int(int32_t *out, const struct fields *f, const char *key, int32_t min,
-                     int32_t max);
-enum field field_real(double *out, const struct fields *f, const char *key, double min, double max);
-enum field field_bool(bool *out, const struct fields *f, const char *key);
-enum field field_text(const char **out, const struct fields *f, const char *key);
-enum field field_object(const json_t **out, const struct fields *f, const char *key);
-
-/* Notes a problem with a field; the text follows "file: prefix.key: ". */
-__attribute__((format(printf, 4, 5))) void field_problem(const struct fields *f, const char *key,
-                                                         int code, const char *fmt, ...);
 
 #endif

@@ -14,7 +14,7 @@
 #include "engine/util/file.h"
 #include "engine/util/json_util.h"
 #include "engine/model/model_config.h"
-#include "engine/model/model_files.h"
+#include "engine/model/safetensors.h"
 
 enum { MAX_TOKENIZER_FILE = 64 << 20 };
 

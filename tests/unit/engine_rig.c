@@ -57,31 +57,35 @@ struct engine *start_loading(void)
     return running;
 }
 
-/* Waits for events, a bounded time: an engine that hangs fails the test. */
+/* Waits to be woken, a bounded time: an engine that hangs fails the test. */
+static struct engine_event *wait_and_take(struct engine *g)
+{
+    struct pollfd p = {.fd = engine_event_fd(g), .events = POLLIN};
+
+    ck_assert_int_eq(poll(&p, 1, 30000), 1);
+    return engine_take(g);
+}
+
 struct engine_event *take(struct engine *g)
 {
     struct engine_event *list = engine_take(g);
 
-    while (!list) {
-        struct pollfd p = {.fd = engine_event_fd(g), .events = POLLIN};
-
-        ck_assert_int_eq(poll(&p, 1, 30000), 1);
-        list = engine_take(g);
-    }
+    while (!list)
+        list = wait_and_take(g);
     return list;
 }
 
-void wait_loaded(struct engine *g)
+void wait_while(struct engine *g, enum engine_state state)
 {
-    while (engine_state(g) == ENGINE_LOADING)
-        engine_events_free(take(g));
+    while (engine_state(g) == state)
+        engine_events_free(wait_and_take(g));
 }
 
 struct engine *start(void)
 {
     struct engine *g = start_loading();
 
-    wait_loaded(g);
+    wait_while(g, ENGINE_LOADING);
     ck_assert_int_eq(engine_state(g), ENGINE_READY);
     return g;
 }
@@ -149,8 +153,6 @@ void gather(struct engine *g, struct answer *answers, uint64_t n)
         struct engine_event *list = take(g);
 
         for (struct engine_event *ev = list; ev; ev = ev->next) {
-            if (ev->type == ENGINE_STATE)
-                continue;
             ck_assert(ev->request >= 1 && ev->request <= n);
             add(&answers[ev->request - 1], ev);
             left -= answers[ev->request - 1].n_terminals;

@@ -22,8 +22,8 @@ struct engine *start(void); /* and loaded */
 /* Waits for events, a bounded time: an engine that hangs fails the test. */
 struct engine_event *take(struct engine *g);
 
-/* Until it is ready or has failed; what it tells meanwhile is dropped. */
-void wait_loaded(struct engine *g);
+/* Until it is in another state; what it tells meanwhile is dropped. */
+void wait_while(struct engine *g, enum engine_state state);
 
 /* Requests whose memory has not been released; release() counts down. */
 extern _Atomic int n_owned;

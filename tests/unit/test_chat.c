@@ -20,7 +20,7 @@ static const struct chat_template *named(const char *family)
 {
     const struct chat_template *t = chat_templates;
 
-    while (strcmp(t->name, family) != 0)
+    while (strcmp(t->family, family) != 0)
         ck_assert(++t < chat_templates + N_CHAT_TEMPLATES);
     return t;
 }
@@ -124,7 +124,7 @@ TEST(template_is_found_by_its_text)
                                       1 << 20, &e),
                      0);
     ck_assert_int_eq(chat_template_parse(&t, (struct text){text, len}, &e), 0);
-    ck_assert_str_eq(t->name, "qwen3");
+    ck_assert_str_eq(t->family, "qwen3");
     text[len] = '\n'; /* in place of the NUL */
     ck_assert_int_eq(chat_template_parse(&t, (struct text){text, len + 1}, &e), 0);
     text[100] ^= 1;
@@ -133,7 +133,7 @@ TEST(template_is_found_by_its_text)
     free(text);
     ck_assert_int_eq(chat_template_parse(&t, (struct text){0}, &e), -ENOTSUP);
     ck_assert_int_eq(chat_template_load(&t, TEST_MODEL_DIR, &e), 0);
-    ck_assert_str_eq(t->name, "nvllm-tiny");
+    ck_assert_str_eq(t->family, "nvllm-tiny");
 }
 
 static void write_file(const char *folder, const char *name, const char *text)

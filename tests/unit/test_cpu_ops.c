@@ -252,9 +252,15 @@ TEST(rows, .n = N_SIZES)
     each_isa(run_scans, n, 2);
 }
 
+static float exp_of(float x)
+{
+    return (float)ops->sum_exp(&x, 1, 0.0f, 1.0f);
+}
+
 static void run_exp(int n)
 {
-    ops->exp(out, in, n);
+    for (int i = 0; i < n; i++)
+        out[i] = exp_of(in[i]);
     for (int i = 0; i < n; i++)
         if (in[i] > -87.0f && in[i] < 88.0f)
             ck_assert_msg(fabs((double)out[i] / exp((double)in[i]) - 1) < 1.5e-7, "exp(%a) is %a",
@@ -264,8 +270,6 @@ static void run_exp(int n)
 /* exp is good to 1.5e-7 over its range; 1 at 0, 0 below it and finite above; NaN stays. */
 TEST(exponential)
 {
-    static const float special[] = {0.0f, -INFINITY, -1000.0f, 1000.0f, -0.0f};
-
     for (int i = 0; i < 100000; i++)
         in[i] = -90.0f + 180.0f * (float)i / 100000.0f;
     each_isa(run_exp, 100000, 100000);
@@ -273,12 +277,10 @@ TEST(exponential)
         ops = cpu_ops_get((enum cpu_isa)isa);
         if (!ops)
             continue;
-        ops->exp(out, special, 5);
-        ck_assert(out[0] == 1.0f && out[1] == 0.0f && out[2] == 0.0f && out[4] == 1.0f);
-        ck_assert(isfinite(out[3]) && out[3] > 1e38f);
-        in[0] = NAN;
-        ops->exp(out, in, 1);
-        ck_assert(out[0] != out[0]);
+        ck_assert(exp_of(0.0f) == 1.0f && exp_of(-0.0f) == 1.0f);
+        ck_assert(exp_of(-INFINITY) == 0.0f && exp_of(-1000.0f) == 0.0f);
+        ck_assert(isfinite(exp_of(1000.0f)) && exp_of(1000.0f) > 1e38f);
+        ck_assert(isnan(exp_of(NAN)));
     }
 }
 

@@ -379,8 +379,8 @@ TEST(backend_death_is_told_to_all)
         ck_assert_int_eq(a[i].terminal, ENGINE_ERROR);
         ck_assert_int_eq(a[i].error, ENGINE_E_INTERNAL);
     }
-    while (engine_state(g) != ENGINE_FAILED)
-        engine_events_free(take(g));
+    wait_while(g, ENGINE_READY);
+    ck_assert_int_eq(engine_state(g), ENGINE_FAILED);
     engine_status(g, &s);
     ck_assert_str_eq(s.failure.text, "planted failure");
 }
@@ -403,7 +403,7 @@ TEST(cache_folder_is_copied)
     options.backend_options.cache_folder = folder;
     g = start_loading();
     memset(folder, 'x', sizeof(folder) - 1);
-    wait_loaded(g);
+    wait_while(g, ENGINE_LOADING);
     ck_assert_int_eq(engine_state(g), ENGINE_READY);
     ck_assert_ptr_ne(told_at, folder);
     ck_assert_str_eq(told_folder, "/var/cache/somewhere");
@@ -491,7 +491,7 @@ TEST(bad_folder_fails_with_its_name)
 
     options.model_folder = "/nonexistent-folder";
     g = start_loading();
-    wait_loaded(g);
+    wait_while(g, ENGINE_LOADING);
     engine_status(g, &s);
     ck_assert_int_eq(s.state, ENGINE_FAILED);
     ck_assert_ptr_nonnull(strstr(s.failure.text, "/nonexistent-folder"));
