@@ -52,7 +52,7 @@ int reply_delta(struct connection *c, uint64_t id, const struct engine_event *ev
     d.finish_reason = finish_reasons[ev->reason];
     d.n_logprobs = n;
     for (size_t i = 0; r == 0 && i < n; i++) {
-        const struct engine_logprobs *from = &ev->logprobs[i];
+        const struct token_logprobs *from = &ev->logprobs[i];
 
         nvllm__v1__token_logprobs__init(&logprobs[i]);
         logprobs[i].has_logprob = true;

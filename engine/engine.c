@@ -9,7 +9,6 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "engine/util/checked.h"
 #include "engine/util/must.h"
 #include "engine/util/thread.h"
 
@@ -273,15 +272,10 @@ int engine_start(struct engine *g, const struct engine_request *r)
     return 0;
 }
 
-size_t engine_request_bytes(const struct engine_request *r)
+uint64_t engine_request_bytes(const struct engine_request *r)
 {
-    const uint64_t scheduled =
-        core_request_bytes(r->n, r->sampling.n_bias, r->sampling.n_stop_ids + MODEL_MAX_EOS);
-    size_t told, bytes;
-
-    if (!generation_bytes(&told, r) || !size_add(&bytes, told, scheduled + sizeof(struct job)))
-        return SIZE_MAX;
-    return bytes;
+    return sizeof(struct job) + generation_bytes(r) +
+           core_request_bytes(r->n, r->sampling.n_bias, r->sampling.n_stop_ids + MODEL_MAX_EOS);
 }
 
 /* Jobs that have not reached the engine thread keep the flag; that thread is sent the others. */

@@ -128,14 +128,6 @@ enum engine_event_type {
     ENGINE_REPORT, /* of inspect, terminal */
 };
 
-/* Logprobs of one token. */
-struct engine_logprobs {
-    float logprob;
-    int32_t n_top;
-    int32_t top_ids[SAMPLING_MAX_LOGPROBS];
-    float top_logprobs[SAMPLING_MAX_LOGPROBS];
-};
-
 struct engine_event {
     struct engine_event *next;
     uint64_t request;
@@ -143,16 +135,16 @@ struct engine_event {
     int32_t choice;
     enum core_reason reason; /* DELTA: not NONE on the choice's last */
     size_t n_ids;
-    int32_t *ids;                     /* [n_ids] DELTA */
-    struct engine_logprobs *logprobs; /* [n_ids] DELTA, or NULL */
-    struct text text;                 /* DELTA */
-    struct core_usage usage;          /* DONE */
-    enum engine_error error;          /* ERROR */
-    const char *field;                /* ERROR: static text, or NULL */
-    struct err *message;              /* ERROR: in the event's memory */
-    struct inspect_report *report;    /* REPORT: set it to NULL to keep it */
-    size_t bytes;                     /* of the event's memory, report and packed */
-    struct engine_packed packed;      /* TOKENS, TEXT; as report */
+    int32_t *ids;                    /* [n_ids] DELTA */
+    struct token_logprobs *logprobs; /* [n_ids] DELTA, or NULL */
+    struct text text;                /* DELTA */
+    struct core_usage usage;         /* DONE */
+    enum engine_error error;         /* ERROR */
+    const char *field;               /* ERROR: static text, or NULL */
+    struct err *message;             /* ERROR: in the event's memory */
+    struct inspect_report *report;   /* REPORT: set it to NULL to keep it */
+    size_t bytes;                    /* of the event's memory, report and packed */
+    struct engine_packed packed;     /* TOKENS, TEXT; as report */
 };
 
 struct engine_status {
@@ -200,8 +192,8 @@ const struct model *engine_model(const struct engine *g);
 const struct chat_template *engine_chat_template(const struct engine *g);
 
 /* What a generate request takes of the engine's memory, by its choices, stops and biases, before
- * its answer. SIZE_MAX: more than fits. */
-size_t engine_request_bytes(const struct engine_request *r);
+ * its answer. */
+uint64_t engine_request_bytes(const struct engine_request *r);
 
 /* Answered by events, the last of which is terminal. The request is copied, not what it points to.
  * -ENOMEM, the only failure: nothing was taken and release is not called. */

@@ -130,9 +130,8 @@ void *engine_main(void *engine);
 /* generation.c. The request must outlive the generation. -EINVAL, -ENOMEM. */
 int generation_new(struct generation **out, const struct engine_request *r,
                    const struct tokenizer *tokenizer);
-void generation_free(struct generation *g); /* takes NULL */
-/* Memory of one before its first token. False: overflow. */
-bool generation_bytes(size_t *out, const struct engine_request *r);
+void generation_free(struct generation *g);                /* takes NULL */
+uint64_t generation_bytes(const struct engine_request *r); /* before its first token */
 
 /* Adds one token. 1: a stop string ended the choice: call core_stop. Negative: cancel the request,
  * see generation_error. */

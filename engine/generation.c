@@ -33,15 +33,10 @@ struct generation {
     struct choice choices[]; /* [request->n] */
 };
 
-bool generation_bytes(size_t *out, const struct engine_request *r)
+uint64_t generation_bytes(const struct engine_request *r)
 {
-    size_t choice = sizeof(struct choice) + text_stream_bytes(r->n_stops), bytes;
-
-    if (!size_mul(&bytes, (size_t)r->n, choice) ||
-        !size_add(&bytes, bytes, sizeof(struct generation)))
-        return false;
-    *out = bytes;
-    return true;
+    return sizeof(struct generation) +
+           (uint64_t)r->n * (sizeof(struct choice) + text_stream_bytes(r->n_stops));
 }
 
 int generation_new(struct generation **out, const struct engine_request *r,
@@ -128,7 +123,6 @@ static int append_text(const struct generation *g, struct choice *c, struct text
 
 static int append_token(const struct generation *g, struct choice *c, const struct core_event *ev)
 {
-    struct engine_logprobs lp = {.logprob = ev->logprob, .n_top = ev->n_top};
     int r = 0;
 
     /* The core keeps the ids too, in an array whose capacity doubles. */
@@ -138,9 +132,7 @@ static int append_token(const struct generation *g, struct choice *c, const stru
         r = append(g, &c->ids, &ev->token, 1, sizeof(ev->token));
     if (r < 0 || !g->logprobs)
         return r;
-    memcpy(lp.top_ids, ev->top_ids, sizeof(lp.top_ids));
-    memcpy(lp.top_logprobs, ev->top_logprobs, sizeof(lp.top_logprobs));
-    return append(g, &c->logprobs, &lp, 1, sizeof(lp));
+    return append(g, &c->logprobs, &ev->logprobs, 1, sizeof(ev->logprobs));
 }
 
 /* Copies entries to *at, which moves behind them. */
@@ -160,7 +152,7 @@ static int tell(struct generation *g, int32_t choice, enum core_reason reason,
 {
     struct choice *c = &g->choices[choice];
     const size_t bytes = sizeof(struct engine_event) +
-                         c->logprobs.n * sizeof(struct engine_logprobs) +
+                         c->logprobs.n * sizeof(struct token_logprobs) +
                          c->ids.n * sizeof(int32_t) + c->text.n; /* less than the buffers have */
     struct engine_event *d = malloc(bytes);
     char *at = (char *)(d + 1);

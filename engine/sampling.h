@@ -50,6 +50,14 @@ struct sampling {
     const int32_t *stop_ids;       /* [n_stop_ids] the model's unless ignore_eos, the request's */
 };
 
+/* Of one token; natural logarithms. */
+struct token_logprobs {
+    float logprob;
+    int32_t n_top;
+    int32_t top_ids[SAMPLING_MAX_LOGPROBS];
+    float top_logprobs[SAMPLING_MAX_LOGPROBS];
+};
+
 /* True when the sampler must know which tokens the sequence already holds. */
 static inline int sampling_needs_history(const struct sampling *s)
 {

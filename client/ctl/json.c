@@ -45,7 +45,8 @@ json_t *ctl_json_text(struct nvllm_text text)
     return value;
 }
 
-json_t *ctl_json_number(double value)
+/* A number; null for infinities and NaN. */
+static json_t *number_or_null(double value)
 {
     return isfinite(value) ? json_real(value) : json_null();
 }
@@ -127,9 +128,9 @@ static void add_logprobs(json_t *choice, const struct nvllm_logprobs *row)
 
     for (uint32_t i = 0; i < row->n_top; i++)
         json_array_append_new(best, json_pack("[io]", (int)row->top_ids[i],
-                                              ctl_json_number(row->top_logprobs[i])));
+                                              number_or_null(row->top_logprobs[i])));
     json_array_append_new(json_object_get(choice, "logprobs"), best);
-    json_array_append_new(json_object_get(choice, "token_logprobs"), ctl_json_number(row->logprob));
+    json_array_append_new(json_object_get(choice, "token_logprobs"), number_or_null(row->logprob));
 }
 
 void ctl_result_add(struct ctl_result *r, const struct nvllm_delta *delta)
@@ -213,9 +214,9 @@ json_t *ctl_result_json(const struct ctl_result *r)
                                              (json_int_t)r->done.prompt_tokens, "cached_tokens",
                                              (json_int_t)r->done.cached_tokens, "completion_tokens",
                                              (json_int_t)r->done.completion_tokens, "timing",
-                                             "queue_ms", ctl_json_number(r->done.queue_ms),
-                                             "ttft_ms", ctl_json_number(r->done.ttft_ms),
-                                             "total_ms", ctl_json_number(r->done.total_ms)));
+                                             "queue_ms", number_or_null(r->done.queue_ms),
+                                             "ttft_ms", number_or_null(r->done.ttft_ms), "total_ms",
+                                             number_or_null(r->done.total_ms)));
     if (r->n_choices > 1)
         json_object_set(object, "choices", choices);
     json_decref(choices);
@@ -236,7 +237,7 @@ static json_t *count_json(uint64_t n)
 #define ADD_VALUE(key, value)                 json_object_set_new(o, #key, value);
 #define ADD_COUNT(member, key)                ADD_VALUE(key, count_json(in->member))
 #define ADD_INT(member, key)                  ADD_VALUE(key, json_integer(in->member))
-#define ADD_REAL(member, key)                 ADD_VALUE(key, ctl_json_number(in->member))
+#define ADD_REAL(member, key)                 ADD_VALUE(key, number_or_null(in->member))
 #define ADD_MS(member, key)                   ADD_VALUE(key, json_real((double)in->member / 1000))
 #define ADD_FLAG(member, key)                 ADD_VALUE(key, json_boolean(in->member))
 #define ADD_TEXT(member, key)                 ADD_VALUE(key, ctl_json_text(nvllm_str(in->member)))

@@ -13,9 +13,6 @@ json_t *ctl_json_parse(const char *data, size_t n, struct nvllm_error *err);
 /* A JSON string; each invalid sequence becomes U+FFFD, as with Python's errors="replace". */
 json_t *ctl_json_text(struct nvllm_text text);
 
-/* A number; null for infinities and NaN. */
-json_t *ctl_json_number(double value);
-
 /* The bytes of a JSON string; data NULL for any other value. */
 struct nvllm_text ctl_json_string(const json_t *value);
 

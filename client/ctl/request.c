@@ -28,7 +28,8 @@ void ctl_request_deinit(struct ctl_request *q)
     q->sources = NULL;
 }
 
-void *ctl_request_take(struct ctl_request *q, size_t n, size_t size)
+/* Memory that is freed with the request, zeroed. */
+static void *take(struct ctl_request *q, size_t n, size_t size)
 {
     q->pieces = ctl_grow(q->pieces, q->n_pieces + 1, sizeof(*q->pieces));
     return q->pieces[q->n_pieces++] = ctl_alloc(n, size);
@@ -110,7 +111,7 @@ static struct nvllm_text dumped(struct ctl_request *q, const json_t *value)
 {
     const size_t flags = JSON_ENCODE_ANY | JSON_REAL_PRECISION(17);
     size_t n = json_dumpb(value, NULL, 0, flags);
-    char *text = ctl_request_take(q, n + 1, 1);
+    char *text = take(q, n + 1, 1);
 
     json_dumpb(value, text, n, flags);
     return (struct nvllm_text){text, n};
@@ -151,7 +152,7 @@ struct member {
 static bool read_array(struct reading *in, void *out, const struct member *m, const json_t *value)
 {
     size_t n = json_array_size(value);
-    char *array = ctl_request_take(in->q, n + 1, m->size); /* not NULL, even if empty */
+    char *array = take(in->q, n + 1, m->size); /* not NULL, even if empty */
     const char *where = in->where;
     char path[120];
 
@@ -283,7 +284,7 @@ static bool set_bias(struct nvllm_logit_bias *out, json_int_t id, const json_t *
 static bool read_logit_bias(struct reading *in, void *out, const json_t *value)
 {
     size_t n = json_is_object(value) ? json_object_size(value) : json_array_size(value), i = 0;
-    struct nvllm_logit_bias *biases = ctl_request_take(in->q, n + 1, sizeof(*biases));
+    struct nvllm_logit_bias *biases = take(in->q, n + 1, sizeof(*biases));
     bool ok = json_is_object(value) || json_is_array(value);
     struct nvllm_request *r = &in->q->r;
     const json_t *member;

@@ -20,9 +20,6 @@ struct ctl_request {
 void ctl_request_init(struct ctl_request *q);
 void ctl_request_deinit(struct ctl_request *q);
 
-/* Memory that is freed with the request, zeroed. */
-void *ctl_request_take(struct ctl_request *q, size_t n, size_t size);
-
 /* Sets the fields that the command's options give; ends the program for a wrong value. */
 void ctl_request_take_options(struct ctl_request *q, const struct ctl *ctl);
 

@@ -37,10 +37,10 @@ static void emit_token(struct core *c, const struct sequence *s, const struct st
         size_t n = (size_t)s->sampling.n_logprobs;
 
         must(n <= SAMPLING_MAX_LOGPROBS);
-        e.logprob = r->logprobs[row];
-        e.n_top = s->sampling.n_logprobs;
-        memcpy(e.top_ids, r->top_ids + first, n * sizeof(*e.top_ids));
-        memcpy(e.top_logprobs, r->top_logprobs + first, n * sizeof(*e.top_logprobs));
+        e.logprobs.logprob = r->logprobs[row];
+        e.logprobs.n_top = s->sampling.n_logprobs;
+        memcpy(e.logprobs.top_ids, r->top_ids + first, n * sizeof(*r->top_ids));
+        memcpy(e.logprobs.top_logprobs, r->top_logprobs + first, n * sizeof(*r->top_logprobs));
     }
     core_emit(c, &e);
 }

@@ -448,8 +448,3 @@ void core_stats(const struct core *c, struct core_stats *out)
     out->clients = c->fair.n_active;
     out->steps = c->committed;
 }
-
-bool core_busy(const struct core *c)
-{
-    return c->n_requests > 0 || core_in_flight(c) > 0 || c->n_copies > 0;
-}

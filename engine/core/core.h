@@ -100,14 +100,11 @@ struct core_event {
     uint64_t request;
     enum core_event_type type;
     int32_t choice;
-    int32_t token;           /* CORE_TOKEN */
-    enum core_reason reason; /* TOKEN: NONE unless it is the choice's last; CHOICE_DONE: why;
-                              * FINISHED: of choice 0 */
-    float logprob;           /* with n_logprobs >= 0 */
-    int32_t n_top;
-    int32_t top_ids[SAMPLING_MAX_LOGPROBS];
-    float top_logprobs[SAMPLING_MAX_LOGPROBS];
-    struct core_usage usage; /* FINISHED */
+    int32_t token;                  /* CORE_TOKEN */
+    enum core_reason reason;        /* TOKEN: NONE unless it is the choice's last; CHOICE_DONE: why;
+                                     * FINISHED: of choice 0 */
+    struct token_logprobs logprobs; /* with n_logprobs >= 0 */
+    struct core_usage usage;        /* FINISHED */
 };
 
 struct core_stats {
@@ -181,9 +178,6 @@ void core_commit(struct core *c, const struct step_result *result, uint64_t now_
 const struct core_event *core_events(struct core *c, int32_t *n);
 
 void core_stats(const struct core *c, struct core_stats *out);
-
-/* There are requests, steps in flight or copies under way. */
-bool core_busy(const struct core *c);
 
 /* ---- inspection: the answers to the queries of inspect.h
  *

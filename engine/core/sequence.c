@@ -4,8 +4,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "engine/util/checked.h"
-
 enum { FIRST_GENERATED = 64 };
 
 bool sequence_append(struct sequence *s, int32_t id)
@@ -61,13 +59,8 @@ static void *copy_of(const void *src, size_t n, size_t size)
 
 struct request *request_new(const struct core_request *r, uint64_t order, uint64_t now_us)
 {
-    struct request *q;
-    size_t bytes;
+    struct request *q = calloc(1, sizeof(*q) + (size_t)r->n * sizeof(struct sequence));
 
-    if (!size_mul(&bytes, (size_t)r->n, sizeof(struct sequence)) ||
-        !size_add(&bytes, bytes, sizeof(*q)))
-        return NULL;
-    q = calloc(1, bytes);
     if (!q)
         return NULL;
     q->id = r->id;

@@ -163,10 +163,11 @@ static const char *check_logprobs(const struct oracle_request *q, const struct o
 {
     if (q->sampling.n_logprobs < 0)
         return NULL;
-    if (e->n_top != q->sampling.n_logprobs || e->logprob != sim_logprob(c->hash, e->token))
+    if (e->logprobs.n_top != q->sampling.n_logprobs ||
+        e->logprobs.logprob != sim_logprob(c->hash, e->token))
         return "a token's logprob is another row's";
-    for (int32_t i = 0; i < e->n_top; i++)
-        if (e->top_ids[i] != i || e->top_logprobs[i] != sim_logprob(c->hash, i))
+    for (int32_t i = 0; i < e->logprobs.n_top; i++)
+        if (e->logprobs.top_ids[i] != i || e->logprobs.top_logprobs[i] != sim_logprob(c->hash, i))
             return "a token's best alternatives are another row's";
     return NULL;
 }

@@ -5,6 +5,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "tests/sim/core_verify.h"
 #include "tests/unit/core_rig.h"
 #include "tests/unit/run_suite.h"
 
@@ -275,13 +276,13 @@ TEST(logprobs_where_asked_for)
     r.sampling = &s;
     rig_ask(&r);
     rig_run();
-    ck_assert_int_eq(rig.events[0].n_top, 3);
-    ck_assert_int_eq(rig.events[0].top_ids[2], 2);
-    ck_assert(rig.events[0].logprob != 0);
+    ck_assert_int_eq(rig.events[0].logprobs.n_top, 3);
+    ck_assert_int_eq(rig.events[0].logprobs.top_ids[2], 2);
+    ck_assert(rig.events[0].logprobs.logprob != 0);
     r = rig_request(1, 5, 2);
     rig_ask(&r);
     rig_run();
-    ck_assert_int_eq(rig.events[3].n_top, 0);
+    ck_assert_int_eq(rig.events[3].logprobs.n_top, 0);
 }
 
 /* The sampler is told a sequence's tokens when it needs them, and not otherwise; each choice has

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "engine/inspect.h"
+#include "tests/sim/core_verify.h"
 #include "tests/unit/core_rig.h"
 #include "tests/unit/cpu_time.h"
 #include "tests/unit/run_suite.h"

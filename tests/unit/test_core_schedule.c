@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "tests/sim/core_verify.h"
 #include "tests/sim/rng.h"
 #include "tests/unit/core_rig.h"
 #include "tests/unit/cpu_time.h"
