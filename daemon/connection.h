@@ -5,8 +5,7 @@
  * that lasts too long is a fault. Over a higher limit connection_put() refuses.
  * Owners share the loop's time in rounds: one that has used its quantum waits for the next round.
  * All callbacks but buffers and may_take come from the loop or connections_flush(). Loop thread
- * only.
- */
+ * only. */
 #ifndef NVLLM_DAEMON_CONNECTION_H
 #define NVLLM_DAEMON_CONNECTION_H
 

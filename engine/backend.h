@@ -30,8 +30,7 @@ struct backend_options {
     int32_t max_batch_tokens; /* rows of a step, at most */
     int32_t max_seqs;         /* sequences, wanted rows and sampler states of a step, at most */
     int32_t max_seq_len;      /* tokens of one sequence, at most */
-    /* Memory for the blocks of each tier. Device 0: kv_fraction decides; another 0: no such tier.
-     */
+    /* Memory for the blocks of each tier. Device 0: kv_fraction decides; others 0: no such tier. */
     uint64_t tier_bytes[N_TIERS];
     double kv_fraction; /* (0, 1]: of what is free once the weights are loaded; 0, and no
                          * tier_bytes[TIER_DEVICE]: the backend's own choice */
@@ -106,8 +105,7 @@ struct backend_ops {
     void (*close)(struct backend *b); /* waits for steps under way; takes NULL */
 };
 
-/* A backend in a module of its own exports this symbol: `const struct backend_ops nvllm_backend`.
- */
+/* What a backend in a module exports: `const struct backend_ops nvllm_backend`. */
 #define BACKEND_SYMBOL "nvllm_backend"
 
 #endif

@@ -132,8 +132,7 @@ int frame_decoder_take(struct frame_decoder *d, const uint8_t **frame, size_t *n
         *n = length;
         d->held.start = (size_t)(next - d->held.data) + length;
     } else if (r == FRAME_MORE) {
-        /* The last frame is no longer in use: it must not take memory while its sender is silent.
-         */
+        /* The last frame is done with: it must not take memory while its sender is silent. */
         when_empty(&d->held);
     } else {
         d->held.start = d->held.end;

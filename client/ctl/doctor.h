@@ -54,18 +54,14 @@ const char *doctor_quote(struct doctor *d, const char *text);
 const char *doctor_folder_of(struct doctor *d, const char *path);
 const char *doctor_again_command(struct doctor *d);
 const char *doctor_edit_command(struct doctor *d);
-/* Whether the user may enter each folder above path and do `want`, as access(), with path itself.
- */
+/* Whether the user may enter each folder above path, and do `want`, as access(), with path. */
 bool doctor_check_path(struct doctor *d, const struct user *user, const char *path, int want);
 /* The first bytes of a file, without a newline at their end; false if it is unreadable or empty. */
 bool doctor_read_start(char *text, size_t n, const char *path);
 
-/* doctor_config.c */
+/* doctor_checks.c */
 void doctor_find_program(struct doctor *d); /* sets d->nvllmd */
 void doctor_check_config(struct doctor *d);
-bool doctor_say_model_findings(struct doctor *d); /* nvllmd's; true: nothing is wrong */
-
-/* doctor_host.c */
 void doctor_check_model(struct doctor *d);
 void doctor_check_devices(struct doctor *d);
 void doctor_check_memory(struct doctor *d);

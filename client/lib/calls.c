@@ -267,7 +267,6 @@ enum nvllm_code nvllm_pin_cache(struct nvllm_client *c, const struct nvllm_pin_o
 {
     Nvllm__V1__PinCache op;
     struct nvllm_pin_options o = default_pin;
-    struct nvllm_request input;
 
     if (!sized_take(&o, sizeof(o), options))
         return unprepared(err);
@@ -275,8 +274,8 @@ enum nvllm_code nvllm_pin_cache(struct nvllm_client *c, const struct nvllm_pin_o
     op.has_unpin = op.unpin = o.unpin;
     op.has_uid = o.has_uid;
     op.uid = o.uid;
-    input = (struct nvllm_request)INPUT(o);
-    return call_prompt(c, OP(PIN_CACHE), &op.base, &input, timeout_ms, (const void **)change, err);
+    return call_prompt(c, OP(PIN_CACHE), &op.base, &(struct nvllm_request)INPUT(o), timeout_ms,
+                       (const void **)change, err);
 }
 
 /* ---- why */
@@ -287,7 +286,6 @@ enum nvllm_code nvllm_explain(struct nvllm_client *c, const struct nvllm_explain
 {
     Nvllm__V1__Explain op;
     struct nvllm_explain_options o = default_explain;
-    struct nvllm_request input;
 
     if (!sized_take(&o, sizeof(o), options))
         return unprepared(err);
@@ -299,9 +297,8 @@ enum nvllm_code nvllm_explain(struct nvllm_client *c, const struct nvllm_explain
         op.request = o.request;
         return call(c, OP(EXPLAIN), &op, NULL, timeout_ms, (const void **)explanation, err);
     }
-    input = (struct nvllm_request)INPUT(o);
-    return call_prompt(c, OP(EXPLAIN), &op.base, &input, timeout_ms, (const void **)explanation,
-                       err);
+    return call_prompt(c, OP(EXPLAIN), &op.base, &(struct nvllm_request)INPUT(o), timeout_ms,
+                       (const void **)explanation, err);
 }
 
 /* ---- the daemon itself */

@@ -9,8 +9,7 @@ struct cpu_pool;
 
 enum { CPU_POOL_MAX_THREADS = 1024 };
 
-/* n_threads includes the caller, 1 .. CPU_POOL_MAX_THREADS. Negative errno: no memory or threads.
- */
+/* n_threads: 1 .. CPU_POOL_MAX_THREADS, the caller included. -ENOMEM, -EAGAIN. */
 int cpu_pool_new(struct cpu_pool **out, int n_threads);
 void cpu_pool_free(struct cpu_pool *p);
 int cpu_pool_threads(const struct cpu_pool *p);

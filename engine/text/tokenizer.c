@@ -122,8 +122,7 @@ static bool next_match(struct matches *m)
     return false;
 }
 
-/* Encodes bytes [start, end) of the text of m, which contain no token matched before normalization.
- */
+/* Encodes bytes [start, end) of the text of m, in which no token matches before normalization. */
 static int encode_segment(struct encoder *enc, const struct matches *m, size_t start, size_t end)
 {
     struct matches normalized = {.t = enc->t, .normalized = true};
