@@ -169,11 +169,11 @@ static const char commands_help[] =
     "Ctrl-C stops an answer. A line that ends with “\\” continues on the next one.\n"
     "“//” at the beginning stands for a “/” that begins no command.\n";
 
-/* Writes the conversation on one line, as render and batch read it. */
+/* Writes the conversation on one line, as render and batch read it; what is not UTF-8 as U+FFFD. */
 static void save(struct chat *chat, const char *path)
 {
-    json_t *sent = conversation(chat);
-    size_t n = json_array_size(json_object_get(sent, "messages"));
+    json_t *sent = conversation(chat), *messages = json_object_get(sent, "messages"), *m;
+    size_t n = json_array_size(messages), i;
     const char *home = getenv("HOME");
     char expanded[4096];
     FILE *file;
@@ -183,7 +183,13 @@ static void save(struct chat *chat, const char *path)
         snprintf(expanded, sizeof(expanded), "%s%s", home, path + 1);
         path = expanded;
     }
-    errno = EILSEQ; /* of a text that is not UTF-8 */
+    json_array_foreach(messages, i, m)
+    {
+        const json_t *text = json_object_get(m, "content");
+
+        json_array_set_new(messages, i, m = json_copy(m)); /* the chat keeps the bytes */
+        json_object_set_new(m, "content", ctl_json_text(ctl_json_string(text)));
+    }
     file = path[0] ? fopen(path, "we") : NULL;
     ok = file && json_dumpf(sent, file, 0) == 0 && putc('\n', file) != EOF;
     ok = file && fclose(file) == 0 && ok;

@@ -235,6 +235,11 @@ class Piped(SharedDaemon):
         self.assertEqual(re.sub("nvllmctl: the answer was cut at its maximum length .*\n", "",
                                 done.stderr.decode()), "")
 
+    def test_saves_what_is_not_utf8(self):
+        path = self.temporary_folder() / "saved"
+        self.daemon.ctl("chat", stdin=b"/system a\xff\n/save %s\n" % bytes(path))
+        self.assertEqual(json.loads(path.read_bytes())["messages"][0]["content"], "a\ufffd")
+
     def test_control_c_ends_it(self):
         """Without a terminal Ctrl-C ends the program, waiting for input or for an answer."""
         for stdin in b"", b"Count from 1 to 1000.\n":
