@@ -18,8 +18,8 @@ void error_copy_text(char *buf, size_t cap, const char *text)
     size_t n = text ? strnlen(text, cap) : 0;
 
     if (n == cap)
-        for (n--; n > 0 && (text[n] & 0xc0) == 0x80; n--)
-            ; /* not inside a character */
+        for (n--; n > cap - 4 && (text[n] & 0xc0) == 0x80; n--)
+            ; /* not inside a character, which has up to 4 bytes */
     memcpy(buf, n ? text : "", n);
     buf[n] = '\0';
     utf8_clean(buf);

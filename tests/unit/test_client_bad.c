@@ -80,6 +80,18 @@ TEST(refused_connection)
     ck_assert_str_eq(err.message, "too many ?[31mconnections");
 }
 
+/* A long message is cut between two characters, and not to nothing where it holds none. */
+TEST(long_message)
+{
+    char text[sizeof(err.message) + 10] = {0};
+    int fd = open_pair();
+
+    memset(text, 0x80, sizeof(text) - 1);
+    server_error(&server, 0, NVLLM__V1__ERROR_CODE__ERROR_BUSY, text);
+    ck_assert_int_eq(connect_fd(fd, 1000, false), NVLLM_E_BUSY);
+    ck_assert_uint_eq(strspn(err.message, "?"), sizeof(err.message) - 4);
+}
+
 /* A delta of one token with so many rows of logprobs, each with so many ids and no values. */
 static void send_logprobs(uint64_t id, size_t n_rows, size_t n_ids)
 {
