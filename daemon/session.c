@@ -450,11 +450,12 @@ static void shed_all(struct server *s)
     for (;;) {
         const uint64_t all = buffer_bytes(&s->accounts.total);
         const struct account *one = all > most || all > per_uid ? largest_account(s) : NULL;
-        struct session *largest = one ? largest_session(s, one) : NULL;
 
-        if (!largest || (all <= most && buffer_bytes(one) <= per_uid))
+        if (!one || (all <= most && buffer_bytes(one) <= per_uid))
             return;
-        shed(s, largest, all > most ? LIMIT_BUFFER_BYTES : LIMIT_BUFFER_BYTES_PER_UID);
+        /* Its bytes are those of its connections: there is one. */
+        shed(s, largest_session(s, one),
+             all > most ? LIMIT_BUFFER_BYTES : LIMIT_BUFFER_BYTES_PER_UID);
     }
 }
 
