@@ -327,7 +327,6 @@ void server_engine_failed(struct server *s)
     log_text(LOG_LEVEL_ERROR, "engine_failed", status.failure.text, "requests=%zu", s->requests.n);
     server_tell_failure(status.failure.text);
     s->end = SERVER_FAILED;
-    server_tell_status(s);
     stop_listening(s);
     refusal_set(&e, CODE(INTERNAL), "%s", status.failure.text);
     requests_fail_all(s, &e);
