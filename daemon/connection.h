@@ -45,7 +45,7 @@ struct connections {
     struct event_base *base;
     const struct connection_handler *handler;
     void *shared;                  /* for settle and round */
-    const struct options *options; /* the limits; that of frames counts for new connections */
+    const struct options *options; /* limits; a new frame_bytes is for new connections only */
     struct list dirty;             /* with something to write, or ending */
     struct list gone;              /* to be freed; connections_next_gone */
     struct list waiting;           /* for the next round, longest first */

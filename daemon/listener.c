@@ -104,7 +104,7 @@ static int look_at_path(const struct sockaddr_un *addr, bool *left, struct err *
     return 0;
 }
 
-/* Binds the path, from which it removes the socket of a dead daemon alone, and listens there. */
+/* Binds the path and listens there. Removes a socket of a dead daemon, and nothing else. */
 static int bind_path(struct listener *l, struct err *e)
 {
     const struct listener_options *o = &l->options;

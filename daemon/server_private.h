@@ -101,7 +101,7 @@ struct session {
 
 /* A request from its acceptance to its terminal event: in its session's map by the client's id, and
  * in the server's by the daemon's. When the client leaves, the request is cancelled but stays in
- * the server's map, and on the user's account, until the engine, whose owner it is, ends it. */
+ * the server's map, and on the user's account, until the engine ends it: engine_request.owner. */
 struct pending {
     uint64_t id;        /* the daemon's */
     uint64_t client_id; /* the client's */
