@@ -16,7 +16,7 @@ bool utf8_steers(const void *p, int step);
 /* True if the bytes are UTF-8: no surrogates, no overlong forms, nothing above U+10FFFF. */
 bool utf8_valid(const void *data, size_t n);
 
-/* Replaces each byte with '?' that is not UTF-8, or on which a terminal would act. */
+/* Replaces each byte of control characters and of invalid UTF-8 with '?'. */
 void utf8_clean(char *s);
 
 #endif
