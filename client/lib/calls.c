@@ -7,7 +7,7 @@
 
 #define OP(name) NVLLM__V1__CLIENT_FRAME__OP_##name
 
-/* Sends an operation and waits for its answer, *out; with id it only tells the request's number. */
+/* Sends an operation and waits for its answer, *out. With id it does not wait, but sets *id. */
 static enum nvllm_code call(struct nvllm_client *c, Nvllm__V1__ClientFrame__OpCase op_case,
                             void *op, uint64_t *id, int timeout_ms, const void **out,
                             struct nvllm_error *err)
