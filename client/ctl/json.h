@@ -47,7 +47,7 @@ void ctl_result_add(struct ctl_result *r, const struct nvllm_delta *delta);
 enum nvllm_finish ctl_result_end(struct ctl_result *r, enum nvllm_finish finish);
 
 /* Runs a request to its end: r takes what comes and, if `streams`, stdout the text of its deltas.
- * NVLLM_E_TIMEOUT, without *err: as ctl_next_of(). With r->answer.id 0 it was not even sent. */
+ * NVLLM_E_TIMEOUT, without *err, as from ctl_next_of(). r->answer.id is 0 if it was not sent. */
 enum nvllm_code ctl_result_run(struct ctl_result *r, struct ctl *ctl,
                                const struct nvllm_request *request, bool streams,
                                struct nvllm_error *err);
