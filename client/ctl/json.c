@@ -250,8 +250,10 @@ static json_t *count_json(uint64_t n)
 #define ADD_PRIORITY(member, key)    ADD_VALUE(key, json_string(nvllm_priority_name(in->member)))
 #define ADD_WAIT_REASON(member, key) ADD_VALUE(key, json_string(nvllm_wait_reason_name(in->member)))
 #define ADD_BYTES(member, key)                                                                     \
-    if (in->member.len > 0)                                                                        \
-    ADD_VALUE(key, ctl_json_text(in->member))
+    {                                                                                              \
+        if (in->member.len > 0)                                                                    \
+            ADD_VALUE(key, ctl_json_text(in->member))                                              \
+    }
 #define ADD_FLAT(member, key)  add_##member(o, in);
 #define ADD_GROUP(member, key) ADD_VALUE(key, add_##member(json_object(), in))
 #define ADD_LIST(member, key)                                                                      \
