@@ -199,7 +199,7 @@ static int skinny(const struct pass *p, const struct matrix *w, struct skinny s)
     return cuda_check(skinny_gemm(p->f->launch, &s), "a product of few rows", p->e);
 }
 
-/* A product of the normed residual, normed in it or, where too long, before it: the same bits. */
+/* A product of the normed residual; a short one norms it itself, which gives the same bits. */
 static int skinny_of_normed(const struct pass *p, const struct matrix *w,
                             const uint16_t *norm_weight, struct skinny s)
 {

@@ -23,7 +23,7 @@ enum {
 
 static const double KV_FRACTION = 0.9; /* by default: some is left for others' contexts */
 
-/* Of the graph that a step of n decodes runs in: a power of two, above GRAPH_FINE a multiple. */
+/* Decodes of the graph that n run in: a power of two, above GRAPH_FINE a multiple of that. */
 static int graph_size(int n)
 {
     int size = 1;
@@ -35,7 +35,7 @@ static int graph_size(int n)
     return size;
 }
 
-/* With what no grid or index of a kernel holds, whatever memory there is. */
+/* How large steps may be. Refuses what no grid or index of a kernel can hold. */
 static int set_limits(struct rank *b, struct err *e)
 {
     const struct model_config *c = &b->config;

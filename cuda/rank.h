@@ -1,8 +1,8 @@
 /* rank.h - one device and its part of the model: weights, KV pool, activations, sampler, graphs and
  * stream, and the steps that run there.
  *
- * A rank decides nothing: the backend gives it steps.
- * Engine thread only; rank_init may run on another. */
+ * It runs the steps that the backend gives it, by choices that are made once, when it opens. Engine
+ * thread only; rank_init may run on another. */
 #ifndef NVLLM_CUDA_RANK_H
 #define NVLLM_CUDA_RANK_H
 

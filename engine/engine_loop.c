@@ -1,6 +1,6 @@
 /* engine_loop.c - the engine thread: turns requests into steps and steps into events.
  *
- * A turn waits while too many events are untaken, admits new requests, submits the next step,
+ * An iteration waits while too many events are untaken, admits new requests, submits the next step,
  * publishes events, waits for the oldest step and commits it. The events of that commit are
  * published at once where another step is in flight, else after the next submit: the device never
  * waits. */
@@ -327,7 +327,7 @@ static int finish_oldest(struct engine *g, struct err *e)
     return 0;
 }
 
-static int turn(struct engine *g, struct err *e)
+static int iterate(struct engine *g, struct err *e)
 {
     const struct backend_ops *ops = g->options.backend;
     const struct batch *batch;
@@ -410,7 +410,7 @@ void *engine_main(void *engine)
         (void)setpriority(PRIO_PROCESS, 0, ENGINE_NICE); /* 0: this thread, on Linux */
         engine_publish_state(g, ENGINE_READY);
         while (!g->quit && r >= 0)
-            r = turn(g, &e);
+            r = iterate(g, &e);
     }
     if (r < 0)
         fail(g, &e);

@@ -273,7 +273,7 @@ static __device__ __forceinline__ int add_done(int32_t *counters, int n)
     return before;
 }
 
-/* out = the splits' results by their shares. First all shares, then all sums, so loads overlap. */
+/* out = the splits' results weighted by their shares. All shares come first, so loads overlap. */
 template <int HEAD_DIM>
 static __device__ void join_splits(uint16_t *out, const float *from, int64_t stride, int n_heads,
                                    int n_splits)

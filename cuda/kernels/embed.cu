@@ -18,8 +18,9 @@ static __global__ void __launch_bounds__(THREADS)
 
     if (token < 0)
         token = __ldcg(sampled + ~token);
-    if (token < 0 || token >= vocab_size) /* the row before had no valid logits, so its sequence */
-        token = 0;                        /* has ended and this row is lost */
+    /* The row before had no valid logits: its sequence has ended, and this row is lost. */
+    if (token < 0 || token >= vocab_size)
+        token = 0;
     for (int i = (int)threadIdx.x; i < n_vec; i += THREADS) {
         const uint4 v = table[(int64_t)token * n_vec + i];
         float4 *to = residual + ((int64_t)row * n_vec + i) * 2;

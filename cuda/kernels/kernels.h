@@ -34,8 +34,8 @@ struct kv_pool {
     int head_dim; /* 64 or 128 */
 };
 
-/* A split-KV work item: one split of a decoding sequence's keys, or consecutive ones, to the same
- * bits as if each were an item. Blocks begin at the first n_items of a step and go on by next. */
+/* A split-KV work item: one split of a decoding sequence's keys, or consecutive ones, which yield
+ * the bits of an item each. Blocks begin at the first n_items of a step and go on by next. */
 struct attn_item {
     int32_t seq;             /* also its row */
     int32_t begin, end;      /* multiples of ATTN_UNIT except at the sequence's end */
@@ -166,7 +166,7 @@ struct attn {
 cudaError_t attn_decode(const struct launch *l, const struct attn *a, const struct rope *r,
                         const struct step_view *v, float *partial, int32_t *counters,
                         int grid_items);
-/* Of a launch with split keys, at most: n_tiles * n_heads * n_splits where n_splits > 1. */
+/* The most that n_tiles * n_heads * n_splits may be in a launch with n_splits > 1. */
 enum { ATTN_SPLIT_BLOCKS = 512, ATTN_PREFILL_COUNTERS = ATTN_SPLIT_BLOCKS + 1 };
 static inline size_t attn_prefill_partial_bytes(int head_dim)
 {

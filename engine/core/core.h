@@ -30,10 +30,10 @@ enum core_priority { CORE_LOW, CORE_NORMAL, CORE_HIGH, CORE_N_PRIORITIES };
 struct core_options {
     int32_t n_blocks;
     int32_t block_len;        /* power of two, 16 .. 4096 */
-    int32_t max_batch_tokens; /* rows of a step; with fewer than max_seqs decodes alternate */
+    int32_t max_batch_tokens; /* rows of a step; decodes alternate if below max_seqs */
     int32_t max_seqs;         /* running sequences */
     int32_t max_seq_len;      /* tokens of a sequence: the model's length */
-    int32_t max_preemptions;  /* one preempted so often is the last of its class to be; 3 */
+    int32_t max_preemptions;  /* a sequence preempted so often is its class's last victim; 3 */
     bool prefix_cache;        /* false: blocks are shared inside one request only (n > 1) */
     bool share_all;           /* prefix_cache_scope = all: one namespace for all clients */
     bool replay; /* what was sampled is computed again a token a step, and only blocks of prompts

@@ -207,8 +207,8 @@ static int32_t compare(const struct core *c, const struct node *node, const int3
     return most;
 }
 
-/* What a generate would find now, and how much further some cached prompt agrees with this one: the
- * latter not where that may be another client's, which could then be guessed token by token. */
+/* What a generate would find now, and how much further some cached prompt agrees with this one,
+ * unless that may be another client's: it could be guessed token by token. */
 static int explain(const struct core *c, const struct inspect_query *q, const int32_t *prompt,
                    int32_t n_prompt, struct inspect_report *out)
 {

@@ -63,7 +63,7 @@ static int by_key(const void *x, const void *y)
 }
 
 /* All requests: running ones by arrival, then those between running and waiting, then waiting ones
- * in the order of admission if each is charged what it has to compute now. To be freed. */
+ * in the order of admission if each is charged what it has to compute now. The caller frees. */
 static struct row *sorted_rows(const struct core *c)
 {
     struct row *rows = calloc((size_t)c->n_requests + 1, sizeof(*rows)), *row = rows;

@@ -38,18 +38,17 @@ struct fair_user {
     int32_t n_blocks;  /* taken by its running sequences; blocks found in the cache do not count */
 
     /* Of the step being planned, from fair_step_begin() on. */
-    int32_t decodes; /* that its running sequences could have */
-    int32_t
-        rows[CORE_N_PRIORITIES]; /* prompt rows wanted by this class and above, up to a step's */
-    int32_t klass;               /* the highest of these; -1: none */
-    int32_t n_planned;           /* of both */
-    double quota_us;             /* its part of the step, if it wants so much */
-    double planned_us;           /* what its rows add to the step */
+    int32_t decodes;                 /* that its running sequences could have */
+    int32_t rows[CORE_N_PRIORITIES]; /* of prompts in this class and above, up to a step's rows */
+    int32_t klass;                   /* the highest of these; -1: none */
+    int32_t n_planned;               /* of both */
+    double quota_us;                 /* its part of the step, if it wants so much */
+    double planned_us;               /* what its rows add to the step */
     double charged_us;
     int32_t n_skipped;    /* waiting sequences that do not fit now */
     bool closed;          /* admits no more */
-    struct list decoding; /* sequences with a decode yet to be planned, in order */
-    struct list prompts;  /* the same of a chunk, of the class being planned */
+    struct list decoding; /* sequences that may still be granted a decode, in order */
+    struct list prompts;  /* and those of the class being planned that may be granted a chunk */
 };
 
 struct fair {

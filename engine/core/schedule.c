@@ -236,12 +236,12 @@ static int32_t decode_budget(const struct core *c, uint64_t step)
     return max - (max / PROMPT_PART > 1 ? max / PROMPT_PART : 1);
 }
 
-/* Of a user's sequences that rows may be granted to. */
-static struct sequence *take_turn(struct list *turns)
+/* The first of a user's sequences that rows may be granted to. */
+static struct sequence *pop(struct list *l)
 {
-    struct sequence *s = CONTAINER_OF(turns->next, struct sequence, turn);
+    struct sequence *s = CONTAINER_OF(l->next, struct sequence, in_plan);
 
-    list_remove(&s->turn);
+    list_remove(&s->in_plan);
     return s;
 }
 
@@ -258,7 +258,7 @@ static bool line_up_prompts(struct core *c, const struct step *st, int32_t klass
         if ((int32_t)s->request->priority != klass || s->last_step == st->head.step ||
             chunk_left(c, st, s) == 0)
             continue;
-        list_append(&u->prompts, &s->turn);
+        list_append(&u->prompts, &s->in_plan);
         any = true;
     }
     return any;
@@ -317,7 +317,7 @@ static void grant_decode(struct core *c, struct plan *p, struct fair_user *u)
     if (!p->last)
         us = fmin(us, u->quota_us - u->planned_us - c->fair.decode_us);
     drafts = fmax(us / c->fair.row_us, 0);
-    s = take_turn(&u->decoding);
+    s = pop(&u->decoding);
     if (may_decode(c, p->step, s)) /* not preempted since */
         p->n_rows += plan_decode(c, p->step, s, drafts < left ? (int32_t)drafts : left);
 }
@@ -339,7 +339,7 @@ static void grant_chunk(struct core *c, struct plan *p, struct fair_user *u)
     if (!p->last)
         rows = fmin(rows, ceil((u->quota_us - u->planned_us) / row_us));
     rows = fmax(rows, 1);
-    s = take_turn(&u->prompts);
+    s = pop(&u->prompts);
     if (s->state == SEQ_PREFILL && (s->loaded || step_has_room_for_update(p->step, s)))
         p->n_rows += plan_chunk(c, p->step, s, rows < left ? (int32_t)rows : left);
 }
@@ -390,7 +390,7 @@ static void line_up_decodes(struct core *c, const struct step *st)
 {
     SEQUENCE_EACH (s, &c->decoding)
         if (may_decode(c, st, s))
-            list_append(&s->request->user->decoding, &s->turn);
+            list_append(&s->request->user->decoding, &s->in_plan);
 }
 
 static void schedule(struct core *c, struct step *st, uint64_t now_us)

@@ -23,7 +23,7 @@ uint64_t machine_memory_total(void); /* installed; control groups are ignored */
 
 /* Zeroed anonymous memory, in huge pages if the system grants them. */
 struct region {
-    char *base; /* of a page */
+    char *base; /* page-aligned */
     size_t bytes;
     size_t filled; /* the first bytes, whose pages are allocated */
 };

@@ -134,7 +134,7 @@ static __device__ __forceinline__ uint4 load_packet(const uint4 *from)
     return make_uint4((uint32_t)a, (uint32_t)(a >> 32), (uint32_t)b, (uint32_t)(b >> 32));
 }
 
-// Waits for the packets that each(f) calls f(packet, at) for. A poll asks for all missing ones.
+// Waits for the packets for which each(visit) calls visit(packet, at). A poll asks for all missing.
 template <typename Each>
 static __device__ __forceinline__ void receive_packets(uint32_t &polls, const Each &each)
 {

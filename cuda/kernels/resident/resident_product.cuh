@@ -106,7 +106,7 @@ static __device__ __forceinline__ void receive_registers(struct x_part<HALVES> (
     }
     if (n > 0)
         wait_first(f, from[0]);
-    receive_packets(polls, [&](auto f) {
+    receive_packets(polls, [&](auto visit) {
 #pragma unroll
         for (int c = 0; c < STAGES; c++)
             if (c * CHUNK < j.k)
@@ -114,7 +114,7 @@ static __device__ __forceinline__ void receive_registers(struct x_part<HALVES> (
                 for (int i = 0; i < K_STEPS; i++)
 #pragma unroll
                     for (int h = 0; h < HALVES; h++)
-                        f(x[c].v[h][i], from[h] + (c * K_STEPS + i) * STEP);
+                        visit(x[c].v[h][i], from[h] + (c * K_STEPS + i) * STEP);
     });
     __syncwarp();
 }
@@ -144,10 +144,10 @@ static __device__ __forceinline__ void receive_shared(const struct frame &f, con
             got[i] = u < n && row < f.m ? sentinel() : make_uint4(0, 0, 0, 0);
             at[i] = (step * RESIDENT_MAX_ROWS + source_of(f, j, row)) * 4 + u % 4;
         }
-        receive_packets(polls, [&](auto f) {
+        receive_packets(polls, [&](auto visit) {
 #pragma unroll
             for (int i = 0; i < BATCH; i++)
-                f(got[i], from + at[i]);
+                visit(got[i], from + at[i]);
         });
 #pragma unroll
         for (int i = 0; i < BATCH; i++) {
