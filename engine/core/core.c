@@ -268,6 +268,7 @@ void core_halt(struct core *c, struct sequence *s, enum sequence_state state)
     else
         c->n_decoding--;
     list_remove(&s->link);
+    list_remove(&s->in_plan);
     s->state = state;
     if (--s->request->n_running == 0)
         c->n_requests_running--;

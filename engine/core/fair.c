@@ -185,8 +185,6 @@ void fair_step_begin(struct fair *f, const struct step_cost *cost)
         u->quota_us = INFINITY;
         u->planned_us = u->charged_us = 0;
         u->closed = false;
-        list_init(&u->decoding);
-        list_init(&u->prompts);
     }
 }
 
@@ -285,7 +283,10 @@ void fair_step_end(struct fair *f)
     }
     if (isinf(least))
         least = greatest;
-    FAIR_EACH (u, f)
+    FAIR_EACH (u, f) {
         if (!wants_more(u))
             u->vtime = fmax(u->vtime, least - fair_vtime_of(u, credit));
+        list_clear(&u->decoding);
+        list_clear(&u->prompts);
+    }
 }

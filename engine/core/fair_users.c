@@ -65,6 +65,8 @@ static struct fair_user *user_new(struct fair *f, uint64_t id)
     }
     u->id = id;
     u->share = share_of(f, id);
+    list_init(&u->decoding);
+    list_init(&u->prompts);
     for (int k = 0; k < CORE_N_PRIORITIES; k++)
         list_init(&u->waiting[k]);
     return u;

@@ -251,7 +251,7 @@ static bool line_up_prompts(struct core *c, const struct step *st, int32_t klass
     bool any = false;
 
     FAIR_EACH (u, &c->fair)
-        list_init(&u->prompts);
+        list_clear(&u->prompts);
     SEQUENCE_EACH (s, &c->prefilling) {
         struct fair_user *u = s->request->user;
 
@@ -375,22 +375,17 @@ void core_count_runnable(const struct core *c, const struct step *st, const stru
         u->klass = klass;
 }
 
-/* Counts what each user's running sequences could have. */
+/* Counts what each user's running sequences could have, and lines up its decodes. */
 static void count_running(const struct core *c, const struct step *st)
 {
     SEQUENCE_EACH (s, &c->prefilling)
         core_count_runnable(c, st, s);
-    SEQUENCE_EACH (s, &c->decoding)
-        if (may_decode(c, st, s))
-            core_count_runnable(c, st, s);
-}
-
-/* Only after admission, which may preempt a decode and begin it again. */
-static void line_up_decodes(struct core *c, const struct step *st)
-{
-    SEQUENCE_EACH (s, &c->decoding)
-        if (may_decode(c, st, s))
-            list_append(&s->request->user->decoding, &s->in_plan);
+    SEQUENCE_EACH (s, &c->decoding) {
+        if (!may_decode(c, st, s))
+            continue;
+        core_count_runnable(c, st, s);
+        list_append(&s->request->user->decoding, &s->in_plan);
+    }
 }
 
 static void schedule(struct core *c, struct step *st, uint64_t now_us)
@@ -401,7 +396,6 @@ static void schedule(struct core *c, struct step *st, uint64_t now_us)
     fair_step_begin(&c->fair, &c->cost);
     count_running(c, st);
     core_admit_waiting(c, st, now_us);
-    line_up_decodes(c, st);
     p.limit_us = fair_step_limit(&c->fair, c->options.max_batch_tokens);
     p.max_decodes = decode_budget(c, st->head.step);
     p.max_rows = prompt_budget(c, least(c->n_decoding, p.max_decodes));

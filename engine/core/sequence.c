@@ -91,6 +91,7 @@ struct request *request_new(const struct core_request *r, uint64_t order, uint64
         s->order = order + (uint64_t)i;
         s->slot = -1;
         list_init(&s->link);
+        list_init(&s->in_plan);
         list_init(&s->waiters);
         s->sampling = *r->sampling;
         s->sampling.seed += (uint64_t)i;

@@ -60,7 +60,7 @@ struct sequence {
     int32_t n_returning; /* draining: blocks that its end frees */
     uint64_t last_step;  /* the last one it takes part in */
     bool loaded;         /* a step has set its sampler state */
-    struct list in_plan; /* among those of its user, in the step being planned */
+    struct list in_plan; /* among those of its user, in the step being planned, or none */
     int32_t last_row;    /* its place in batch.rows of last_step, where it has one */
 
     struct sampling sampling; /* seed + choice; the arrays are the request's */

@@ -63,6 +63,13 @@ static inline void list_remove(struct list *n)
     list_init(n);
 }
 
+/* Removes all members. */
+static inline void list_clear(struct list *head)
+{
+    while (!list_empty(head))
+        list_remove(head->next);
+}
+
 /* for each member of a list, from which it may be removed */
 #define LIST_EACH(type, member, link, head)                                                        \
     for (type *member = CONTAINER_OF((head)->next, type, link), *next_##member;                    \
