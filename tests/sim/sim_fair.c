@@ -177,6 +177,19 @@ static const char *check_charges(const struct world *w, const struct rows rows[N
     return NULL;
 }
 
+/* What the step takes without what others compute again after a preemption: that is not charged. */
+static double charged_us(const struct world *w, const struct rows rows[N_CLIENTS],
+                         const struct batch *b)
+{
+    int32_t decodes = b->n_decodes, n = b->n_tokens - b->n_decodes;
+
+    for (int k = 0; k < N_CLIENTS; k++) {
+        decodes -= k == LIGHT ? 0 : rows[k].decodes - rows[k].new_decodes;
+        n -= k == LIGHT ? 0 : rows[k].rows - rows[k].new_rows;
+    }
+    return step_cost_us(&w->cost, decodes, n);
+}
+
 /* From the step after the first with its rows up to one with its rows, a client with one request
  * at a time waits no longer than its share of the time asks for, but for one grant of each other
  * client and what it was ahead. */
@@ -205,9 +218,7 @@ static const char *check_light(struct world *w, const struct rows rows[N_CLIENTS
         return NULL;
     w->light_share = fmin(w->light_share, user->share / shares);
     share = w->light_share;
-    w->light_us += w->light_us <= 0 ? own
-                                    : step_cost_us(&w->cost, batch->n_decodes,
-                                                   batch->n_tokens - batch->n_decodes);
+    w->light_us += w->light_us <= 0 ? own : charged_us(w, rows, batch);
     w->light_own_us += own;
     w->light_most_us = fmax(w->light_most_us, fmax(own, w->cost.row_us));
     at_once = (2 * w->light_most_us + PRECISION * one) / share;
