@@ -158,10 +158,10 @@ static void begin(struct core *c, struct sequence *s, int32_t n_found, uint64_t 
     s->ran = true;
     c->stats.queried_tokens += (uint64_t)q->n_prompt;
     c->stats.hit_tokens += (uint64_t)s->n_written;
-    if (s->choice == 0)
-        q->usage.cached_tokens = s->n_written;
-    if (!q->usage.start_us)
-        q->usage.start_us = now_us;
+    if (q->usage.start_us) /* another choice has begun, and this one may find what it computed */
+        return;
+    q->usage.start_us = now_us;
+    q->usage.cached_tokens = s->n_written;
 }
 
 /* Choices of a request begin with the first: the others find what it computed. */

@@ -81,7 +81,7 @@ enum core_reason {
 
 struct core_usage {
     int32_t prompt_tokens;
-    int32_t cached_tokens; /* prompt tokens that choice 0 found in the cache on its first run */
+    int32_t cached_tokens; /* prompt tokens that the first choice to run found in the cache */
     int32_t completion_tokens;
     int32_t preemptions;
     uint64_t arrival_us; /* core_admit */
