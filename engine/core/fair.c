@@ -23,6 +23,7 @@
  *   what the requests in the slots take;
  * - a newcomer waits for the steps in flight, each of at most PRECISION one-decode steps.
  *
+ * Where steps are short of rows rather than of time, prompts get the rows that decodes leave.
  * One user alone is not bounded at all until a second one has ever sent a request. */
 #include "engine/core/fair.h"
 

@@ -192,13 +192,16 @@ static double charged_us(const struct world *w, const struct rows rows[N_CLIENTS
 
 /* From the step after the first with its rows up to one with its rows, a client with one request
  * at a time waits no longer than its share of the time asks for, but for one grant of each other
- * client and what it was ahead. */
+ * client and what it was ahead; and but for steps without a row to spare, where its prompt gets the
+ * rows that decodes leave. */
 static const char *check_light(struct world *w, const struct rows rows[N_CLIENTS],
                                const struct batch *batch)
 {
     const double one = step_cost_us(&w->cost, 1, 0), own = own_us(w, &rows[LIGHT]);
     const int32_t n = rows[LIGHT].decodes + rows[LIGHT].rows;
     const struct fair_user *user = NULL;
+    const bool is_full =
+        batch->n_tokens == w->options.max_batch_tokens && rows[LIGHT].all_rows > rows[LIGHT].rows;
     double shares = 0, share, at_once;
     uint64_t id = 0;
 
@@ -218,7 +221,9 @@ static const char *check_light(struct world *w, const struct rows rows[N_CLIENTS
         return NULL;
     w->light_share = fmin(w->light_share, user->share / shares);
     share = w->light_share;
-    w->light_us += w->light_us <= 0 ? own : charged_us(w, rows, batch);
+    w->light_us += w->light_us <= 0 ? own
+                   : is_full        ? fmin(charged_us(w, rows, batch), own / share)
+                                    : charged_us(w, rows, batch);
     w->light_own_us += own;
     w->light_most_us = fmax(w->light_most_us, fmax(own, w->cost.row_us));
     at_once = (2 * w->light_most_us + PRECISION * one) / share;
