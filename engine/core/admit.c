@@ -211,7 +211,7 @@ static enum admission admit(struct core *c, struct step *st, struct sequence *s,
 }
 
 /* Whether s has a slot, and rows to compute in this step. It claims none while it is known to lack
- * blocks. */
+ * blocks, or waits for its request's first choice. */
 static bool may_begin(struct core *c, const struct sequence *s, int32_t promised)
 {
     const int32_t rows = step_cost_rows(&c->cost, c->n_decoding);
@@ -219,7 +219,8 @@ static bool may_begin(struct core *c, const struct sequence *s, int32_t promised
 
     if (n >= rows || n >= c->options.max_batch_tokens)
         return false;
-    if (c->n_free_slots == 0 && (s->n_lacking == 0 || s->n_lacking <= blocks_for(c, s, promised)))
+    if (c->n_free_slots == 0 && !passes_sibling(s) &&
+        (s->n_lacking == 0 || s->n_lacking <= blocks_for(c, s, promised)))
         core_claim_slot(c, s);
     return c->n_free_slots > 0;
 }

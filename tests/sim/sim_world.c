@@ -372,14 +372,16 @@ static const char *check_turns(struct world *w, const struct batch *batch, bool 
 static const char *check_shares(struct world *w, bool blocks_short)
 {
     struct core *c = w->core;
-    const struct sequence *s;
+    const struct sequence *s, *first;
     bool waits;
 
     FAIR_EACH (u, &c->fair)
         u->closed = false;
     s = fair_top(&c->fair);
-    waits = s && s->n_lacking == 0 && c->n_free_slots == 0 && list_empty(&c->draining) &&
-            !blocks_short && s->request->user->rows[0] == 0 && core_slot_victim(c, s);
+    first = s ? &s->request->choices[0] : NULL;
+    waits = s && (s == first || first->ran || first->state == SEQ_ENDED) && s->n_lacking == 0 &&
+            c->n_free_slots == 0 && list_empty(&c->draining) && !blocks_short &&
+            s->request->user->rows[0] == 0 && core_slot_victim(c, s);
     w->n_kept_waiting = !waits ? 0 : s->order == w->kept_waiting ? w->n_kept_waiting + 1 : 1;
     w->kept_waiting = s ? s->order : 0;
     return w->n_kept_waiting > 3 ? "a client has more than its part while another waits" : NULL;
