@@ -4,7 +4,6 @@
 #include <stdlib.h>
 
 #include "daemon/server_private.h"
-#include "engine/util/checked.h"
 #include "engine/util/must.h"
 
 /* ---- the record */
@@ -163,15 +162,14 @@ static int refuse(const struct session *s, const struct demand *d, struct refusa
         {LIMIT_REQUESTS, LIMIT_QUEUED_TOKENS, LIMIT_REQUEST_BYTES},
         {LIMIT_REQUESTS_PER_UID, LIMIT_QUEUED_TOKENS_PER_UID, LIMIT_REQUEST_BYTES_PER_UID},
     };
-    uint64_t reserve = s->admin ? (uint64_t)o->admin_requests : 0, n, most, bytes;
+    const uint64_t bytes = d->message_bytes + d->engine_bytes;
+    uint64_t reserve = s->admin ? (uint64_t)o->admin_requests : 0, n, most;
     int r = refuse_state(s->server, d->new_work, e);
 
     if (r < 0)
         return r;
     if (s->requests.n >= (size_t)o->max_requests_per_connection)
         return limit_refuse(e, o, LIMIT_REQUESTS_PER_CONNECTION, "", s->requests.n + 1);
-    if (!size_add(&bytes, d->message_bytes, d->engine_bytes))
-        bytes = SIZE_MAX;
     for (int i = 0; i < 2; i++) {
         n = sums[i]->amounts[ACCOUNT_REQUESTS] + 1;
         if (n > limit_value(o, limits[i].requests) + reserve)
