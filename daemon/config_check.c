@@ -12,7 +12,6 @@
 #include <unistd.h>
 
 #include <jansson.h>
-#include <systemd/sd-daemon.h>
 
 #include "daemon/backend_choice.h"
 #include "daemon/accounts.h"
@@ -134,10 +133,8 @@ static void check_backend(struct checking *c, struct backend_choice *choice)
 /* systemd creates the folder of the default socket when it starts the service. */
 static bool is_made_by_systemd(const char *path)
 {
-    return strncmp(path, "/run/nvllm/", 11) == 0 && !strchr(path + 11, '/') && sd_booted() > 0 &&
-           (access("/etc/systemd/system/nvllmd.service", F_OK) == 0 ||
-            access("/usr/local/lib/systemd/system/nvllmd.service", F_OK) == 0 ||
-            access("/usr/lib/systemd/system/nvllmd.service", F_OK) == 0);
+    return strncmp(path, "/run/nvllm/", 11) == 0 && !strchr(path + 11, '/') &&
+           program_has_service();
 }
 
 /* Root's folders and those directly below / keep their owner. */

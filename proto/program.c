@@ -282,6 +282,14 @@ bool program_has_control(const char *text)
     return false;
 }
 
+bool program_has_service(void)
+{
+    return access("/run/systemd/system", F_OK) == 0 &&
+           (access("/usr/lib/systemd/system/nvllmd.service", F_OK) == 0 ||
+            access("/usr/local/lib/systemd/system/nvllmd.service", F_OK) == 0 ||
+            access("/etc/systemd/system/nvllmd.service", F_OK) == 0);
+}
+
 void program_hold_streams(void)
 {
     int fd;

@@ -124,6 +124,9 @@ const char *program_quote(char *out, size_t n, const char *text);
 /* Whether it holds a control character, which would move a terminal. */
 bool program_has_control(const char *text);
 
+/* Whether systemd runs here and knows nvllmd.service. */
+bool program_has_service(void);
+
 /* Opens standard streams that are closed, as descriptors that can neither be read nor written:
  * otherwise a socket could take their number, and receive what is printed. */
 void program_hold_streams(void);

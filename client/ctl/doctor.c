@@ -110,18 +110,10 @@ static const char *sudo_for(uid_t owner)
     return geteuid() == 0 || geteuid() == owner ? "" : "sudo ";
 }
 
-static bool has_service(void)
-{
-    return access("/run/systemd/system", F_OK) == 0 &&
-           (access("/usr/lib/systemd/system/nvllmd.service", F_OK) == 0 ||
-            access("/usr/local/lib/systemd/system/nvllmd.service", F_OK) == 0 ||
-            access("/etc/systemd/system/nvllmd.service", F_OK) == 0);
-}
-
 /* systemd knows the service, and no other process listens. */
 static bool is_service(const struct doctor *d)
 {
-    return has_service() && !d->not_service;
+    return program_has_service() && !d->not_service;
 }
 
 static const char *start_command(struct doctor *d)
@@ -299,7 +291,7 @@ static bool say_none(struct doctor *d, const char *folder, int why)
 {
     const char *fix = start_command(d);
 
-    if (why == ENOENT && access(folder, F_OK) < 0 && !has_service())
+    if (why == ENOENT && access(folder, F_OK) < 0 && !program_has_service())
         fix = doctor_format(d, "sudo install -d -o %s -m 0755 %s && %s", d->me.name,
                             doctor_quote(d, folder), fix);
     d->not_running = why == ENOENT;
