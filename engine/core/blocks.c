@@ -17,8 +17,6 @@ int blocks_new(struct blocks **out, int32_t n_blocks)
     b->n_blocks = b->n_free = n_blocks;
     list_init(&b->free);
     list_init(&b->cached);
-    for (int32_t i = n_blocks; i-- > 0;) /* block 0 goes out first */
-        list_append(&b->free, &b->block[i].link);
     *out = b;
     return 0;
 }
@@ -61,10 +59,14 @@ bool blocks_take(struct blocks *b, int32_t *block_id)
 
     if (b->n_free == 0)
         return false;
-    k = block_of(b->free.prev);
+    if (list_empty(&b->free)) {
+        k = &b->block[b->n_used++];
+    } else {
+        k = block_of(b->free.prev);
+        list_remove(&k->link);
+    }
     *block_id = (int32_t)(k - b->block);
     must(k->refs == 0 && !k->node);
-    list_remove(&k->link);
     b->n_free--;
     k->refs = 1;
     return true;

@@ -25,8 +25,9 @@ struct block {
 
 struct blocks {
     int32_t n_blocks, n_free, n_cached;
+    int32_t n_used; /* so far: the others are free and in no list, so a start touches none */
     uint64_t n_released;
-    struct list free;     /* the block released last goes out first */
+    struct list free;     /* the block released last goes out first, one never used last */
     struct list cached;   /* in order of release */
     struct block block[]; /* [n_blocks] */
 };

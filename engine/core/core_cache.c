@@ -85,7 +85,7 @@ static int list(const struct core *c, const struct inspect_query *q, struct insp
     out->pinned_blocks = p->n_pinned;
     if (!q->all && !own)
         return 0;
-    chains = calloc((size_t)p->n_nodes, sizeof(*chains));
+    chains = calloc((size_t)p->n_nodes + 1, sizeof(*chains));
     if (!chains)
         return -ENOMEM;
     for (int32_t i = 0; i < p->n_nodes; i++)

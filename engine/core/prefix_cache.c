@@ -18,7 +18,6 @@ static int alloc_nodes(struct prefix_cache *p, size_t n)
 
     if (n > INT32_MAX || !size_mul(&n_tokens, n, (size_t)p->block_len))
         return -EINVAL;
-    p->n_nodes = (int32_t)n;
     p->n_buckets = 16;
     while (p->n_buckets < n * 2)
         p->n_buckets *= 2;
@@ -28,10 +27,7 @@ static int alloc_nodes(struct prefix_cache *p, size_t n)
     p->digest_input = malloc(digest_bytes + (size_t)p->block_len * sizeof(*p->tokens));
     if (!p->buckets || !p->nodes || !p->tokens || !p->digest_input)
         return -ENOMEM;
-    while (n-- > 0) {
-        p->nodes[n].next = p->free;
-        p->free = &p->nodes[n];
-    }
+    p->max_nodes = (int32_t)n;
     return 0;
 }
 
@@ -64,7 +60,7 @@ void prefix_cache_free(struct prefix_cache *p)
 {
     if (!p)
         return;
-    for (int32_t i = 0; p->nodes && i < p->n_nodes; i++)
+    for (int32_t i = 0; i < p->n_nodes; i++)
         if (p->nodes[i].ns)
             prefix_cache_remove(p, &p->nodes[i]); /* the last node of a namespace frees it */
     free(p->buckets);
@@ -308,8 +304,12 @@ static struct node *node_new(struct prefix_cache *p, struct node *parent, const 
 {
     struct node *n = p->free;
 
-    must(n); /* a block that no node has is about to be listed */
-    p->free = n->next;
+    if (n) {
+        p->free = n->next;
+    } else {
+        must(p->n_nodes < p->max_nodes); /* a block that no node has is about to be listed */
+        n = &p->nodes[p->n_nodes++];
+    }
     *n = (struct node){
         .parent = parent,
         .ns = parent->ns,

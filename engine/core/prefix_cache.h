@@ -60,15 +60,15 @@ struct cache_namespace {
 
 struct prefix_cache {
     struct blocks *tiers[N_TIERS];
-    int32_t n_nodes;
+    int32_t n_nodes, max_nodes; /* n_nodes: used so far, so a start touches none */
     int32_t block_len;
     uint64_t now_us;    /* the time of what follows; the core sets it */
     uint64_t n_evicted; /* device blocks taken from their nodes */
     uint64_t n_private; /* private namespaces so far */
     int32_t n_pinned;   /* blocks held by pins */
-    struct node *nodes; /* [n_nodes] */
+    struct node *nodes; /* [max_nodes] */
     struct node *free;
-    int32_t *tokens; /* [n_nodes, block_len] */
+    int32_t *tokens; /* [max_nodes, block_len] */
     size_t n_buckets;
     struct node **buckets;    /* [n_buckets], a power of two, by digest */
     struct id_map namespaces; /* by the low half of the digest */

@@ -9,7 +9,7 @@
 
 const char *blocks_verify(const struct blocks *b, const int32_t *refs)
 {
-    int32_t n_held = 0, n_free = 0, n_cached = 0;
+    int32_t n_held = 0, n_free = b->n_blocks - b->n_used, n_cached = 0;
 
     for (int32_t i = 0; i < b->n_blocks; i++) {
         n_held += refs[i] > 0;
