@@ -131,15 +131,15 @@ template <int HEAD_DIM> static __device__ __forceinline__ void produce(struct fr
     }
 }
 
-/* How packet buffers come to be used again: helper warps write sentinels into the packets of their
- * block, ordered by a split-phase grid barrier per layer.
+/* How packet buffers come to be used again: one helper warp writes sentinels into the packets of
+ * its block, ordered by a split-phase grid barrier per layer.
  *
- * In layer l, off the consumers' path, the helpers of each block
- *   1. wait at the barrier of layer l - 1: then all blocks have read every packet of layer l - 2,
- *   2. reset the packets that this block wrote in layer l - 2,
- *   3. arrive at the barrier of layer l.
+ * In layer l, off the consumers' path, that warp of each block
+ *   1. waits at the barrier of layer l - 1: then all blocks have read every packet of layer l - 2,
+ *   2. resets the packets that this block wrote in layer l - 2,
+ *   3. arrives at the barrier of layer l.
  * Arriving is a store with release semantics, waiting a load with acquire semantics, of one flag a
- * block; named barriers tie the other threads of a block to the one that does it. Consumers load
+ * block; __syncwarp() ties the warp's lanes, named barriers the block's other warps. Consumers load
  * the first packet of layer l + 2, in the same buffer as those of layer l - 2, after their helpers
  * have waited for layer l. So every reset precedes in causality order each load of the buffer's
  * next use, and such a load returns a sentinel or a new packet, never an old one. Resets and new
@@ -152,19 +152,19 @@ static __device__ __forceinline__ uint32_t *flags_of(const struct frame &f, uint
     return f.s.out.flags + tag % 2 * gridDim.x;
 }
 
-/* All blocks have arrived with this tag, and all threads of the helpers know it. */
+/* All blocks have arrived with this tag, and all lanes know it. */
 static __device__ __forceinline__ void grid_wait(const struct frame &f, uint32_t tag)
 {
 #pragma unroll 1
-    for (int i = helper_thread(f); i < (int)gridDim.x; i += HELPERS * WARP)
+    for (int i = lane_of(f); i < (int)gridDim.x; i += WARP)
         wait_flag(flags_of(f, tag) + i, tag);
-    named_sync(ALL_HELPERS);
+    __syncwarp();
 }
 
 static __device__ __forceinline__ void grid_arrive(const struct frame &f, uint32_t tag)
 {
-    named_sync(ALL_HELPERS);
-    if (helper_thread(f) == 0)
+    __syncwarp();
+    if (lane_of(f) == 0)
         store_flag(flags_of(f, tag) + blockIdx.x, tag);
 }
 
@@ -173,7 +173,7 @@ static __device__ __forceinline__ void reset_tiles(const struct frame &f, uint4 
                                                    int rows)
 {
 #pragma unroll 1
-    for (int i = helper_thread(f); i < tiles * rows * 4; i += HELPERS * WARP) {
+    for (int i = lane_of(f); i < tiles * rows * 4; i += WARP) {
         const int tile = i / 4 / rows, row = i / 4 - tile * rows;
 
         store_packet(copy_of_lane(f, buffer) + packet_at(row, tile_of_block(tile) * COLS),
@@ -186,7 +186,7 @@ static __device__ __forceinline__ void reset_attention(const struct frame &f, in
 {
     const int head_dim = f.a.kv.head_dim, group = f.s.group, parts = head_dim / 16;
     const int first = f.s.kv_head * group * head_dim, n = f.s.n_groups;
-    const int items = f.s.own < n ? rows * group * parts : 0, thread = helper_thread(f);
+    const int items = f.s.own < n ? rows * group * parts : 0, lane = lane_of(f);
     uint4 *const buffer = copy_of_lane(f, buffer_of_attn(f, layer));
 
 #pragma unroll 1
@@ -195,16 +195,15 @@ static __device__ __forceinline__ void reset_attention(const struct frame &f, in
 
         if (f.s.n_parts[seq] == 1)
 #pragma unroll 1
-            for (int j = thread; j < group * head_dim / 2; j += HELPERS * WARP)
+            for (int j = lane; j < group * head_dim / 2; j += WARP)
                 store_packet(buffer + packet_at(seq, first + j / 4 * COLS), sentinel());
     }
 #pragma unroll 1
-    for (int i = f.s.own + thread / 8 * n; i < items; i += HELPERS * WARP / 8 * n) {
+    for (int i = f.s.own + lane / 8 * n; i < items; i += WARP / 8 * n) {
         const int seq = i / (group * parts), column = (i - seq * group * parts) * 16;
 
         if (f.s.n_parts[seq] > 1)
-            store_packet(buffer + packet_at(seq, first + column + thread / 4 % 2 * COLS),
-                         sentinel());
+            store_packet(buffer + packet_at(seq, first + column + lane / 4 % 2 * COLS), sentinel());
     }
 }
 
@@ -228,17 +227,19 @@ static __device__ __forceinline__ void reset_layer(const struct frame &f, int la
     }
 }
 
-/* The helpers' side: operands and scales of each product before its sums are there, and the layer's
- * grid barrier. The LM head's x may be loaded once the barrier of the last layer is passed. */
+/* The helpers' side: operands and scales of each product before its sums are there, and by the
+ * first warp the layer's grid barrier. The LM head's x may be loaded once the barrier of the last
+ * layer is passed. */
 static __device__ __forceinline__ void help(struct frame &f, int n_jobs, int n_rows)
 {
+    const bool resets = helper_thread(f) < WARP;
     const int m = f.m, last = f.a.n_layers;
 
 #pragma unroll 1
     for (int i = 0; i < n_jobs; i++) {
         const struct job j = job_of(f, i);
 
-        if (j.kind == OUT || j.kind == LM_HEAD) {
+        if (resets && (j.kind == OUT || j.kind == LM_HEAD)) {
             if (j.layer > 0)
                 grid_wait(f, f.tag - 1);
             if (j.kind == OUT)
@@ -256,6 +257,8 @@ static __device__ __forceinline__ void help(struct frame &f, int n_jobs, int n_r
         f.half ^= 1;
         f.tag += j.kind == DOWN;
     }
+    if (!resets)
+        return;
     grid_wait(f, f.tag); /* all blocks are done with the layers */
     reset_layer(f, last - 2, m);
     reset_layer(f, last - 1, m);

@@ -91,7 +91,8 @@ static __host__ __device__ __forceinline__ int64_t packets_of_buffer(int k)
     return (int64_t)k / 8 * RESIDENT_MAX_ROWS;
 }
 
-static constexpr int HELPERS = 2; // warps that fetch operands for the consumers and reset packets
+static constexpr int HELPERS =
+    2; // warps that fetch operands for the consumers; the first resets packets
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
@@ -159,16 +160,14 @@ static __device__ __forceinline__ uint4 ld_shared(uint32_t at)
     return v;
 }
 
-enum { ALL_CONSUMERS = 1, CONSUMERS_AND_HELPERS = 2, ALL_HELPERS = 3 }; // named barriers
+enum { ALL_CONSUMERS = 1, CONSUMERS_AND_HELPERS = 2 }; // named barriers
 
 // barrier.sync, not bar.sync, whose threads promise to be converged: the compiler converges the
 // warp before it, which costs more (1 row: 546 us a step, not 523; H200, 2026-11-21), and synccheck
 // wants such a barrier to be one place in the code, where consumers and helpers are in two.
 static __device__ __forceinline__ void named_sync(int barrier)
 {
-    const int warps = barrier == ALL_CONSUMERS ? CONSUMERS
-                      : barrier == ALL_HELPERS ? HELPERS
-                                               : CONSUMERS + HELPERS;
+    const int warps = barrier == ALL_CONSUMERS ? CONSUMERS : CONSUMERS + HELPERS;
 
     asm volatile("barrier.sync %0, %1;" ::"r"(barrier), "r"(warps * WARP) : "memory");
 }
