@@ -33,10 +33,6 @@ enum { GEMM_WORKSPACE = 64 << 20 };
 int gemm_new(struct gemm **out, void *workspace, bool fixed, struct err *e);
 void gemm_free(struct gemm *g);
 
-/* The first product of a process loads cuBLASLt's kernels, which takes 0.1 s: this computes one, in
- * memory that it takes and gives back, on a thread of its own. device: an int, its number. */
-void *gemm_load_kernels(void *device);
-
 /* Rows that m rows are computed as, so that few shapes occur; buffers must be that long. */
 int gemm_rows(int m);
 

@@ -12,7 +12,6 @@
 #include <string.h>
 
 #include "engine/util/must.h"
-#include "engine/util/thread.h"
 
 enum {
     POLLS = 2000, /* of an event before the thread sleeps for it: a few hundred microseconds */
@@ -261,13 +260,6 @@ static void drop_graphs(struct rank *b)
         }
 }
 
-static void wait_for_products(struct rank *b)
-{
-    if (b->products_loading)
-        (void)pthread_join(b->products_loader, NULL);
-    b->products_loading = false;
-}
-
 static int open_parts(struct rank *b, struct err *e)
 {
     const struct model_config *c = &b->config;
@@ -285,7 +277,6 @@ static int open_parts(struct rank *b, struct err *e)
         return r;
     if (resident)
         forward_plan_resident(f, c, d->launch.n_sms, __builtin_ctz((unsigned)b->options.block_len));
-    b->products_loading = thread_start(&b->products_loader, NULL, gemm_load_kernels, &d->id) == 0;
     if ((r = cuda_weights_load(&b->weights, d, b->model, &b->options, e)) < 0 ||
         (r = take_arena(b, DEVICE_ACTIVATIONS, lay_activations, e)) < 0 ||
         (r = take_arena(b, DEVICE_SAMPLER, lay_sampler, e)) < 0 ||
@@ -306,7 +297,6 @@ static int open_parts(struct rank *b, struct err *e)
     r = cuda_check(rope_table(f->launch, f->rope, b->options.max_seq_len, c->head_dim,
                               c->rope_theta),
                    "rope_table", e);
-    wait_for_products(b); /* it has given its memory back: blocks take what is left */
     if (r == 0)
         r = take_blocks(b, e);
     if (r == 0 && d->compute == 90)
@@ -323,7 +313,6 @@ static int open_parts(struct rank *b, struct err *e)
 
 void rank_deinit(struct rank *b)
 {
-    wait_for_products(b);
     (void)cudaSetDevice(b->device.id);
     if (b->device.launch.stream)
         (void)cudaStreamSynchronize(b->device.launch.stream);

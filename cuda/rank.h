@@ -6,8 +6,6 @@
 #ifndef NVLLM_CUDA_RANK_H
 #define NVLLM_CUDA_RANK_H
 
-#include <pthread.h>
-
 #include "cuda/algo_file.h"
 #include "cuda/device.h"
 #include "cuda/forward.h"
@@ -49,8 +47,6 @@ struct rank {
     char key[ALGO_KEY];        /* of measurements: device, software, shape of the model */
     struct algo_records known; /* measured at earlier starts; unchanged from the first step on */
     uint32_t last_tag;         /* of the resident kernel's exchanges */
-    pthread_t products_loader; /* of cuBLASLt's kernels, while opening */
-    bool products_loading;
 };
 
 /* What the kernels ask of matrices: rows without gaps, 256-byte alignment. */
