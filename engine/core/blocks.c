@@ -60,7 +60,8 @@ bool blocks_take(struct blocks *b, int32_t *block_id)
     if (b->n_free == 0)
         return false;
     if (list_empty(&b->free)) {
-        k = &b->block[b->n_used++];
+        must(b->n_touched < b->n_blocks);
+        k = &b->block[b->n_touched++];
     } else {
         k = block_of(b->free.prev);
         list_remove(&k->link);

@@ -25,7 +25,7 @@ struct block {
 
 struct blocks {
     int32_t n_blocks, n_free, n_cached;
-    int32_t n_used; /* so far: the others are free and in no list, so a start touches none */
+    int32_t n_touched; /* the others were never used: free, in no list, so a start touches none */
     uint64_t n_released;
     struct list free;     /* the block released last goes out first, one never used last */
     struct list cached;   /* in order of release */

@@ -9,11 +9,11 @@
 
 const char *blocks_verify(const struct blocks *b, const int32_t *refs)
 {
-    int32_t n_held = 0, n_free = b->n_blocks - b->n_used, n_cached = 0;
+    int32_t n_held = 0, n_free = b->n_blocks - b->n_touched, n_cached = 0;
 
     for (int32_t i = 0; i < b->n_blocks; i++) {
         n_held += refs[i] > 0;
-        if (b->block[i].refs != refs[i])
+        if (b->block[i].refs != refs[i] || (i >= b->n_touched && b->block[i].node))
             return "the references of a block are not as many as hold it";
     }
     LIST_EACH (const struct block, k, link, &b->free)
