@@ -11,8 +11,8 @@
  * use and as far ahead as the ring holds, whatever the computation waits for. Eight consumer warps
  * compute: products by mma over stages of the ring (resident_product.cuh), attention
  * (resident_attention.cuh). Two helper warps fetch biases, norm weights and scales before the
- * consumers need them, and recycle packet buffers. setmaxnreg gives the consumers the others'
- * registers.
+ * consumers need them, and one of them recycles packet buffers. setmaxnreg gives the consumers the
+ * others' registers.
  *
  * Work is divided by columns: a product's output is cut into tiles of eight columns, block b has
  * tiles b, b + n_blocks, and so on, and keeps its columns of the residual in shared memory. In
@@ -139,11 +139,14 @@ template <int HEAD_DIM> static __device__ __forceinline__ void produce(struct fr
  *   2. resets the packets that this block wrote in layer l - 2,
  *   3. arrives at the barrier of layer l.
  * Arriving is a store with release semantics, waiting a load with acquire semantics, of one flag a
- * block; __syncwarp() ties the warp's lanes, named barriers the block's other warps. Consumers load
- * the first packet of layer l + 2, in the same buffer as those of layer l - 2, after their helpers
- * have waited for layer l. So every reset precedes in causality order each load of the buffer's
- * next use, and such a load returns a sentinel or a new packet, never an old one. Resets and new
- * packets of one block are ordered by its own barriers.
+ * block; __syncwarp() orders the accesses of the warp's lanes, named barriers those of the block's
+ * other warps. The helpers are in layer l once the consumers have received x for its q, k and v,
+ * and so have read all of layer l - 1. Consumers load the first packet of layer l + 2, in the
+ * same buffer as those of layer l - 2, after their helpers have waited for layer l. So every reset
+ * precedes in causality order each load of the buffer's next use, and such a load returns a
+ * sentinel or a new packet, never an old one. Resets and new packets of one block are ordered by
+ * its own barriers. The LM head counts as a layer, and the kernel's last reset follows a wait for
+ * it.
  *
  * The flags of odd and even layers are two sets: a block arrives at layer l + 1 only after all have
  * arrived at layer l, each having waited for layer l - 1. The kernel's end orders the rest. */

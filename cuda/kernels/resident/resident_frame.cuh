@@ -91,8 +91,8 @@ static __host__ __device__ __forceinline__ int64_t packets_of_buffer(int k)
     return (int64_t)k / 8 * RESIDENT_MAX_ROWS;
 }
 
-static constexpr int HELPERS =
-    2; // warps that fetch operands for the consumers; the first resets packets
+// Warps that fetch operands for the consumers; one of them resets packets, too.
+static constexpr int HELPERS = 2;
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
