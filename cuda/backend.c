@@ -13,6 +13,7 @@
 struct backend {
     struct rank rank;
     struct tune *tune; /* measures for the next start; NULL: nothing to */
+    bool products_loaded;
     uint64_t n_submitted, n_waited;
     int dead; /* the errno that ended it */
 };
@@ -36,10 +37,6 @@ static int tune_first(struct backend *b, struct err *e)
 {
     int r = tune_run(b->tune, e);
 
-    if (!b->rank.options.cache_folder) { /* there is no next start to measure for */
-        tune_free(b->tune);
-        b->tune = NULL;
-    }
     return r < 0 ? r : rank_choose(&b->rank, e);
 }
 
@@ -128,15 +125,16 @@ static int cuda_idle(struct backend *b, struct err *e)
     int r;
 
     must(b->n_submitted == b->n_waited);
-    if (b->dead || !b->tune)
+    if (b->dead || (b->products_loaded && !b->tune))
         return 0;
-    r = tune_step(b->tune, e);
+    r = b->products_loaded ? tune_step(b->tune, e) : rank_load_products(&b->rank, e);
     if (r < 0)
         b->dead = r;
     if (r == 0) { /* all is measured, and written */
         tune_free(b->tune);
         b->tune = NULL;
     }
+    b->products_loaded = true;
     return r;
 }
 

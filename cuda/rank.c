@@ -363,6 +363,15 @@ int rank_choose(struct rank *b, struct err *e)
     return r < 0 ? r : cuda_check(cudaStreamSynchronize(b->device.launch.stream), "starting", e);
 }
 
+int rank_load_products(struct rank *b, struct err *e)
+{
+    const struct gemm_product p = forward_product(&b->forward, PRODUCT_QKV, 0, gemm_rows(1));
+    cudaStream_t stream = b->device.launch.stream;
+    int r = gemm_run(b->gemm, stream, &p, e);
+
+    return r < 0 || (r = cuda_check(cudaStreamSynchronize(stream), "loading", e)) < 0 ? r : 1;
+}
+
 int rank_init(struct rank *b, const struct model *model, const struct backend_options *options,
               struct err *e)
 {

@@ -19,9 +19,8 @@ struct tune;
 int tune_new(struct tune **out, struct rank *rank, struct err *e);
 void tune_free(struct tune *t); /* writes what is not yet written; takes NULL */
 
-/* One piece of measuring: at most a few milliseconds, mostly one product; 0.1 s for the first, which
- * loads cuBLASLt's kernels. 1 while there is more, 0 when all is done and written, or a negative
- * errno: the device has failed. */
+/* One piece of measuring: at most a few milliseconds, mostly one product. 1 while there is more, 0
+ * when all is done and written, or a negative errno: the device has failed. */
 int tune_step(struct tune *t, struct err *e);
 
 /* All of it, or for TUNE_SECONDS; the rank then knows it. */
