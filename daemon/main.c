@@ -18,7 +18,7 @@
 #include "proto/program.h"
 #include "proto/utf8.h"
 
-enum { EXIT_USAGE = 2 };
+enum { EXIT_USAGE = 2 }; /* or configuration: starting again would not help */
 
 /* Bytes of events not yet taken by the loop, over which the engine pauses: some hundred thousand
  * tokens. Each tokenizer thread may add one answer of limits.output_bytes. */
@@ -124,12 +124,10 @@ static int load_options(struct command_line *c)
         memset(&c->options, 0, sizeof(c->options));
     if (is_command(c, "check-config"))
         return 0;
-    if (c->loaded == -ENOMEM) {
+    if (c->loaded < 0) {
         complain(&c->why);
         return c->loaded;
     }
-    if (c->loaded < 0)
-        return usage_error(c->why.text);
     if (!*c->options.model_path)
         return usage_error("no model: --model DIR, or path in section [model] of the file");
     return 0;
@@ -259,6 +257,15 @@ static int open_listeners(struct listener *out[N_LISTENERS], const struct option
     return r == 0 && *o->admin_socket ? listener_open(&out[FOR_ADMINS], &admins, e) : r;
 }
 
+/* What a start that failed with a negative errno exits with. */
+static int status_of(int r)
+{
+    return r == -EINVAL || r == -ENOENT || r == -ENOTDIR || r == -EACCES || r == -EPERM ||
+                   r == -ENOTSUP
+               ? EXIT_USAGE
+               : EXIT_FAILURE;
+}
+
 static int serve(struct command_line *c)
 {
     struct options *o = &c->options;
@@ -266,26 +273,30 @@ static int serve(struct command_line *c)
     struct server_parts parts = {.options = o, .reread = load, .reread_arg = c};
     struct server *server = NULL;
     enum server_end end = SERVER_FAILED;
+    struct engine_status status;
     char *name;
     struct err e;
+    int r = -ENOMEM;
 
     server_hold_signals(SIG_BLOCK);
     umask(077);
     log_init((enum log_level)o->log_level);
     server_raise_descriptors(o);
     name = model_name_of(o->model_path, &e);
-    if (!name || backend_choose(&choice, o, &cpu_backend, "/dev", &e) < 0)
+    if (!name || (r = backend_choose(&choice, o, &cpu_backend, "/dev", &e)) < 0)
         goto out;
     if (*choice.warning.text)
         log_text(LOG_LEVEL_WARNING, "backend_fell_to_cpu", choice.warning.text, "%s",
                  "backend=cpu");
     parts.model = name;
     parts.backend = choice.ops->name;
-    if (rights_init(&parts.rights, o->admin_group, &e) < 0 ||
-        open_listeners(parts.listeners, o, &e) < 0 ||
-        start_engine(&parts.engine, o, &choice, &e) < 0 || server_new(&server, &parts, &e) < 0)
+    if ((r = rights_init(&parts.rights, o->admin_group, &e)) < 0 ||
+        (r = open_listeners(parts.listeners, o, &e)) < 0 ||
+        (r = start_engine(&parts.engine, o, &choice, &e)) < 0 ||
+        (r = server_new(&server, &parts, &e)) < 0)
         goto out;
     end = server_run(server);
+    engine_status(parts.engine, &status);
 out:
     if (!server) {
         log_text(LOG_LEVEL_ERROR, "cannot_start", e.text, "%s", "");
@@ -296,11 +307,11 @@ out:
     /* Threads that load, hang or have failed are not waited for: the process ends under them, and
      * what they still refer to stays. */
     if (server && end != SERVER_ENDED)
-        _exit(end == SERVER_FAILED ? EXIT_FAILURE : EXIT_SUCCESS);
+        _exit(end == SERVER_FAILED ? status_of(status.load_error) : EXIT_SUCCESS);
     engine_free(parts.engine); /* first: its requests and its pool refer to the server's clients */
     server_free(server);
     free(name);
-    return server ? EXIT_SUCCESS : EXIT_FAILURE;
+    return server ? EXIT_SUCCESS : status_of(r);
 }
 
 int main(int argc, char **argv)

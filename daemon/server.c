@@ -91,8 +91,9 @@ static void engine_changed(struct server *s)
             engine_ready(s);
         break;
     case ENGINE_FAILED:
+        engine_status(s->parts.engine, &status);
         if (s->end != SERVER_FAILED)
-            server_engine_failed(s);
+            server_engine_failed(s, status.failure.text);
         break;
     }
 }
@@ -208,9 +209,15 @@ void server_raise_descriptors(const struct options *o)
                   (unsigned long long)l.rlim_cur, (unsigned long long)wanted);
 }
 
+/* Each half of WatchdogSec=. */
 static void on_watchdog(struct server *s)
 {
-    (void)s;
+    struct engine_status status;
+
+    engine_status(s->parts.engine, &status);
+    if (s->ready && s->end != SERVER_FAILED && status.beat && status.beat == s->engine_beat)
+        server_engine_failed(s, "the engine has stalled");
+    s->engine_beat = status.beat;
     sd_notify(0, "WATCHDOG=1");
 }
 

@@ -5,6 +5,7 @@
  * the loop ends. A failed engine goes straight to flushing. An admin's drain only refuses new
  * requests, and resume ends it. A reload reads the options on a thread of its own. */
 #include <errno.h>
+#include <inttypes.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
@@ -147,11 +148,12 @@ static int start_reading(struct server *s, struct err *e)
         reading->again = true;
         return 0;
     }
-    r = thread_start(&reading->thread, NULL, reread, s);
+    r = thread_start(&reading->thread, "reload", reread, s);
     if (r < 0)
         return err_set(e, r, "no thread can be started: %s", strerror(-r));
     reading->under_way = true;
     reading->number++;
+    sd_notifyf(0, "RELOADING=1\nMONOTONIC_USEC=%" PRIu64, server_now_us());
     return 0;
 }
 
@@ -194,6 +196,8 @@ void server_on_reread(struct server *s)
         return;
     pthread_join(r->thread, NULL); /* it is about to end */
     r->under_way = false;
+    if (s->phase == PHASE_SERVING)
+        sd_notify(0, "READY=1");
     if (s->phase != PHASE_SERVING) /* the reloads have been answered */
         r->again = false;
     else if (r->r < 0)
@@ -318,17 +322,15 @@ void server_settled(struct server *s)
         begin_flush(s);
 }
 
-void server_engine_failed(struct server *s)
+void server_engine_failed(struct server *s, const char *why)
 {
-    struct engine_status status;
     struct refusal e;
 
-    engine_status(s->parts.engine, &status);
-    log_text(LOG_LEVEL_ERROR, "engine_failed", status.failure.text, "requests=%zu", s->requests.n);
-    server_tell_failure(status.failure.text);
+    log_text(LOG_LEVEL_ERROR, "engine_failed", why, "requests=%zu", s->requests.n);
+    server_tell_failure(why);
     s->end = SERVER_FAILED;
     stop_listening(s);
-    refusal_set(&e, CODE(INTERNAL), "%s", status.failure.text);
+    refusal_set(&e, CODE(INTERNAL), "%s", why);
     requests_fail_all(s, &e);
     begin_flush(s);
 }

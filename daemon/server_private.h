@@ -70,6 +70,7 @@ struct server {
     bool closed;         /* every request is refused */
     struct reading reading;
     int last_percent;
+    uint64_t engine_beat; /* at the last look of the watchdog */
     uint64_t start_ms;
 
     struct request_rules rules; /* from READY on */
@@ -162,7 +163,7 @@ void server_tell_status(const struct server *s);
 /* Schedules a status line: one a second while there are requests, none while idle. */
 void server_status_soon(struct server *s);
 
-void server_engine_failed(struct server *s);
+void server_engine_failed(struct server *s, const char *why);
 void server_signalled(struct server *s, int number);
 
 /* Starts the next phase of the shutdown where it is due: in sessions_settle(). */

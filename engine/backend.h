@@ -14,7 +14,7 @@
 #include "engine/model/model.h"
 
 enum {
-    BACKEND_ABI = 4,         /* changes when a struct of batch.h or this file does */
+    BACKEND_ABI = 5,         /* changes when a struct of batch.h or this file does */
     BACKEND_IN_FLIGHT = 2,   /* steps submitted and not yet waited for, at most */
     BACKEND_MAX_DEVICES = 8, /* of one backend */
 };
@@ -48,6 +48,7 @@ struct backend_options {
     /* Reports loading, 0 .. 1; from any thread of the backend; may be NULL. */
     void (*progress)(void *ctx, double done);
     void *progress_ctx;
+    _Atomic uint64_t *beat; /* what computes a step on the host adds 2 now and then; may be NULL */
 };
 
 struct backend_tier {
@@ -99,8 +100,8 @@ struct backend_ops {
     /* Waits for the oldest step under way. */
     int (*wait)(struct backend *b, struct step_result *out, struct err *e);
     /* Called again and again while no step is under way and none is to come: a piece of work for
-     * the next start, a few milliseconds. 1 while there is more, 0 when there is none, or a
-     * negative errno as from wait. NULL: never any. */
+     * later steps or the next start, a few milliseconds, and 0.1 s the first time. 1 while there is
+     * more, 0 when there is none, or a negative errno as from wait. NULL: never any. */
     int (*idle)(struct backend *b, struct err *e);
     void (*close)(struct backend *b); /* waits for steps under way; takes NULL */
 };

@@ -45,7 +45,7 @@ int engine_new(struct engine **out, const struct engine_options *options, struct
     if (r == 0)
         r = work_pool_new(&g->pool, options->n_tokenizer_threads);
     if (r == 0)
-        r = thread_start(&g->thread, NULL, engine_main, g);
+        r = thread_start(&g->thread, "engine", engine_main, g);
     if (r < 0) {
         engine_free(g);
         return err_set(e, r, "engine: cannot start its threads: %s", strerror(-r));
@@ -204,6 +204,7 @@ void engine_status(const struct engine *g, struct engine_status *out)
 
     pthread_mutex_lock(lock);
     *out = g->status;
+    out->beat = g->beat % 2 || !list_empty(&g->inbox) ? g->beat : 0;
     pthread_mutex_unlock(lock);
     out->state = engine_state(g);
 }
@@ -413,11 +414,12 @@ int engine_load(struct engine *g, struct err *e)
     g->ends = reallocarray(NULL, (size_t)o->max_seqs, sizeof(*g->ends));
     if (!g->ends)
         return err_set(e, -ENOMEM, "out of memory");
-    r = thread_start(&thread, NULL, load_text_side, &side);
+    r = thread_start(&thread, "tokenizer-load", load_text_side, &side);
     if (r < 0)
         return err_set(e, r, "cannot start a thread: %s", strerror(-r));
     o->progress = on_progress;
     o->progress_ctx = g;
+    o->beat = &g->beat;
     r = g->options.backend->open(&g->backend, g->model, o, e);
     pthread_join(thread, NULL);
     if (r < 0)

@@ -151,11 +151,13 @@ struct engine_status {
     enum engine_state state;
     double progress;             /* of loading, 0 .. 1 */
     struct err failure;          /* with ENGINE_FAILED */
+    int load_error;              /* the same, of loading: negative errno */
     struct backend_info backend; /* from READY on, as what follows */
     struct core_stats core;
     int32_t block_len;
     int32_t max_seq_len;
     uint64_t n_encoding; /* generate requests that have not reached the scheduler */
+    uint64_t beat; /* grows while the engine thread or its backend moves; 0: it has nothing to do */
 };
 
 /* Reads the secret from the file cache-secret in the folder, or draws one and creates the file

@@ -274,6 +274,7 @@ static void sleep_idle(struct engine *g, uint64_t deadline_us)
     struct timespec until = {.tv_sec = (time_t)(deadline_us / 1000000u),
                              .tv_nsec = (long)(deadline_us % 1000000u) * 1000};
 
+    g->beat++;
     pthread_mutex_lock(&g->lock);
     while (!g->quit && list_empty(&g->inbox)) {
         if (!deadline_us)
@@ -282,6 +283,7 @@ static void sleep_idle(struct engine *g, uint64_t deadline_us)
             break;
     }
     pthread_mutex_unlock(&g->lock);
+    g->beat++;
 }
 
 static int submit(struct engine *g, const struct batch *batch, struct err *e)
@@ -335,8 +337,10 @@ static int iterate(struct engine *g, struct err *e)
     int next = CORE_WAIT, r = 0;
     bool answered;
 
+    g->beat++;
     if (engine_wait_for_room(g))
         g->resumed_us = engine_now_us();
+    g->beat++;
     take_in(g);
     deadline_us = core_expire(g->core, engine_now_us());
     collect(g);
@@ -401,8 +405,10 @@ void *engine_main(void *engine)
 {
     struct engine *g = engine;
     struct err e = {""};
-    int r = engine_load(g, &e);
+    int r;
 
+    g->beat++;
+    r = g->status.load_error = engine_load(g, &e);
     if (r == 0) {
         /* This thread wakes the daemon's loop and sleeps until the next step ends; at equal
          * priority the loop often preempts it in between, and tokens come later. The backend's

@@ -59,6 +59,7 @@ struct engine {
     pthread_t thread;
     bool thread_runs;
     atomic_bool quit;
+    _Atomic uint64_t beat; /* odd: the engine thread works, even: it waits for others */
 
     /* Set by the engine thread before state becomes READY, constant afterwards. */
     _Atomic enum engine_state state;

@@ -106,7 +106,7 @@ int work_pool_new(struct work_pool **out, int32_t n_threads)
     for (int i = 0; i < N_LANES; i++)
         work_queue_init(&p->lanes[i]);
     for (; p->n_threads < n_threads; p->n_threads++) {
-        int r = thread_start(&p->threads[p->n_threads], NULL, serve, p);
+        int r = thread_start(&p->threads[p->n_threads], "tokenizer", serve, p);
 
         if (r < 0) {
             work_pool_free(p);

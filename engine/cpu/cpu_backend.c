@@ -349,7 +349,8 @@ static int open_parts(struct backend *b, const struct model *model, struct err *
                                                   .weights = &b->weights,
                                                   .kv = &b->kv,
                                                   .max_batch_tokens = o->max_batch_tokens,
-                                                  .max_seqs = o->max_seqs},
+                                                  .max_seqs = o->max_seqs,
+                                                  .beat = o->beat},
                         e);
     if (r == 0)
         r = sampler_new(&b->sampler, b->ops, b->config.vocab_size, o->max_seqs,
@@ -361,7 +362,7 @@ static int open_parts(struct backend *b, const struct model *model, struct err *
     if (r < 0)
         return r;
     fill_info(b);
-    r = thread_start(&b->thread, NULL, step_main, b);
+    r = thread_start(&b->thread, "cpu-step", step_main, b);
     if (r < 0)
         return err_set(e, r, "starting the step thread: %s", strerror(-r));
     b->running = true;

@@ -399,6 +399,8 @@ void forward_run(struct forward *f, const struct batch *b, const int32_t *ids)
         for (f->layer_no = 0; f->layer_no < f->c.n_layers; f->layer_no++) {
             f->layer = &f->o.weights->layers[f->layer_no];
             run_layer(f);
+            if (f->o.beat)
+                *f->o.beat += 2;
         }
         keep_wanted(f);
     }

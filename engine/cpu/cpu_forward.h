@@ -33,6 +33,7 @@ struct forward_options {
     const struct weights *weights;
     const struct kv_pool *kv; /* base may be set later */
     int max_batch_tokens, max_seqs;
+    _Atomic uint64_t *beat; /* 2 a layer; may be NULL */
 };
 
 enum { FORWARD_LOGIT_ROWS = 16 }; /* rows of the logits buffer */

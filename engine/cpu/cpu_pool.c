@@ -127,7 +127,7 @@ int cpu_pool_new(struct cpu_pool **out, int n_threads)
                            .lock = PTHREAD_MUTEX_INITIALIZER,
                            .changed = PTHREAD_COND_INITIALIZER};
     for (; p->n_helpers < n_threads - 1; p->n_helpers++) {
-        int r = thread_start(&p->helpers[p->n_helpers], NULL, helper_main, p);
+        int r = thread_start(&p->helpers[p->n_helpers], "cpu", helper_main, p);
 
         if (r < 0) {
             cpu_pool_free(p);

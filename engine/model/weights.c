@@ -192,7 +192,7 @@ int weights_load(const struct weights *w, int max_threads, weight_piece_fn *load
 
     must(max_threads <= WEIGHTS_MAX_THREADS);
     while (n < max_threads - 1 && n < w->n_pieces - 1 &&
-           thread_start(&threads[n], NULL, load_pieces, &l) == 0)
+           thread_start(&threads[n], "weights", load_pieces, &l) == 0)
         n++;
     (void)load_pieces(&l);
     for (int i = 0; i < n; i++)

@@ -9,9 +9,8 @@
 #include <pthread.h>
 #include <signal.h>
 
-/* As pthread_create, but returns a negative errno; a may be NULL. */
-static inline int thread_start(pthread_t *thread, const pthread_attr_t *a, void *(*run)(void *),
-                               void *arg)
+/* As pthread_create, but returns a negative errno; the name has at most 15 bytes. */
+static inline int thread_start(pthread_t *thread, const char *name, void *(*run)(void *), void *arg)
 {
     static const int own[] = {SIGABRT, SIGBUS, SIGFPE, SIGILL, SIGSEGV, SIGSYS, SIGTRAP};
     sigset_t blocked, before;
@@ -21,8 +20,10 @@ static inline int thread_start(pthread_t *thread, const pthread_attr_t *a, void 
     for (size_t i = 0; i < sizeof(own) / sizeof(own[0]); i++)
         sigdelset(&blocked, own[i]);
     pthread_sigmask(SIG_SETMASK, &blocked, &before);
-    code = pthread_create(thread, a, run, arg);
+    code = pthread_create(thread, NULL, run, arg);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (code == 0)
+        (void)pthread_setname_np(*thread, name);
     return -code;
 }
 
