@@ -61,7 +61,7 @@ class AcrossClients(Case):
             self.assertEqual(secret.read_bytes(), drawn)
         secret.chmod(0o644)
         d = Daemon(f"cache.state_folder={folder}", wait=False)
-        self.assertEqual(d.process.wait(timeout=scaled(30, 60)), 1, d.log())
+        self.assertEqual(d.process.wait(timeout=scaled(30, 60)), 2, d.log())
         self.assertIn(f"{secret}: mode 644", d.log())
 
 
