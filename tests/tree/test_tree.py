@@ -152,7 +152,8 @@ class Units(unittest.TestCase):
         text = (ROOT / "packaging" / "systemd" / "nvllmd.service.in").read_text()
         path = pathlib.Path(folder) / "nvllmd.service"
         # Verified as installed, but with a program that is there on every machine.
-        path.write_text(re.sub(r"@CMAKE_INSTALL_FULL_\w*BIN\w+@/\w+", "/bin/true", text))
+        text = re.sub(r"@CMAKE_INSTALL_FULL_\w*BIN\w+@/\w+", "/bin/true", text)
+        path.write_text(re.sub(r"@NVLLM_(FOLDER|STATE)@", "nvllm", text))
         return path
 
     def setUp(self):
