@@ -18,6 +18,7 @@ enum {
     MAX_FRAME_BYTES = 64 << 20,
     MAX_QUEUE_BYTES = 256 << 20,
     START_PAUSE_MS = 20, /* between two attempts while nobody listens */
+    REPLACED_MS = 1000,  /* for attempts at a daemon that closes connections: its successor comes */
     FIRST_POLL_MS = 10,  /* between two looks at a loading daemon, doubled up to LAST_POLL_MS */
     LAST_POLL_MS = 200,
 };
@@ -250,17 +251,16 @@ enum nvllm_code nvllm_connect(struct nvllm_client **client, const struct nvllm_o
 {
     struct nvllm_options o = default_options;
     enum nvllm_code code = take_options(&o, options, err);
-    int64_t deadline;
+    int64_t deadline, last;
 
     if (code != NVLLM_OK)
         return code;
     deadline = clock_deadline(o.timeout_ms);
+    last = o.wait_start ? deadline : clock_deadline(REPLACED_MS);
     for (;;) {
         code = connect_client(client, &o, deadline, err);
         /* A daemon that is being replaced may close the connection before its greeting. */
-        if (code != NVLLM_E_CONNECTION || !o.wait_start || o.fd >= 0)
-            return code;
-        if (!pause_ms(START_PAUSE_MS, deadline))
+        if (code != NVLLM_E_CONNECTION || o.fd >= 0 || !pause_ms(START_PAUSE_MS, last))
             return code;
     }
 }
