@@ -138,9 +138,9 @@ int algo_file_write(const char *folder, const char *key, const struct algo_recor
     must(r->n >= 0 && r->n <= ALGO_FILE_MAX);
     h = header_of(key, r->all, r->n);
     if (!file_path(path, folder, key))
-        return err_set(e, -ENAMETOOLONG, "the path of the folder for measurements is too long");
+        return err_set(e, -ENAMETOOLONG, "cuda.cache_folder: the path is too long");
     if (mkdir(folder, 0700) < 0 && errno != EEXIST)
-        return err_set(e, -errno, "%s: cannot be made: %s", folder, strerror(errno));
+        return err_set(e, -errno, "%s: cannot be created: %s", folder, strerror(errno));
     snprintf(temporary, sizeof(temporary), "%s.%ld", path, (long)getpid());
     (void)unlink(temporary); /* left by a process that died */
     fd = open(temporary, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);

@@ -21,14 +21,14 @@ struct backend {
 static int check_model(const struct model_config *c, struct err *e)
 {
     if (c->head_dim != 64 && c->head_dim != 128)
-        return err_set(e, -ENOTSUP, "CUDA: head_dim %d is not supported, 64 and 128 are",
+        return err_set(e, -ENOTSUP, "CUDA: head_dim %d is not supported, only 64 and 128 are",
                        c->head_dim);
     if (c->hidden_dim % 32 || c->ffn_dim % 32 || c->vocab_size % 4)
         return err_set(e, -ENOTSUP,
                        "CUDA: hidden_size and intermediate_size must be multiples of 32 and "
                        "vocab_size of 4");
     if (c->vocab_size > 1 << 22)
-        return err_set(e, -ENOTSUP, "CUDA: vocab_size %d is over %d", c->vocab_size, 1 << 22);
+        return err_set(e, -ENOTSUP, "CUDA: vocab_size %d exceeds %d", c->vocab_size, 1 << 22);
     return 0;
 }
 
@@ -76,7 +76,7 @@ static int cuda_open(struct backend **out, const struct model *model,
                        options->n_devices > options->tp_size ? options->n_devices
                                                              : options->tp_size);
     if (options->tier_bytes[TIER_HOST] || options->tier_bytes[TIER_DISK])
-        return err_set(e, -ENOTSUP, "CUDA: KV blocks are kept on the device alone");
+        return err_set(e, -ENOTSUP, "CUDA: KV blocks can be kept on the device only");
     b = calloc(1, sizeof(*b));
     if (!b)
         return err_set(e, -ENOMEM, "out of memory");
@@ -102,7 +102,7 @@ static int cuda_submit(struct backend *b, const struct batch *batch, struct err 
 
     must(b->n_submitted - b->n_waited < BACKEND_IN_FLIGHT);
     if (b->dead)
-        return err_set(e, b->dead, "CUDA: the device failed before");
+        return err_set(e, b->dead, "CUDA: the device has failed earlier");
     r = rank_submit(&b->rank, batch, (int)(b->n_submitted % SAMPLER_SLOTS), e);
     b->dead = r;
     b->n_submitted += r == 0;

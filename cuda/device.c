@@ -57,20 +57,20 @@ int device_open(struct device *d, int id, struct err *e)
     if (r < 0)
         return r;
     if (id < 0 || id >= n)
-        return err_set(e, -ENODEV, "CUDA: there is no device %d, there are %d", id, n);
+        return err_set(e, -ENODEV, "CUDA: there is no device %d; devices found: %d", id, n);
     d->id = id;
     r = cuda_check(cudaSetDevice(id), "choosing the device", e);
     if (r == 0)
-        r = cuda_check(cudaGetDeviceProperties(&p, id), "asking for properties", e);
+        r = cuda_check(cudaGetDeviceProperties(&p, id), "querying its properties", e);
     if (r < 0)
         return r;
     if (p.major < 8)
         return err_set(e, -ENOTSUP, "CUDA: %s has compute capability %d.%d, 8.0 is needed", p.name,
                        p.major, p.minor);
-    if ((r = cuda_check(cudaMemGetInfo(&free_bytes, &total_bytes), "asking for free memory", e)) <
+    if ((r = cuda_check(cudaMemGetInfo(&free_bytes, &total_bytes), "querying free memory", e)) <
             0 ||
         (r = cuda_check(cudaStreamCreateWithFlags(&d->launch.stream, cudaStreamNonBlocking),
-                        "making a stream", e)) < 0)
+                        "creating a stream", e)) < 0)
         return r;
     snprintf(d->name, sizeof(d->name), "%.100s", p.name);
     read_driver(d->driver, sizeof(d->driver));
@@ -94,7 +94,7 @@ void device_close(struct device *d)
 int device_free_bytes(uint64_t *free_bytes, struct err *e)
 {
     size_t free_now, total;
-    int r = cuda_check(cudaMemGetInfo(&free_now, &total), "asking for free memory", e);
+    int r = cuda_check(cudaMemGetInfo(&free_now, &total), "querying free memory", e);
 
     if (r == 0)
         *free_bytes = free_now;
@@ -115,13 +115,13 @@ int device_take(struct device *d, enum device_use use, uint64_t bytes, struct er
     if (code == cudaErrorMemoryAllocation) {
         (void)cudaGetLastError(); /* it is told here and not again by the next call */
         return err_set(e, -ENOMEM,
-                       "%s: %.1f MiB of device memory are needed for %s, %.1f MiB of %.1f MiB are "
-                       "free; a smaller model, max_seqs, max_batch_tokens or kv_memory takes less",
+                       "%s: %.1f MiB of device memory needed for %s, %.1f of %.1f MiB are free; "
+                       "lower max_seqs, max_batch_tokens or kv_memory, or use a smaller model",
                        d->name, (double)bytes / 0x1p20, uses[use], (double)free_bytes / 0x1p20,
                        (double)d->total_bytes / 0x1p20);
     }
     if (code != cudaSuccess)
-        return cuda_check(code, "taking memory", e);
+        return cuda_check(code, "allocating memory", e);
     d->memory[use] = p;
     d->bytes[use] = bytes;
     return 0;

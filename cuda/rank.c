@@ -49,12 +49,12 @@ static int set_limits(struct rank *b, struct err *e)
 
     if (o->max_seq_len > STEP_MAX_LEN)
         return err_set(e, -EINVAL,
-                       "CUDA: scheduler.max_seq_len: %d is over %d, the longest sequence that a "
-                       "device computes; unless it is set it is the model's length",
+                       "CUDA: scheduler.max_seq_len: %d exceeds %d, the longest sequence that a "
+                       "device computes; the default is the model's length: set it lower",
                        o->max_seq_len, STEP_MAX_LEN);
     if (o->max_batch_tokens > most_tokens)
         return err_set(e, -EINVAL,
-                       "CUDA: scheduler.max_batch_tokens: %d is over %d, the most that a device "
+                       "CUDA: scheduler.max_batch_tokens: %d exceeds %d, the most that a device "
                        "computes at a time with this model",
                        o->max_batch_tokens, most_tokens);
     b->limits = (struct step_limits){
@@ -71,7 +71,7 @@ static int set_limits(struct rank *b, struct err *e)
     most_seqs = step_most_seqs(&b->limits);
     if (o->max_seqs > most_seqs)
         return err_set(e, -EINVAL,
-                       "CUDA: scheduler.max_seqs: %d is over %d, the most that a device computes "
+                       "CUDA: scheduler.max_seqs: %d exceeds %d, the most that a device computes "
                        "at a time with this max_batch_tokens and max_seq_len",
                        o->max_seqs, most_seqs);
     return 0;
@@ -161,7 +161,7 @@ static int take_slot(struct rank *b, int slot, struct err *e)
                         "pinning memory", e)) < 0 ||
         (r = cuda_check(cudaEventCreateWithFlags(&s->done,
                                                  cudaEventDisableTiming | cudaEventBlockingSync),
-                        "making an event", e)) < 0 ||
+                        "creating an event", e)) < 0 ||
         (r = cuda_check(cudaHostAlloc((void **)&ids, bytes, cudaHostAllocMapped), "pinning memory",
                         e)) < 0)
         return r;
@@ -206,7 +206,7 @@ static int take_blocks(struct rank *b, struct err *e)
     if (n == 0)
         return err_set(e, -ENOMEM,
                        "%s: %.1f MiB are left for KV blocks, and one block of %d tokens takes "
-                       "%.1f MiB; a smaller block_len or a larger kv_memory helps",
+                       "%.1f MiB; lower block_len or raise kv_memory",
                        b->device.name, (double)bytes / 0x1p20, o->block_len,
                        (double)b->block_bytes / 0x1p20);
     r = device_take(&b->device, DEVICE_KV, n * b->block_bytes, e);
@@ -272,7 +272,7 @@ static int open_parts(struct rank *b, struct err *e)
         (r = set_limits(b, e)) < 0)
         return r;
     if (d->compute == 90 && !b->options.invariant)
-        r = cuda_check(resident_compiled(&resident), "asking for the resident kernel", e);
+        r = cuda_check(resident_compiled(&resident), "querying the resident kernel", e);
     if (r < 0)
         return r;
     if (resident)
@@ -339,8 +339,8 @@ static int read_known(struct rank *b, struct err *e)
     int driver = 0, runtime = 0;
     int r;
 
-    if ((r = cuda_check(cudaDriverGetVersion(&driver), "asking for the driver's version", e)) < 0 ||
-        (r = cuda_check(cudaRuntimeGetVersion(&runtime), "asking for CUDA's version", e)) < 0)
+    if ((r = cuda_check(cudaDriverGetVersion(&driver), "querying the driver's version", e)) < 0 ||
+        (r = cuda_check(cudaRuntimeGetVersion(&runtime), "querying CUDA's version", e)) < 0)
         return r;
     snprintf(b->key, sizeof(b->key),
              "%.64s, compute %d, driver %d, CUDA %d, cuBLASLt %zu, %d MiB; %d layers of %d, "

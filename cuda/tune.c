@@ -49,8 +49,8 @@ int tune_new(struct tune **out, struct rank *rank, struct err *e)
     if (!t)
         return err_set(e, -ENOMEM, "out of memory");
     *t = (struct tune){.rank = rank, .records = rank->known, .m = FIRST_ROWS};
-    if ((r = cuda_check(cudaEventCreate(&t->begin), "making an event", e)) < 0 ||
-        (r = cuda_check(cudaEventCreate(&t->end), "making an event", e)) < 0) {
+    if ((r = cuda_check(cudaEventCreate(&t->begin), "creating an event", e)) < 0 ||
+        (r = cuda_check(cudaEventCreate(&t->end), "creating an event", e)) < 0) {
         tune_free(t);
         return r;
     }

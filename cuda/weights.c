@@ -33,14 +33,14 @@ static int copier_open(struct copier *c, int device, struct err *e)
 
     if ((r = cuda_check(cudaSetDevice(device), "choosing the device", e)) < 0 ||
         (r = cuda_check(cudaStreamCreateWithFlags(&c->stream, cudaStreamNonBlocking),
-                        "making a stream", e)) < 0)
+                        "creating a stream", e)) < 0)
         return r;
     for (int i = 0; i < 2; i++)
         if ((r = cuda_check(cudaHostAlloc((void **)&c->buffers[i], PIECE * sizeof(uint16_t),
                                           cudaHostAllocDefault),
                             "pinning memory", e)) < 0 ||
             (r = cuda_check(cudaEventCreateWithFlags(&c->copied[i], cudaEventDisableTiming),
-                            "making an event", e)) < 0)
+                            "creating an event", e)) < 0)
             return r;
     return 0;
 }
