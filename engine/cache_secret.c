@@ -60,7 +60,7 @@ int cache_secret_load(uint8_t secret[PREFIX_CACHE_SECRET], const char *folder, s
         rc = err_set(e, -EPERM, "%s: mode %03o, but only its owner may have access (0600)", path,
                      (unsigned)st.st_mode & 0777);
     else if (bytes != PREFIX_CACHE_SECRET)
-        rc = err_set(e, -EINVAL, "%s: %llu bytes where a secret has %d; remove it for a new one",
+        rc = err_set(e, -EINVAL, "%s: %llu bytes, but a secret has %d; remove it to get a new one",
                      path, (unsigned long long)bytes, PREFIX_CACHE_SECRET);
     else
         rc = file_read(fd, path, 0, secret, PREFIX_CACHE_SECRET, e);

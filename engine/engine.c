@@ -349,7 +349,7 @@ int engine_check_lengths(const struct backend_options *o, const struct model *mo
     const struct model_config *c = model_config(model);
 
     if (o->max_seq_len > c->max_seq_len)
-        return err_set(e, -EINVAL, "scheduler.max_seq_len: %d is over the model's %d",
+        return err_set(e, -EINVAL, "scheduler.max_seq_len: %d exceeds the model's %d",
                        o->max_seq_len, c->max_seq_len);
     return 0;
 }

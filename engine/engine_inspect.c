@@ -59,7 +59,7 @@ static void refuse(struct engine *g, struct job *j, int r)
     switch (r) {
     case CORE_INSPECT_DENIED:
         job_fail(j, &g->out, ENGINE_E_DENIED, NULL,
-                 "the cache belongs to others; only an admin may do that");
+                 "the cache belongs to other users; only administrators may do that");
         break;
     case CORE_INSPECT_NO_CACHE:
         job_fail(j, &g->out, ENGINE_E_UNSUPPORTED, NULL,

@@ -58,15 +58,19 @@ static int32_t join_stop_ids(int32_t *ids, const struct engine *g, const struct 
 
 static void refuse(struct engine *g, struct job *j, int r, const struct core_request *cr)
 {
+    const char *field = j->request.max_tokens ? "max_tokens" : "prompt";
+    char answer[32] = "an answer";
+
+    if (j->request.max_tokens)
+        snprintf(answer, sizeof(answer), "max_tokens %d", cr->max_tokens);
     if (r == CORE_E_TOO_LONG)
-        job_fail(j, &g->out, ENGINE_E_TOO_LONG, "max_tokens",
-                 "prompt of %d tokens and max_tokens %d are over the longest sequence, %d",
-                 cr->n_prompt, cr->max_tokens, g->status.max_seq_len);
+        job_fail(j, &g->out, ENGINE_E_TOO_LONG, field,
+                 "a prompt of %d tokens and %s exceed the longest sequence, %d tokens",
+                 cr->n_prompt, answer, g->status.max_seq_len);
     else if (r == CORE_E_NEVER_FITS)
-        job_fail(j, &g->out, ENGINE_E_TOO_LONG, "max_tokens",
-                 "prompt of %d tokens and max_tokens %d do not fit the cache's %d slots; "
-                 "the admin can raise cache.kv_memory",
-                 cr->n_prompt, cr->max_tokens, pool_tokens(g, cr));
+        job_fail(j, &g->out, ENGINE_E_TOO_LONG, field,
+                 "a prompt of %d tokens and %s exceed the cache, %d tokens; raise cache.kv_memory",
+                 cr->n_prompt, answer, pool_tokens(g, cr));
     else
         job_fail(j, &g->out, ENGINE_E_INTERNAL, NULL, "out of memory");
 }
@@ -115,7 +119,7 @@ static void finish(struct engine *g, struct job *j, const struct core_usage *usa
     j->terminal.usage.arrival_us = j->arrival_us;
     if (error == -EDQUOT)
         job_fail(j, &g->out, ENGINE_E_MEMORY_LIMIT, NULL,
-                 "the answer takes more memory than may be");
+                 "the answer takes more memory than the limits allow");
     else if (error < 0)
         job_fail(j, &g->out, ENGINE_E_INTERNAL, NULL, "out of memory");
     else

@@ -213,8 +213,8 @@ static int plan_kv(struct kv_pool *kv, const struct model_config *c,
     n = bytes / kv->block_bytes < most ? bytes / kv->block_bytes : most;
     if (n == 0)
         return err_set(e, -ENOMEM,
-                       "cache.kv_memory: one block of %d tokens needs %.1f MiB, %.1f MiB are given "
-                       "(%.1f MiB available); give more or lower cache.block_len",
+                       "cache.kv_memory: one block of %d tokens needs %.1f MiB, but it is %.1f MiB "
+                       "(%.1f MiB available); raise it or lower cache.block_len",
                        (int)o->block_len, (double)kv->block_bytes / 0x1p20, (double)bytes / 0x1p20,
                        (double)available / 0x1p20);
     kv->n_blocks = (int32_t)n;
@@ -339,7 +339,7 @@ static int open_parts(struct backend *b, const struct model *model, struct err *
 
     r = cpu_pool_new(&b->pool, n_threads < CPU_POOL_MAX_THREADS ? n_threads : CPU_POOL_MAX_THREADS);
     if (r < 0)
-        return err_set(e, r, "starting %d threads: %s", n_threads, strerror(-r));
+        return err_set(e, r, "cannot start %d threads: %s", n_threads, strerror(-r));
     r = load_weights(b, model, e);
     if (r == 0)
         r = forward_new(&b->forward,
@@ -364,7 +364,7 @@ static int open_parts(struct backend *b, const struct model *model, struct err *
     fill_info(b);
     r = thread_start(&b->thread, "cpu-step", step_main, b);
     if (r < 0)
-        return err_set(e, r, "starting the step thread: %s", strerror(-r));
+        return err_set(e, r, "cannot start the step thread: %s", strerror(-r));
     b->running = true;
     return 0;
 }

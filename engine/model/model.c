@@ -125,7 +125,7 @@ static void check_shard(const struct model *m, const struct model_file *f, struc
     }
     if (n_absent > 0)
         problems_add(p, -EINVAL, "%s: weight_map.%.120s: %s has no such tensor%s", MODEL_INDEX_FILE,
-                     first, f->name, n_absent > 1 ? ", nor others that the map wants there" : "");
+                     first, f->name, n_absent > 1 ? ", nor others that the map lists there" : "");
 }
 
 static void open_shards(struct model *m, int dir, struct problems *p)
@@ -199,11 +199,11 @@ static void open_files(struct model *m, int dir, struct problems *p)
         open_index(m, dir, p);
     else if (exists(dir, "pytorch_model.bin") || exists(dir, "pytorch_model.bin.index.json"))
         problems_add(p, -ENOTSUP,
-                     "%s: is not there, only pytorch_model.bin, which is not read: "
+                     "%s: is missing, and pytorch_model.bin is not supported: "
                      "convert it to safetensors",
                      MODEL_WEIGHTS_FILE);
     else
-        problems_add(p, -ENOENT, "%s: is not there, and no %s either: the folder has no weights",
+        problems_add(p, -ENOENT, "%s: is missing, and so is %s: the folder has no weights",
                      MODEL_WEIGHTS_FILE, MODEL_INDEX_FILE);
 }
 
@@ -239,7 +239,7 @@ static int check_tensor(const struct tensor *t, const struct tensor *wanted, con
         memcmp(t->shape, wanted->shape, sizeof(t->shape[0]) * (size_t)t->rank) != 0) {
         shape_text(is, t);
         shape_text(asked, wanted);
-        return err_set(e, -EINVAL, "%s: %s: shape: is %s where config.json asks for %s", file,
+        return err_set(e, -EINVAL, "%s: %s: shape: is %s, but config.json implies %s", file,
                        t->name, is, asked);
     }
     if (t->dtype == N_DTYPES)
@@ -293,7 +293,7 @@ static void check_tensors(struct model *m, struct problems *p)
         }
     }
     if (n_wrong > MAX_REPORTED)
-        problems_add(p, -EINVAL, "%zu more tensors are of a wrong shape or type",
+        problems_add(p, -EINVAL, "%zu more tensors have a wrong shape or type",
                      n_wrong - MAX_REPORTED);
     if (n_missing > 0 && m->n_files > 0) /* a folder without any file has been reported */
         problems_add(p, -EINVAL, "%s: %zu of %zu tensors are missing: %s%s",

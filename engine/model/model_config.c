@@ -170,7 +170,7 @@ static void need_text(const struct fields *f, const char *key, const char *only,
  * rope_parameters, 4 wrote rope_theta at the root and rope_scaling; they must agree. */
 static void parse_rope_object(double *theta, const struct fields *f)
 {
-    static const char note[] = " (a longer context by scaling is not computed)";
+    static const char note[] = " (scaling to a longer context is not supported)";
     double inner, partial;
 
     if (*f->prefix) {
@@ -238,7 +238,7 @@ static const struct {
     const char *why;
 } unsupported[] = {
     {"quantization_config", false,
-     "quantized weights are not supported; take the folder with bf16, f16 or f32 weights"},
+     "quantized weights are not supported; download the model with bf16, f16 or f32 weights"},
     {"num_experts", false, "mixtures of experts are not supported"},
     {"num_local_experts", false, "mixtures of experts are not supported"},
     {"moe_intermediate_size", false, "mixtures of experts are not supported"},
@@ -301,7 +301,7 @@ static void parse_dims(struct model_config *c, const struct family *family, cons
             c->head_dim = c->hidden_dim / c->n_heads;
         else if (c->n_heads > 0)
             PROBLEM(f, "head_dim", -EINVAL,
-                    "is missing, and hidden_size / num_attention_heads (%d / %d) is none",
+                    "is missing, and hidden_size / num_attention_heads (%d / %d) is not valid",
                     c->hidden_dim, c->n_heads);
     }
     if (c->head_dim % 2 != 0)

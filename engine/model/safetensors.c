@@ -98,7 +98,7 @@ static int parse_shape(struct tensor *t, uint64_t *n_elements, const char *file,
     json_array_foreach(value, i, dim)
     {
         if (!is_size(dim))
-            return REFUSE(-EINVAL, "shape: each dimension must be an integer from 0 on");
+            return REFUSE(-EINVAL, "shape: each dimension must be a non-negative integer");
         if (i < MODEL_MAX_RANK)
             t->shape[i] = json_integer_value(dim);
         if (__builtin_mul_overflow(*n_elements, json_integer_value(dim), n_elements))
@@ -114,7 +114,7 @@ static int parse_offsets(struct tensor *t, const char *file, const json_t *value
     uint64_t begin, end;
 
     if (json_array_size(value) != 2 || !is_size(first) || !is_size(last))
-        return REFUSE(-EINVAL, "data_offsets: must be an array of two integers from 0 on");
+        return REFUSE(-EINVAL, "data_offsets: must be an array of two non-negative integers");
     begin = (uint64_t)json_integer_value(first);
     end = (uint64_t)json_integer_value(last);
     if (begin > end || end > data_bytes)
@@ -194,7 +194,7 @@ static int check_layout(struct tensor *tensors, size_t n, const char *file, uint
         if (t->offset < end)
             return REFUSE(-EINVAL, "data_offsets: overlaps %.120s", tensors[i - 1].name);
         if (t->offset > end)
-            return REFUSE(-EINVAL, "data_offsets: a hole of %" PRIu64 " bytes before it",
+            return REFUSE(-EINVAL, "data_offsets: a gap of %" PRIu64 " bytes before it",
                           (t->offset - end));
         end = t->offset + t->bytes;
     }
@@ -217,7 +217,7 @@ int safetensors_parse(struct safetensors *out, const char *file, const char *jso
     if (data_start > file_bytes)
         return err_set(e, -EINVAL, "%s: the header is longer than the file", file);
     if (json_bytes == 0 || json[0] != '{')
-        return err_set(e, -EINVAL, "%s: the header does not begin with {: no safetensors file",
+        return err_set(e, -EINVAL, "%s: the header does not begin with {: not a safetensors file",
                        file);
     rc = json_object_parse(&s.header, file, json, json_bytes, e);
     if (rc < 0)

@@ -75,7 +75,7 @@ static int load_from_config(const struct chat_template **out, int dir, struct er
     if (!template || json_is_null(template))
         *out = NULL;
     else if (!json_is_string(template))
-        r = err_set(e, -EINVAL, "%s: chat_template: is %s, not a text", file,
+        r = err_set(e, -EINVAL, "%s: chat_template: is %s, not a string", file,
                     json_type_name(template));
     else
         r = chat_template_parse(
@@ -183,14 +183,14 @@ const char *chat_role(struct text role)
 static int check_roles(const struct chat *chat, struct err *e)
 {
     if (!chat->n_messages)
-        return err_set(e, -EINVAL, "messages: there is none");
+        return err_set(e, -EINVAL, "messages: is empty");
     for (size_t i = 0; i < chat->n_messages; i++) {
         struct text role = chat->messages[i].role;
 
         if (!chat_role(role))
             return err_set(e, -EINVAL,
-                           "messages[%zu].role: \"%.*s\" is not known, only system, user, "
-                           "assistant and tool",
+                           "messages[%zu].role: \"%.*s\" is not one of system, user, assistant "
+                           "and tool",
                            i, role.len < 64 ? (int)role.len : 64, role.data ? role.data : "");
     }
     return 0;

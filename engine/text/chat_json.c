@@ -11,16 +11,16 @@
 enum { CHAT_JSON_MAX_BYTES = 64 << 20 };
 
 static const char pattern[] =
-    "{'messages': [{'role': 'a text', 'content?': 'a text', 'reasoning_content?': 'a text',"
+    "{'messages': [{'role': 'a string', 'content?': 'a string', 'reasoning_content?': 'a string',"
     "  'tool_calls?': 'an array', 'name?': '*', 'tool_call_id?': '*'}, '...'],"
     " 'tools?': ['an object', '...'],"
     " 'add_generation_prompt?': 'true or false', 'enable_thinking?': 'true or false'}";
 
 /* A call is spelled in one of two ways. */
 static const char call_pattern[] =
-    "{'id?': '*', 'index?': '*', 'type?': '*', 'name': 'a text', 'arguments': '*'}";
+    "{'id?': '*', 'index?': '*', 'type?': '*', 'name': 'a string', 'arguments': '*'}";
 static const char nested_call_pattern[] = "{'id?': '*', 'index?': '*', 'type?': '*',"
-                                          " 'function': {'name': 'a text', 'arguments': '*'}}";
+                                          " 'function': {'name': 'a string', 'arguments': '*'}}";
 
 static struct text text_of(const json_t *v)
 {

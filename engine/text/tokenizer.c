@@ -229,7 +229,7 @@ int tokenizer_check_vocab(const struct tokenizer *t, int32_t vocab_size, struct 
         return 0;
     return err_set(e, -EINVAL,
                    "tokenizer.json: id %d (\"%.*s\") is not in 0 .. %d, the vocabulary of "
-                   "config.json: the two are of different models",
+                   "config.json: the two belong to different models",
                    t->n_ids - 1, last.len < 64 ? (int)last.len : 64, last.data, vocab_size - 1);
 }
 

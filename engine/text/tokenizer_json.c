@@ -78,7 +78,7 @@ static const char supported[] =
     " 'truncation?': '*', 'padding?': '*'," /* how somebody last called the tokenizer */
     " 'normalizer': {'type': 'NFC'},"
     " 'pre_tokenizer': {'type': 'Sequence', 'pretokenizers': ["
-    "  {'type': 'Split', 'pattern': {'Regex': 'a text'}, 'behavior': 'Isolated',"
+    "  {'type': 'Split', 'pattern': {'Regex': 'a string'}, 'behavior': 'Isolated',"
     "   'invert': false},"
     "  {'type': 'ByteLevel', 'add_prefix_space': false, 'trim_offsets?': '*',"
     "   'use_regex': false}]},"
@@ -160,7 +160,7 @@ static int read_vocab(struct reader *r)
         if (!len)
             return REFUSE(r, "model.vocab: the token of id %d is empty", id);
         if (token->len && !PLANT(PLANT_DOUBLE_ID))
-            return REFUSE(r, "model.vocab \"%.64s\": id %d is another token's too", key, id);
+            return REFUSE(r, "model.vocab \"%.64s\": another token has id %d, too", key, id);
         token->at = (uint32_t)t->n_bytes;
         token->len = (uint32_t)decode_spelling(r, key, len, t->bytes + t->n_bytes);
         t->n_bytes += token->len;
@@ -213,7 +213,7 @@ static int read_merge(struct reader *r, const json_t *v, int32_t rank)
     memcpy(joined + left.len, right.data, right.len);
     merge.id = find_id(r, joined, left.len + right.len);
     if (merge.id < 0)
-        return REFUSE(r, "model.merges[%d]: what \"%.*s\" and \"%.64s\" make is not in model.vocab",
+        return REFUSE(r, "model.merges[%d]: \"%.*s\" and \"%.64s\" merged are not in model.vocab",
                       rank, left.len < 64 ? (int)left.len : 64, left.data, right.data);
     bpe_add(&r->t->bpe, merge);
     return 0;
@@ -260,7 +260,7 @@ static int read_added(struct reader *r, const json_t *v, size_t i)
     int rc;
 
     if (!content.len || content.len > TOKENIZER_MAX_SPECIAL)
-        return REFUSE(r, "added_tokens[%zu].content: is not a text of 1 to %d bytes", i,
+        return REFUSE(r, "added_tokens[%zu].content: is not a string of 1 to %d bytes", i,
                       TOKENIZER_MAX_SPECIAL);
     rc = read_id(r, json_object_get(v, "id"), &id, "added_tokens", content.data);
     if (rc)
@@ -280,9 +280,10 @@ static int read_added(struct reader *r, const json_t *v, size_t i)
     token = &t->tokens[id];
     same = find_id(r, content.data, content.len);
     if (same != id && (same >= 0 || token->len))
-        return REFUSE(r, "added_tokens[%zu]: id %d or its text is another token's too", i, id);
+        return REFUSE(r, "added_tokens[%zu]: id %d or its text belongs to another token, too", i,
+                      id);
     if (token->flags & TOKENIZER_ADDED)
-        return REFUSE(r, "added_tokens[%zu]: \"%.64s\" comes twice", i, content.data);
+        return REFUSE(r, "added_tokens[%zu]: \"%.64s\" is listed twice", i, content.data);
     *token = (struct token){.at = put_bytes(t, content),
                             .len = (uint32_t)content.len,
                             .flags = TOKENIZER_ADDED};
@@ -311,8 +312,8 @@ static int sort_added(struct reader *r)
         const struct added *a = &t->added[i];
 
         if (i && !by_first_byte(a - 1, a, t->bytes))
-            return REFUSE(r, "added_tokens: \"%.*s\" comes twice", a->len < 64 ? (int)a->len : 64,
-                          t->bytes + a->at);
+            return REFUSE(r, "added_tokens: \"%.*s\" is listed twice",
+                          a->len < 64 ? (int)a->len : 64, t->bytes + a->at);
         t->added_from[(unsigned char)t->bytes[a->at] + 1]++;
     }
     for (int c = 0; c < 256; c++)

@@ -51,11 +51,11 @@ int file_read(int fd, const char *name, uint64_t offset, void *dst, size_t bytes
         if (n < 0) {
             int rc = -errno;
 
-            return err_set(e, rc, "%s: reading at %llu: %s", name, (unsigned long long)offset,
+            return err_set(e, rc, "%s: cannot read at %llu: %s", name, (unsigned long long)offset,
                            strerror(-rc));
         }
         if (n == 0)
-            return err_set(e, -EIO, "%s: ends at %llu, %zu bytes before it should", name,
+            return err_set(e, -EIO, "%s: ends at byte %llu, %zu bytes too early", name,
                            (unsigned long long)offset, bytes);
         at += n;
         offset += (uint64_t)n;
@@ -75,7 +75,7 @@ int file_read_all(char **text, size_t *bytes, int dir, const char *name, size_t 
     if (rc < 0)
         return rc;
     if (size > max_bytes)
-        rc = err_set(e, -EFBIG, "%s: %llu bytes; at most %zu are read", name,
+        rc = err_set(e, -EFBIG, "%s: %llu bytes; at most %zu are supported", name,
                      (unsigned long long)size, max_bytes);
     else if (!(buf = malloc((size_t)size + 1)))
         rc = err_set(e, -ENOMEM, "%s: no memory for %llu bytes", name, (unsigned long long)size);

@@ -74,7 +74,7 @@ int json_object_parse(json_t **out, const char *file, const char *text, size_t b
         return r;
     if (!json_is_object(root)) {
         json_decref(root);
-        return err_set(e, -EINVAL, "%s: the whole must be a JSON object", file);
+        return err_set(e, -EINVAL, "%s: must be a JSON object", file);
     }
     *out = root;
     return 0;
@@ -149,7 +149,7 @@ static int match_object(struct match *m, const json_t *want, const json_t *v)
             continue;
         wanted = wanted ? wanted : json_object_get(want, key);
         if (!wanted || strchr(key, '?'))
-            return MISMATCH(m, "is not known");
+            return MISMATCH(m, "is not a known field");
         rc = match_any(m, wanted, member);
         if (rc)
             return rc;
@@ -174,7 +174,7 @@ static int match_array(struct match *m, const json_t *want, const json_t *v)
     if (!json_is_array(v))
         return MISMATCH(m, "is %s, not an array", json_type_name(v));
     if (!any_length && json_array_size(v) != n)
-        return MISMATCH(m, "only an array of %zu is supported", n);
+        return MISMATCH(m, "only an array of length %zu is supported", n);
     for (size_t i = 0; i < json_array_size(v) && !rc; i++) {
         snprintf(m->path + at, sizeof(m->path) - at, "[%zu]", i);
         rc = match_any(m, json_array_get(want, any_length ? 0 : i), json_array_get(v, i));
@@ -194,8 +194,7 @@ static int match_any(struct match *m, const json_t *want, const json_t *v)
     if (json_is_array(want))
         return match_array(m, want, v);
     if (!text)
-        return json_is_false(v) ? 0
-                                : MISMATCH(m, "is %s, only false is supported", json_type_name(v));
+        return json_is_false(v) ? 0 : MISMATCH(m, "only false is supported");
     if (!strcmp(text, "an object"))
         right = json_is_object(v);
     else if (!strcmp(text, "an array"))
@@ -204,12 +203,12 @@ static int match_any(struct match *m, const json_t *want, const json_t *v)
         right = json_is_boolean(v);
     else if (!strcmp(text, "*"))
         right = true;
-    else if (!strcmp(text, "a text"))
+    else if (!strcmp(text, "a string"))
         right = got;
     else if (got && (strcmp(got, text) != 0 || json_string_length(v) != strlen(text)))
         return MISMATCH(m, "\"%.64s\" is not supported, only \"%.160s\"", got, text);
     else
-        text = "a text";
+        text = "a string";
     return right ? 0 : MISMATCH(m, "is %s, not %s", json_type_name(v), text);
 }
 

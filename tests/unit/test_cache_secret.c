@@ -59,7 +59,7 @@ TEST(bad_files_are_refused)
     expect_refused(-EPERM, "mode 640");
     ck_assert_int_eq(chmod(file, 0600), 0);
     ck_assert_int_eq(truncate(file, PREFIX_CACHE_SECRET - 1), 0);
-    expect_refused(-EINVAL, "191 bytes where a secret has 192");
+    expect_refused(-EINVAL, "191 bytes, but a secret has 192");
     ck_assert_int_eq(remove(file), 0);
     ck_assert_int_eq(symlink("/dev/zero", file), 0);
     expect_refused(-EINVAL, "is not a regular file");

@@ -379,18 +379,18 @@ TEST(errors_name_the_field)
 {
     expect_error("", "chat: not JSON: line");
     expect_error("[]", "chat");
-    expect_error("{'messages': []}", "messages: there is none");
+    expect_error("{'messages': []}", "messages: is empty");
     expect_error("{}", "messages: is missing");
     expect_error("{'messages': {}}", "messages: is an object");
     expect_error("{'messages': [3]}", "messages[0]: is an integer");
     expect_error("{'messages': [{'content': 'x'}]}", "messages[0].role: is missing");
     expect_error("{'messages': [{'role': 'user'}, {'role': 'developer'}]}",
-                 "messages[1].role: \"developer\" is not known");
+                 "messages[1].role: \"developer\" is not one of system");
     expect_error("{'messages': [{'role': 'user\\u0000'}]}", "messages[0].role");
     expect_error("{'messages': [{'role': 'user', 'content': [{'type': 'text'}]}]}",
                  "messages[0].content: is an array");
     expect_error("{'messages': [{'role': 'user', 'audio': 1}]}", "messages[0].audio");
-    expect_error("{'messages': [], 'mesages': []}", "mesages: is not known");
+    expect_error("{'messages': [], 'mesages': []}", "mesages: is not a known field");
     expect_error("{'messages': [{'role': 'user'}], 'tools': ['x']}", "tools[0]: is a string");
     expect_error("{'messages': [{'role': 'user'}], 'tools': {}}", "tools: is an object");
     expect_error("{'messages': [{'role': 'user'}], 'enable_thinking': 'no'}",
@@ -403,7 +403,7 @@ TEST(errors_name_the_field)
                  "messages[0].tool_calls[0].arguments: is missing");
     expect_error("{'messages': [{'role': 'assistant', 'tool_calls': [{'function': {'name': 'f', "
                  "'arguments': {}, 'x': 1}}]}]}",
-                 "messages[0].tool_calls[0].function.x: is not known");
+                 "messages[0].tool_calls[0].function.x: is not a known field");
     expect_error("{'messages': [{'role': 'user', 'content': 1e999}]}", "chat: not JSON: line 1");
 }
 

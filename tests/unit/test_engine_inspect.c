@@ -126,7 +126,7 @@ TEST(failures_name_their_reason)
         const char *says;
     } cases[] = {
         {ENGINE_PROMPT, 5, 1000, ENGINE_E_INVALID, "block of 16"},
-        {ENGINE_PROMPT, 5, 1001, ENGINE_E_DENIED, "belongs to others"},
+        {ENGINE_PROMPT, 5, 1001, ENGINE_E_DENIED, "belongs to other users"},
         {ENGINE_PROMPT, 0, 1000, ENGINE_E_INVALID, "prompt: empty"},
         {ENGINE_PROMPT, sizeof(prompt), 1000, ENGINE_E_TOO_LONG, "512"},
         {ENGINE_CHAT, 0, 1000, ENGINE_E_INVALID, "messages"},

@@ -179,7 +179,7 @@ TEST(missing_files)
     ck_assert_int_eq(model_defaults(m)->eos[0], 1993);
     model_close(m);
     unlink(in_dir("model.safetensors"));
-    refused(-ENOENT, "model.safetensors: is not there, and no model.safetensors.index.json");
+    refused(-ENOENT, "model.safetensors: is missing, and so is model.safetensors.index.json");
     write_whole("pytorch_model.bin", "", 0);
     refused(-ENOTSUP, "pytorch_model.bin");
     unlink(in_dir("config.json"));
@@ -251,12 +251,12 @@ static const struct {
      "generation_config.json: top_p: 7 is not in"},
     {"generation_config.json", "{", "[", -EINVAL, "generation_config.json: not JSON: line"},
     {"config.json", "\"vocab_size\": 2048", "\"vocab_size\": 2049", -EINVAL,
-     "model.safetensors: model.embed_tokens.weight: shape: is [2048, 256] where config.json asks "
-     "for [2049, 256]"},
+     "model.safetensors: model.embed_tokens.weight: shape: is [2048, 256], but config.json "
+     "implies [2049, 256]"},
     {"config.json", "\"tie_word_embeddings\": true", "\"tie_word_embeddings\": false", -EINVAL,
      "model.safetensors: 1 of 47 tensors are missing: lm_head.weight"},
     {"config.json", "\"num_attention_heads\": 8", "\"num_attention_heads\": 4", -EINVAL,
-     "self_attn.q_proj.weight: shape: is [1024, 256] where config.json asks for [512, 256]"},
+     "self_attn.q_proj.weight: shape: is [1024, 256], but config.json implies [512, 256]"},
     {"model.safetensors", "model.norm.weight", "model.nerm.weight", -EINVAL,
      "model.safetensors: 1 of 46 tensors are missing: model.norm.weight"},
     {"model.safetensors", "\"dtype\":\"BF16\"", "\"dtype\":\"I16\" ", -ENOTSUP,

@@ -123,8 +123,8 @@ static const struct {
      "b: data_offsets: overlaps a"},
     {"{" T("a", "U8", "[2]", "[0,2]") "," T("b", "U8", "[2]", "[0,2]") "}", 2, -EINVAL, "overlaps"},
     {"{" T("a", "U8", "[1]", "[0,1]") "," T("b", "U8", "[1]", "[2,3]") "}", 3, -EINVAL,
-     "b: data_offsets: a hole of 1 bytes before it"},
-    {"{" T("a", "U8", "[1]", "[1,2]") "}", 2, -EINVAL, "a: data_offsets: a hole of 1 bytes"},
+     "b: data_offsets: a gap of 1 bytes before it"},
+    {"{" T("a", "U8", "[1]", "[1,2]") "}", 2, -EINVAL, "a: data_offsets: a gap of 1 bytes"},
     {"{" T("a", "U8", "[1]", "[0,1]") "}", 2, -EINVAL, "1 bytes after the last tensor"},
 };
 
