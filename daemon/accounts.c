@@ -82,7 +82,7 @@ int rights_find_group(gid_t *out, const char *group, const char *option, struct 
     errno = 0;
     g = getgrnam(group);
     if (!g)
-        return err_set(e, errno ? -errno : -EINVAL, "%s: no group %s", option, group);
+        return err_set(e, errno ? -errno : -EINVAL, "%s: there is no group %s", option, group);
     *out = g->gr_gid;
     return 0;
 }

@@ -24,21 +24,18 @@ static int load_module(const struct backend_ops **out, const char *path, struct 
     if (path[0] != '/') /* dlopen would search for it */
         return err_set(e, -EINVAL, "backend.module: \"%s\" is not an absolute path", path);
     if (access(path, F_OK) < 0)
-        return err_set(
-            e, -errno,
-            "%s: %s; install nvllm's CUDA module, name it with backend.module, or choose "
-            "--backend cpu",
-            path, strerror(errno));
+        return err_set(e, -errno, "%s: %s; install it, set backend.module, or choose --backend cpu",
+                       path, strerror(errno));
     module = dlopen(path, RTLD_NOW | RTLD_LOCAL);
     if (!module)
         return err_set(e, -ENOEXEC, "cannot load the backend: %s", dlerror());
     ops = dlsym(module, BACKEND_SYMBOL);
     if (!ops)
-        r = err_set(e, -ENOEXEC, "%s: is no backend of nvllm: it has no symbol %s", path,
+        r = err_set(e, -ENOEXEC, "%s: is not an nvllm backend: it has no symbol %s", path,
                     BACKEND_SYMBOL);
     else if (ops->abi != BACKEND_ABI)
         r = err_set(e, -ENOEXEC,
-                    "%s: has backend interface %u, nvllmd has %d; install both of one version",
+                    "%s: has backend interface %u, nvllmd has %d; install the same version of both",
                     path, ops->abi, BACKEND_ABI);
     if (r < 0) {
         dlclose(module);
@@ -59,7 +56,7 @@ int backend_choose(struct backend_choice *out, const struct options *o,
 
     if (present && access(module, F_OK) < 0 && errno == ENOENT) {
         err_set(&c.warning, 0,
-                "an NVIDIA device is there but %s is not installed: computing on the CPU", module);
+                "there is an NVIDIA device, but %s is not installed: running on the CPU", module);
     } else if (present || o->backend == OPTION_BACKEND_CUDA) {
         r = load_module(&c.ops, module, e);
         if (r < 0)

@@ -177,9 +177,9 @@ static void check_socket(struct checking *c, const char *about, const struct lis
     if (r == 0)
         say(c, OK, about, NULL, "%s (mode %04o)", l->path, (unsigned)l->mode);
     else if (r == -EADDRINUSE)
-        say(c, OK, about, NULL, "%s, which is served now", l->path);
+        say(c, OK, about, NULL, "%s, where a daemon is running now", l->path);
     else if (r == -ENOENT && is_made_by_systemd(l->path))
-        say(c, NOTE, about, NULL, "%s: its folder is made when systemd starts nvllmd", l->path);
+        say(c, NOTE, about, NULL, "%s: systemd creates its folder when it starts nvllmd", l->path);
     else
         say(c, WRONG, about, mend_socket(c, r, l), "%s", e.text);
 }
@@ -195,7 +195,7 @@ static void check_admins(struct checking *c)
         say(c, WRONG, "admins", command(c, o->admin_group, "sudo groupadd --system "), "%s",
             e.text);
     else if (*o->admin_socket && strcmp(o->admin_socket, o->socket) == 0)
-        say(c, WRONG, "admins", edit(c, 0), "daemon.admin_socket: %s is daemon.socket already",
+        say(c, WRONG, "admins", edit(c, 0), "daemon.admin_socket: %s is already daemon.socket",
             o->admin_socket);
     else if (*o->admin_socket)
         check_socket(c, "admins", &listener);
@@ -223,7 +223,7 @@ static void check_model(struct checking *c, const struct backend_choice *choice)
 
     if (!*o->model_path) {
         say(c, WRONG, "model", edit(c, 0),
-            "there is no model: path in section [model], or --model DIR");
+            "no model: set path in section [model], or give --model DIR");
         return;
     }
     offline_check_folder(o->model_path, &problems);
@@ -248,7 +248,7 @@ static void check_options(struct checking *c)
     if (c->check->file)
         say(c, OK, "config", NULL, "%s", c->check->file);
     else
-        say(c, NOTE, "config", NULL, "no file: what the command line does not set is as usual");
+        say(c, NOTE, "config", NULL, "no file: options not on the command line have their default");
     check_backend(c, &choice);
     check_socket(c, "socket", &listener);
     check_admins(c);
@@ -277,8 +277,8 @@ int config_check_run(const struct config_check *check)
     } else if (c.n_wrong == 0) {
         puts("nvllmd would start with this configuration.");
     } else {
-        printf("nvllmd would not start: %d %s wrong; the command below each fixes it.\n", c.n_wrong,
-               c.n_wrong == 1 ? "thing is" : "things are");
+        printf("nvllmd would not start: %d problem%s; below each is the command that fixes it.\n",
+               c.n_wrong, c.n_wrong == 1 ? "" : "s");
     }
     json_decref(c.findings);
     return c.n_wrong > 0;

@@ -54,13 +54,11 @@ static const char *why_waiting(const struct inspect_report *r, struct sources *f
 {
     static const char *const reasons[] = {
         [INSPECT_WHY_ENCODING] = "its prompt is being rendered and tokenized",
-        [INSPECT_WHY_SEQS] = "as many sequences run as scheduler.max_seqs allows",
+        [INSPECT_WHY_SEQS] = "scheduler.max_seqs sequences are running already",
         [INSPECT_WHY_BLOCKS] = "the first request in the queue needs more blocks than are free",
-        [INSPECT_WHY_PREFIX] = "another request computes the prefix that both share; it will be "
-                               "found in the cache",
-        [INSPECT_WHY_SHARE] = "requests of higher priority, or of users who have had less, go "
-                              "first",
-        [INSPECT_WHY_STEP] = "it starts with the next step",
+        [INSPECT_WHY_PREFIX] = "another request is computing the prefix that they share",
+        [INSPECT_WHY_SHARE] = "requests of higher priority, or of users served less, go first",
+        [INSPECT_WHY_STEP] = "it starts in the next step",
     };
     const struct inspect_request *q = &r->requests[0];
     const size_t size = sizeof(from->text);
@@ -69,13 +67,13 @@ static const char *why_waiting(const struct inspect_report *r, struct sources *f
 
     if (r->why == INSPECT_WHY_RUNS)
         n = snprintf(text, size,
-                     "it runs: %d of %d prompt tokens are computed, %d tokens generated",
+                     "it is running: %d of %d prompt tokens computed, %d tokens generated",
                      q->computed_tokens, q->prompt_tokens, q->generated_tokens);
     else if (r->why == INSPECT_WHY_BLOCKS && q->place <= 0)
         n = snprintf(text, size,
-                     "it was preempted, and is queued again once its last step has completed");
+                     "it was preempted, and will be queued again when its last step has completed");
     else if (r->why == INSPECT_WHY_BLOCKS && r->blocks_needed > r->blocks_available)
-        n = snprintf(text, size, "it needs %d blocks to start, and %d are available",
+        n = snprintf(text, size, "it needs %d blocks to start, but only %d are available",
                      r->blocks_needed, r->blocks_available);
     else
         n = snprintf(text, size, "%s", reasons[r->why]);
@@ -94,7 +92,7 @@ static const char *why_cached(const struct inspect_report *r, struct sources *fr
         n += snprintf(text + n, size - (size_t)n,
                       "; a cached prompt begins with the same %d tokens", r->same_tokens);
     if (r->next_id >= 0 && r->n_other > 0)
-        snprintf(text + n, size - (size_t)n, "; token %d follows here, token %d there", r->next_id,
+        snprintf(text + n, size - (size_t)n, "; next is token %d here, token %d there", r->next_id,
                  r->other[0]);
     return text;
 }

@@ -64,7 +64,7 @@ int limit_refuse_text(struct refusal *e, const struct options *o, enum limit l, 
 int limit_refuse(struct refusal *e, const struct options *o, enum limit l, const char *field,
                  uint64_t amount)
 {
-    limit_refuse_text(e, o, l, "%s%s%" PRIu64 " %s are over the limit of %" PRIu64, field,
+    limit_refuse_text(e, o, l, "%s%s%" PRIu64 " %s exceed the limit of %" PRIu64, field,
                       *field ? ": " : "", amount, table[l].unit, limit_value(o, l));
     name_field(e, field);
     return -EINVAL;

@@ -27,7 +27,7 @@ struct refusal {
     struct err message; /* "sampling.logit_bias[3].id: is missing" */
     const char *limit;  /* static; NULL: no limit */
     uint64_t limit_value;
-    uint32_t retry_after_ms; /* 0: the code's default */
+    uint32_t retry_after_ms; /* 0: 100 for BUSY, else no advice */
 };
 
 const char *limit_option(enum limit l); /* "limits.frame_bytes" */

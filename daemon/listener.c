@@ -90,8 +90,7 @@ static int look_at_path(const struct sockaddr_un *addr, bool *left, struct err *
     if (lstat(path, &st) < 0)
         return errno == ENOENT ? 0 : err_set(e, -errno, "%s: %s", path, strerror(errno));
     if (!S_ISSOCK(st.st_mode))
-        return err_set(e, -EEXIST,
-                       "%s: is there and is no socket; remove it or choose another path", path);
+        return err_set(e, -EEXIST, "%s is not a socket; remove it or choose another path", path);
     fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (fd < 0)
         return err_set(e, -errno, "socket: %s", strerror(errno));
@@ -124,11 +123,11 @@ static int bind_path(struct listener *l, struct err *e)
     r = bind(l->fd, (const struct sockaddr *)&l->addr, sizeof(l->addr)) < 0 ? -errno : 0;
     umask(old);
     if (r < 0)
-        return err_set(e, r, "%s: cannot be bound: %s", path, strerror(-r));
+        return err_set(e, r, "%s: cannot bind: %s", path, strerror(-r));
     if (lstat(path, &l->file) < 0)
         return err_set(e, -errno, "%s: %s", path, strerror(errno));
     if (*o->group && chown(path, (uid_t)-1, l->gid) < 0)
-        return err_set(e, -errno, "%s: cannot be given to group %s (%s): %s", path, o->group,
+        return err_set(e, -errno, "%s: cannot change its group to %s (%s): %s", path, o->group,
                        o->group_option, strerror(errno));
     if (listen(l->fd, BACKLOG) < 0 || chmod(path, o->mode) < 0)
         return err_set(e, -errno, "%s: %s", path, strerror(errno));
@@ -142,7 +141,7 @@ static int take_path(struct sockaddr_un *addr, const char *path, struct err *e)
     if (n == 0)
         return err_set(e, -EINVAL, "daemon.socket: the path is empty");
     if (n >= sizeof(addr->sun_path))
-        return err_set(e, -ENAMETOOLONG, "%s: %zu bytes are too long for a socket's path, %zu",
+        return err_set(e, -ENAMETOOLONG, "%s: the path has %zu bytes, that of a socket at most %zu",
                        path, n, sizeof(addr->sun_path) - 1);
     *addr = (struct sockaddr_un){.sun_family = AF_UNIX};
     memcpy(addr->sun_path, path, n + 1);
@@ -188,7 +187,7 @@ static int check_folder(const char *path, struct err *e)
         return errno == ENOENT ? err_set(e, -ENOENT, "%s: its folder does not exist", path)
                                : err_set(e, -errno, "%s: its folder: %s", path, strerror(errno));
     if (!S_ISDIR(st.st_mode))
-        return err_set(e, -ENOTDIR, "%s: its folder is none", path);
+        return err_set(e, -ENOTDIR, "%s: its parent is not a folder", path);
     if (faccessat(AT_FDCWD, folder, W_OK | X_OK, AT_EACCESS) < 0)
         return err_set(e, -errno, "%s: its folder: %s", path, strerror(errno));
     return 0;
@@ -201,8 +200,8 @@ static int check_group(const struct listener_options *o, struct err *e)
 
     if (r < 0 || !*o->group || geteuid() == 0 || getegid() == gid || group_member(gid))
         return r;
-    return err_set(e, -EPERM, "%s: %s gets the socket from its members alone", o->group_option,
-                   o->group);
+    return err_set(e, -EPERM, "%s: the user that runs nvllmd is not a member of %s",
+                   o->group_option, o->group);
 }
 
 int listener_check(const struct listener_options *o, struct err *e)
@@ -226,14 +225,13 @@ int listener_inherit(struct listener **out, struct err *e)
     if (n == 0)
         return 0;
     if (n < 0)
-        return err_set(e, n, "sockets of systemd: %s", strerror(-n));
+        return err_set(e, n, "cannot take the socket from systemd: %s", strerror(-n));
     if (n != 1 || sd_is_socket(fd, AF_UNIX, SOCK_STREAM, 1) <= 0)
-        return err_set(
-            e, -EINVAL,
-            "systemd must pass one listening Unix stream socket; it passed %d of any kind", n);
+        return err_set(e, -EINVAL,
+                       "systemd must pass one listening Unix stream socket (it passed %d)", n);
     flags = fcntl(fd, F_GETFL);
     if (flags < 0 || fcntl(fd, F_SETFL, flags | O_NONBLOCK) < 0)
-        return err_set(e, -errno, "socket of systemd: %s", strerror(errno));
+        return err_set(e, -errno, "cannot take the socket from systemd: %s", strerror(errno));
     r = listener_new(out, e);
     if (r < 0)
         return r;

@@ -41,7 +41,7 @@ static bool is_command(const struct command_line *c, const char *name)
 
 static int usage_error(const char *text)
 {
-    fprintf(stderr, "nvllmd: %s\nnvllmd: --help says more\n", text);
+    fprintf(stderr, "nvllmd: %s\nSee “nvllmd --help”.\n", text);
     return -EINVAL;
 }
 
@@ -59,7 +59,7 @@ static int set_pair(struct options *o, const char *pair, struct err *e)
     char key[128];
 
     if (!eq || (size_t)(eq - pair) >= sizeof(key))
-        return err_set(e, -EINVAL, "--set %s: section.key=value is wanted", pair);
+        return err_set(e, -EINVAL, "--set takes SECTION.KEY=VALUE, not “%s”", pair);
     memcpy(key, pair, (size_t)(eq - pair));
     key[eq - pair] = '\0';
     return options_set(o, key, eq + 1, e);
@@ -129,7 +129,7 @@ static int load_options(struct command_line *c)
         return c->loaded;
     }
     if (!*c->options.model_path)
-        return usage_error("no model: --model DIR, or path in section [model] of the file");
+        return usage_error("no model: give --model DIR, or path in section [model] of the file");
     return 0;
 }
 
@@ -155,7 +155,7 @@ static int parse(struct command_line *c, int argc, char **argv)
     if (c->done)
         return 0;
     if (c->line.n_words > (c->command ? c->command->max_words : 0))
-        return usage_error("there are too many arguments");
+        return usage_error("too many arguments");
     c->config = usage_value(&c->line, "config");
     return load_options(c);
 }
@@ -189,7 +189,7 @@ static int tune(const struct options *o, struct err *e)
     if (!choice.ops->idle)
         return err_set(e, -ENOTSUP, "the %s backend has nothing to tune", choice.ops->name);
     if (!options.cache_folder)
-        return err_set(e, -EINVAL, "cuda.cache_folder is not set: measurements need a folder");
+        return err_set(e, -EINVAL, "cuda.cache_folder is not set: tune writes to it");
     options.tune = true;
     r = model_open(&model, o->model_path, e);
     if (r < 0)
@@ -336,7 +336,7 @@ int main(int argc, char **argv)
     else
         status = offline_run(c.command->name, c.options.model_path, &c.line);
     if (fflush(stdout) != 0 || ferror(stdout)) {
-        fprintf(stderr, "nvllmd: stdout: cannot be written\n");
+        fprintf(stderr, "nvllmd: cannot write to stdout\n");
         status = EXIT_FAILURE;
     }
     usage_line_deinit(&c.line);

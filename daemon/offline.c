@@ -67,7 +67,7 @@ static int read_all(char **out, size_t *n, FILE *in, struct err *e)
         return err_set(e, -ENOMEM, "out of memory");
     if (len > MAX_INPUT_BYTES)
         return err_set(e, -E2BIG, "stdin: more than %d bytes", MAX_INPUT_BYTES);
-    return ferror(in) ? err_set(e, -EIO, "stdin: cannot be read") : 0;
+    return ferror(in) ? err_set(e, -EIO, "cannot read stdin") : 0;
 }
 
 /* Prints in ASCII: some readers end a line at U+2028. */
@@ -130,7 +130,7 @@ static int tokenize(struct tool *t, struct text input, const json_t *parsed, jso
     int r;
 
     if (parsed && !json_is_string(parsed))
-        return err_set(e, -EINVAL, "a JSON string is wanted");
+        return err_set(e, -EINVAL, "must be a JSON string");
     if (parsed)
         input = (struct text){json_string_value(parsed), json_string_length(parsed)};
     if (!utf8_valid(input.data, input.len))
@@ -166,8 +166,8 @@ static int parse_numbers(json_t **out, struct text input, struct err *e)
         if (json_array_append_new(*out, json_integer(id)) < 0)
             return err_set(e, -ENOMEM, "out of memory");
     return got == PROGRAM_NONE
-               ? err_set(e, -EINVAL, "token ids are whole numbers: byte %zu of the input is none",
-                         at + 1)
+               ? err_set(e, -EINVAL,
+                         "token ids are whole numbers: byte %zu of the input is not one", at + 1)
                : 0;
 }
 
@@ -212,10 +212,10 @@ static int take_ids(const struct tool *t, struct token_list *out, struct text in
         json_int_t id = json_integer_value(v);
 
         if (!json_is_integer(v) || id < 0 || id > INT32_MAX)
-            r = err_set(e, -EINVAL, "ids[%zu]: is no token id", i);
+            r = err_set(e, -EINVAL, "ids[%zu]: is not a token id", i);
         else if (id >= t->vocab_size)
             r = err_set(e, -EINVAL,
-                        "ids[%zu]: %" JSON_INTEGER_FORMAT " is no id of the vocabulary, which has "
+                        "ids[%zu]: %" JSON_INTEGER_FORMAT " is not in the vocabulary, which has "
                         "%" PRId32 ": [0, %" PRId32 "]",
                         i, id, t->vocab_size, t->vocab_size - 1);
         else
@@ -323,7 +323,7 @@ static int run_lines(struct tool *t, FILE *in)
     }
     free(line);
     if (ferror(in))
-        status = complain("stdin: cannot be read");
+        status = complain("cannot read stdin");
     return status;
 }
 
@@ -374,7 +374,7 @@ static int run(struct tool *t)
     if (load(t, &e) < 0)
         return complain(e.text);
     if (lines && !*input)
-        return complain("--jsonl wants at least one line");
+        return complain("--jsonl needs at least one line");
     if (strcmp(input, "-") != 0)
         in = fmemopen((void *)(uintptr_t)input, strlen(input), "r");
     if (!in)

@@ -88,11 +88,11 @@ static const struct option table[] = {
     {"scheduler.max_seq_len", KIND_INT, AT(max_seq_len), 0, INT32_MAX, NULL, "0",
      "maximum tokens of a sequence, prompt and answer; 0: the model's length"},
     {"scheduler.max_preemptions", KIND_INT, AT(max_preemptions), 0, 1000, NULL, "3",
-     "a sequence that was preempted this often is the last of its priority to be preempted again"},
+     "a sequence preempted this many times is the last of its priority to be preempted again"},
     {"scheduler.max_step_ms", KIND_INT, AT(max_step_ms), 0, 3600000, NULL, "50",
-     "prompts are cut so that a step which others wait for takes no longer; 0: no bound"},
+     "milliseconds that a step with prompts and running answers should take; 0: no limit"},
     {"scheduler.shares", KIND_SHARES, AT(shares), 0, 0, NULL, "",
-     "users whose share of the service is not the usual 100: USER:SHARE, more with blanks between"},
+     "users whose share of the service is not the default, 100: USER:SHARE, separated by spaces"},
     {"cpu.threads", KIND_INT, AT(cpu_threads), 0, 1024, NULL, "0",
      "threads of the cpu backend; 0: one per core that the daemon may use"},
     {"cpu.tokenizer_threads", KIND_INT, AT(tokenizer_threads), 2, 64, NULL, "2",
@@ -104,10 +104,10 @@ static const struct option table[] = {
     {"cuda.invariant", KIND_CHOICE, AT(cuda_invariant), 0, 0, "off|on", "off",
      "make the tokens of a request independent of what else runs; slower"},
     {"cuda.cache_folder", KIND_TEXT, AT(cuda_cache_folder), 0, 0, NULL, "",
-     "folder where measured choices of algorithms are kept for the next start; empty: nowhere"},
+     "folder that keeps measured choices of algorithms for the next start; empty: none"},
     {"cuda.tune", KIND_CHOICE, AT(cuda_tune), 0, 0, "idle|before_ready", "idle",
-     "measure what is not yet known while nothing runs, or for up to 6 s before the daemon is "
-     "ready"},
+     "when to measure algorithms that are not yet known: while idle, or for up to 6 s before the "
+     "daemon is ready"},
     LIMITS(LIMIT_ROW){
         "limits.admin_connections", KIND_INT, AT(admin_connections), 0, 1000, NULL, "16",
         "connections of administrators beyond limits.connections and limits.connections_per_uid"},
@@ -155,7 +155,7 @@ static void describe(const struct option *t, char *buf, size_t n)
 {
     const char *words = t->kind == KIND_INT     ? "a whole number"
                         : t->kind == KIND_POWER ? "a power of two"
-                                                : "bytes";
+                                                : "a size in bytes";
 
     switch (t->kind) {
     case KIND_TEXT:
@@ -168,14 +168,14 @@ static void describe(const struct option *t, char *buf, size_t n)
         snprintf(buf, n, "an octal mode from 0000 to 0777");
         break;
     case KIND_MEMORY:
-        snprintf(buf, n, "bytes as 512M or 8G, a fraction as 0.5 or 50%%, or auto");
+        snprintf(buf, n, "bytes such as 512M or 8G, a fraction such as 0.5 or 50%%, or auto");
         break;
     case KIND_CHOICE:
         snprintf(buf, n, "one of %s", t->names);
         break;
     default:
         snprintf(buf, n, "%s from %" PRId64 " to %" PRId64 "%s", words, t->min, t->max,
-                 t->kind == KIND_BYTES ? ", as 64K, 16M or 2G" : "");
+                 t->kind == KIND_BYTES ? ", such as 64K, 16M or 2G" : "");
         break;
     }
 }
@@ -279,7 +279,7 @@ static int parse_share(struct shares *out, char *word, struct err *e)
                        colon + 1, FAIR_MAX_SHARE);
     for (int32_t i = 0; i < out->n; i++)
         if (out->list[i].client == (uint64_t)client)
-            return err_set(e, -EINVAL, "scheduler.shares: user \"%s\" is there twice", word);
+            return err_set(e, -EINVAL, "scheduler.shares: user \"%s\" is listed twice", word);
     if (out->n == SHARES_MAX)
         return err_set(e, -EINVAL, "scheduler.shares: more than %d users", SHARES_MAX);
     out->list[out->n].client = (uint64_t)client;
@@ -428,11 +428,11 @@ static char *read_line(char *buf, int n, void *ctx)
     rd->line++;
     len = strlen(buf);
     if (!len || (buf[len - 1] != '\n' && !feof(rd->f)))
-        refuse(rd, -EINVAL, "the line is too long, or holds a NUL");
+        refuse(rd, -EINVAL, "the line is too long or contains a NUL byte");
     else if ((buf[0] == ' ' || buf[0] == '\t') && buf[strspn(buf, " \t\r\n")] &&
              !strchr(";#", buf[strspn(buf, " \t")]))
         refuse(rd, -EINVAL,
-               "a line begins with a blank"); /* inih would add it to the value before */
+               "a line begins with a space or tab"); /* inih would add it to the value before */
     return rd->r < 0 ? NULL : buf;
 }
 
@@ -473,7 +473,7 @@ int options_read(struct options *o, const char *path, struct err *e)
         return err_set(e, -errno, "%s: %s", path, strerror(errno));
     if (fstat(fileno(rd.f), &st) == 0 && S_ISDIR(st.st_mode)) {
         fclose(rd.f);
-        return err_set(e, -EISDIR, "%s: is a folder", path);
+        return err_set(e, -EISDIR, "%s is a folder", path);
     }
     r = ini_parse_stream(read_line, &rd, take_line, &rd);
     if (rd.r == 0 && r == -2) {
@@ -481,9 +481,9 @@ int options_read(struct options *o, const char *path, struct err *e)
     } else if (r > 0 && (rd.r == 0 || r < rd.line)) {
         rd.r = 0; /* inih continues after its own errors: the first error is reported */
         rd.line = r;
-        refuse(&rd, -EINVAL, "neither [section] nor key = value");
+        refuse(&rd, -EINVAL, "the line is neither [section] nor key = value");
     } else if (rd.r == 0 && ferror(rd.f)) {
-        rd.r = err_set(e, -EIO, "%s: cannot be read", path);
+        rd.r = err_set(e, -EIO, "cannot read %s", path);
     }
     fclose(rd.f);
     return rd.r;

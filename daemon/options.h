@@ -42,7 +42,7 @@ struct shares {
     X(FRAME_BYTES, frame_bytes, max_frame_bytes, BYTES, 4096, FRAME_LARGEST_MAX, "4M", PROTOCOL,   \
       0, "bytes", "size of one request")                                                           \
     X(PROMPT_BYTES, prompt_bytes, max_prompt_bytes, BYTES, 1, FRAME_LARGEST_MAX, "4M", TOO_LONG,   \
-      0, "bytes", "text of one prompt, or of one chat with all that it holds")                     \
+      0, "bytes", "text of one prompt, or of one chat with everything in it")                      \
     X(PROMPT_TOKENS, prompt_tokens, max_prompt_tokens, INT, 0, INT32_MAX, "0", TOO_LONG, 0,        \
       "tokens", "tokens of one prompt; 0: the model's limit")                                      \
     X(TOKENIZE_BYTES, tokenize_bytes, max_tokenize_bytes, BYTES, 1, FRAME_LARGEST_MAX, "1M",       \
@@ -69,25 +69,25 @@ struct shares {
     X(CONNECTIONS_PER_UID, connections_per_uid, max_connections_per_uid, INT, 1, 100000, "512",    \
       BUSY, LATER_MS, "connections of this user", "open connections of one user")                  \
     X(REQUESTS, requests, max_requests, INT, 1, 1000000, "8192", BUSY, SOON_MS,                    \
-      "requests under way", "requests in progress")                                                \
+      "requests in progress", "requests in progress")                                              \
     X(REQUESTS_PER_UID, requests_per_uid, max_requests_per_uid, INT, 1, 1000000, "4096", BUSY,     \
-      SOON_MS, "requests of this user under way", "requests in progress of one user")              \
+      SOON_MS, "requests in progress of this user", "requests in progress of one user")            \
     X(REQUESTS_PER_CONNECTION, requests_per_connection, max_requests_per_connection, INT, 1,       \
-      1000000, "1024", BUSY, SOON_MS, "requests of this connection under way",                     \
+      1000000, "1024", BUSY, SOON_MS, "requests in progress of this connection",                   \
       "requests in progress of one connection")                                                    \
     X(INSPECTS_PER_UID, questions_per_uid, max_inspects_per_uid, INT, 1, 1000000, "4", BUSY,       \
-      SOON_MS, "inspect requests of this user under way",                                          \
+      SOON_MS, "inspect requests in progress of this user",                                        \
       "one user's requests in progress that inspect requests, blocks or the cache")                \
     X(QUEUED_TOKENS, queued_tokens, max_queued_tokens, INT, 1, INT64_C(1) << 40, "16777216", BUSY, \
-      SOON_MS, "tokens of prompts that wait",                                                      \
+      SOON_MS, "tokens of waiting prompts",                                                        \
       "tokens of all prompts that have no answer yet; text is estimated")                          \
     X(QUEUED_TOKENS_PER_UID, queued_tokens_per_uid, max_queued_tokens_per_uid, INT, 1,             \
-      INT64_C(1) << 40, "8388608", BUSY, SOON_MS, "tokens of prompts of this user that wait",      \
+      INT64_C(1) << 40, "8388608", BUSY, SOON_MS, "tokens of waiting prompts of this user",        \
       "tokens of one user's prompts that have no answer yet")                                      \
     X(REQUEST_BYTES, request_bytes, max_request_bytes, BYTES, 65536, INT64_C(1) << 40, "512M",     \
-      BUSY, SOON_MS, "bytes of requests under way", "memory of all requests in progress")          \
+      BUSY, SOON_MS, "bytes of requests in progress", "memory of all requests in progress")        \
     X(REQUEST_BYTES_PER_UID, request_bytes_per_uid, max_request_bytes_per_uid, BYTES, 65536,       \
-      INT64_C(1) << 40, "256M", BUSY, SOON_MS, "bytes of requests of this user under way",         \
+      INT64_C(1) << 40, "256M", BUSY, SOON_MS, "bytes of requests in progress of this user",       \
       "memory of one user's requests in progress")                                                 \
     X(BUFFER_BYTES, buffer_bytes, max_buffer_bytes, BYTES, 1 << 20, INT64_C(1) << 40, "1G", BUSY,  \
       LATER_MS, "bytes of all connections' buffers",                                               \
@@ -97,10 +97,10 @@ struct shares {
       INT64_C(1) << 40, "512M", BUSY, LATER_MS, "bytes of this user's buffers",                    \
       "the same for the connections of one user")                                                  \
     X(OUTPUT_PAUSE_BYTES, output_pause_bytes, output_pause_bytes, BYTES, 4096, INT64_C(1) << 40,   \
-      "1M", BUSY, LATER_MS, "bytes of answers unread",                                             \
+      "1M", BUSY, LATER_MS, "bytes of unread answers",                                             \
       "unread answers at which a connection is paused: nothing is read from it")                   \
     X(OUTPUT_BYTES, output_bytes, max_output_bytes, BYTES, 4096, INT64_C(1) << 40, "8M", BUSY,     \
-      LATER_MS, "bytes of answers unread", "unread answers at which a connection is closed")       \
+      LATER_MS, "bytes of unread answers", "unread answers at which a connection is closed")       \
     X(SLOW_READER_S, slow_reader_s, slow_reader_s, INT, 1, 86400, "30", BUSY, LATER_MS, "seconds", \
       "seconds after which a connection that stays paused is closed")                              \
     X(HELLO_TIMEOUT_S, hello_timeout_s, hello_timeout_s, INT, 1, 86400, "30", PROTOCOL, 0,         \

@@ -152,8 +152,8 @@ const ProtobufCMessage *reply_error_frame(struct error_frame *f, const struct re
     m->message = f->refusal.message.text;
     m->field = *e->field ? f->refusal.field : NULL;
     m->retryable = unavailable || e->code == CODE(BUSY);
-    m->has_retry_after_ms = m->retryable;
-    m->retry_after_ms = e->retry_after_ms ? e->retry_after_ms : unavailable ? 500 : 100;
+    m->retry_after_ms = e->retry_after_ms || unavailable ? e->retry_after_ms : 100;
+    m->has_retry_after_ms = m->retryable && m->retry_after_ms > 0;
     m->limit = reply_text(e->limit);
     m->has_limit_value = e->limit != NULL;
     m->limit_value = e->limit_value;

@@ -98,7 +98,7 @@ static void take_tool_call(struct checker *c, struct chat_tool_call *out,
         refuse(c, CODE(INVALID), "name", "is missing");
     take_text(c, &out->name, m->name.data, m->name.len, "name");
     if (!m->has_arguments)
-        refuse(c, CODE(INVALID), "arguments", "is missing; it is a JSON object");
+        refuse(c, CODE(INVALID), "arguments", "is missing; it must be a JSON object");
     take_text(c, &out->arguments_json, m->arguments.data, m->arguments.len, "arguments");
 }
 
@@ -107,7 +107,7 @@ static void take_message(struct checker *c, struct chat_message *out, const Nvll
     struct chat_tool_call *calls;
 
     if (!m->role)
-        refuse(c, CODE(INVALID), "role", "is missing; it is system, user, assistant or tool");
+        refuse(c, CODE(INVALID), "role", "is missing; it must be system, user, assistant or tool");
     else
         take_text(c, &out->role, m->role, strlen(m->role), "role");
     out->has_content = m->has_content;
@@ -169,8 +169,8 @@ static void take_float(struct checker *c, float *out, float value, bool open, fl
     const bool inside = (open ? value > lo : value >= lo) && value <= hi; /* NaN is not */
 
     if (!inside && hi >= INFINITY)
-        refuse(c, CODE(INVALID), field, "%g is not a number %s %g", (double)value,
-               open ? "above" : "of at least", (double)lo);
+        refuse(c, CODE(INVALID), field, "must be a number %s %g, not %g",
+               open ? "above" : "of at least", (double)lo, (double)value);
     else if (!inside)
         refuse(c, CODE(INVALID), field, "%g is not in %c%g, %g]", (double)value, open ? '(' : '[',
                (double)lo, (double)hi);
@@ -193,7 +193,7 @@ static void take_uint(struct checker *c, int32_t *out, uint32_t value, uint32_t 
 static void check_id(struct checker *c, int32_t id, const char *field)
 {
     if (id < 0 || id >= c->rules->vocab_size)
-        refuse(c, CODE(INVALID), field, "%" PRId32 " is no id of the vocabulary, [0, %" PRId32 "]",
+        refuse(c, CODE(INVALID), field, "%" PRId32 " is not in the vocabulary, [0, %" PRId32 "]",
                id, c->rules->vocab_size - 1);
 }
 
@@ -304,8 +304,8 @@ static void check_prompt_ids(struct checker *c, const Nvllm__V1__TokenIds *ids)
         check_limit(c, LIMIT_PROMPT_TOKENS, ids->n_ids, "prompt_ids");
     if (ids->n_ids >= (size_t)c->rules->max_seq_len)
         refuse(c, CODE(TOO_LONG), "prompt_ids",
-               "%zu ids leave no room for an answer in %" PRId32 " tokens", ids->n_ids,
-               c->rules->max_seq_len);
+               "%zu tokens leave no room for an answer: the longest sequence is %" PRId32 " tokens",
+               ids->n_ids, c->rules->max_seq_len);
     check_ids(c, ids->ids, ids->n_ids, "prompt_ids");
 }
 
@@ -369,15 +369,15 @@ static void take_max_tokens(struct checker *c, struct engine_request *out,
     if (!g->has_max_tokens)
         return; /* as many as fit */
     if (g->max_tokens == 0)
-        refuse(c, CODE(INVALID), "max_tokens", "0 is less than 1");
+        refuse(c, CODE(INVALID), "max_tokens", "must be at least 1");
     if (out->most_tokens)
         check_limit(c, LIMIT_MAX_TOKENS, g->max_tokens, "max_tokens");
     if (g->max_tokens > (uint32_t)longest)
         refuse(c, CODE(TOO_LONG), "max_tokens",
-               "%" PRIu32 " is over the longest sequence, %" PRId32, g->max_tokens, longest);
+               "%" PRIu32 " exceeds the longest sequence, %" PRId32, g->max_tokens, longest);
     out->max_tokens = (int32_t)g->max_tokens;
     if (out->sampling.min_tokens > out->max_tokens)
-        refuse(c, CODE(INVALID), "sampling.min_tokens", "%" PRId32 " is over max_tokens %" PRId32,
+        refuse(c, CODE(INVALID), "sampling.min_tokens", "%" PRId32 " exceeds max_tokens, %" PRId32,
                out->sampling.min_tokens, out->max_tokens);
 }
 
@@ -391,9 +391,9 @@ static void take_priority(struct checker *c, struct engine_request *out,
     if (g->priority == NVLLM__V1__PRIORITY__PRIORITY_LOW)
         out->priority = CORE_LOW;
     else if (g->priority != NVLLM__V1__PRIORITY__PRIORITY_HIGH)
-        refuse(c, CODE(INVALID), "priority", "%d is no priority", (int)g->priority);
+        refuse(c, CODE(INVALID), "priority", "%d is not a priority", (int)g->priority);
     else if (!c->origin->admin)
-        refuse(c, CODE(DENIED), "priority", "high is for admins");
+        refuse(c, CODE(DENIED), "priority", "high is for administrators");
     else
         out->priority = CORE_HIGH;
 }
@@ -484,7 +484,7 @@ static void take_inspect(struct checker *c, struct engine_request *out,
         q->kind = INSPECT_CACHE_CLEAR;
         q->clear_all = f->clear_cache->has_all && f->clear_cache->all;
         if (q->clear_all && !q->all)
-            refuse(c, CODE(DENIED), "all", "only admins may clear the caches of all users");
+            refuse(c, CODE(DENIED), "all", "only administrators may clear the caches of all users");
         break;
     case OP(PIN_CACHE):
         take_pin(c, out, f->pin_cache);

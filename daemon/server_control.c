@@ -59,11 +59,11 @@ void server_tell_status(const struct server *s)
     if (s->end == SERVER_FAILED)
         return; /* server_tell_failure has told */
     if (s->phase != PHASE_SERVING)
-        tell("Shutting down: %zu requests to end", s->requests.n);
+        tell("Shutting down: %zu requests left", s->requests.n);
     else if (!s->ready)
         tell("Loading %s: %d%%", s->parts.model, (int)(status.progress * 100));
     else if (s->drained)
-        tell("Draining: %zu requests to end; resume takes it back", s->requests.n);
+        tell("Draining: %zu requests left; “nvllmctl resume” reverts it", s->requests.n);
     else
         tell("Serving %s on %s: %d running, %d waiting", s->parts.model, s->parts.backend,
              status.core.requests_running, status.core.requests_waiting + (int)status.n_encoding);
@@ -143,14 +143,14 @@ static int start_reading(struct server *s, struct err *e)
     int r;
 
     if (s->phase != PHASE_SERVING)
-        return err_set(e, -EBUSY, "the daemon is ending");
+        return err_set(e, -EBUSY, "the daemon is shutting down");
     if (reading->under_way) {
         reading->again = true;
         return 0;
     }
     r = thread_start(&reading->thread, "reload", reread, s);
     if (r < 0)
-        return err_set(e, r, "no thread can be started: %s", strerror(-r));
+        return err_set(e, r, "cannot start a thread: %s", strerror(-r));
     reading->under_way = true;
     reading->number++;
     sd_notifyf(0, "RELOADING=1\nMONOTONIC_USEC=%" PRIu64, server_now_us());
@@ -294,7 +294,7 @@ static void begin_end(struct server *s)
     evtimer_del(s->events[EVENT_DRAIN]);
     stop_listening(s);
     /* A reading may take long: reloads that wait for one, or for the next, end now. */
-    refusal_set(&e, CODE(UNAVAILABLE), "the daemon is ending; nothing was changed");
+    refusal_set(&e, CODE(UNAVAILABLE), "the daemon is shutting down; nothing was changed");
     answer_reloads(s, s->reading.number + 1, NULL, &e);
     server_after(s, EVENT_PHASE, (uint64_t)s->parts.options->drain_timeout_s * 1000);
 }
@@ -376,7 +376,8 @@ int control_resume(struct session_call *c, struct refusal *e)
     struct server *s = c->session->server;
 
     if (s->phase != PHASE_SERVING)
-        return refusal_set(e, CODE(UNAVAILABLE), "the daemon is ending, that cannot be taken back");
+        return refusal_set(e, CODE(UNAVAILABLE),
+                           "the daemon is shutting down and cannot be resumed");
     s->drained = false;
     evtimer_del(s->events[EVENT_DRAIN]);
     server_tell_status(s);

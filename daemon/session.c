@@ -78,12 +78,12 @@ static int run_operation(struct session_call *c, struct refusal *e)
     const struct session *s = c->session;
 
     if (!c->operation)
-        return refusal_set(e, CODE(UNSUPPORTED), "this daemon does not know the operation");
+        return refusal_set(e, CODE(UNSUPPORTED), "this daemon does not support the operation");
     if (c->operation->for_admins && !s->admin)
         /* without the operation's name, which differs from nvllmctl's command */
         return refusal_set(e, CODE(DENIED),
-                           "only admins may do that: root, the daemon's user, members of "
-                           "daemon.admin_group, and who comes by daemon.admin_socket");
+                           "only administrators may do that: root, the daemon's user, members of "
+                           "daemon.admin_group, and clients of daemon.admin_socket");
     if (c->operation->for_admins)
         log_event(LOG_LEVEL_INFO, "admin_operation", "op=%s uid=%u pid=%d", c->operation->name,
                   (unsigned)s->account->uid, (int)s->pid);
@@ -115,9 +115,9 @@ static int take_hello(struct session *s, const Nvllm__V1__ClientFrame *f, struct
     Nvllm__V1__Welcome w = NVLLM__V1__WELCOME__INIT;
 
     if (f->op_case != OP(HELLO) || f->id != 0)
-        return refusal_set(e, CODE(PROTOCOL), "a connection begins with Hello, of id 0");
+        return refusal_set(e, CODE(PROTOCOL), "the first frame must be Hello, with id 0");
     if (f->hello->protocol != 1)
-        return refusal_set(e, CODE(UNSUPPORTED), "protocol %" PRIu32 " is not known here, only 1",
+        return refusal_set(e, CODE(UNSUPPORTED), "protocol %" PRIu32 " is not supported, only 1",
                            f->hello->protocol);
     s->greeted = true;
     connection_greeted(s->connection);
@@ -143,11 +143,11 @@ static int dispatch(struct session *s, struct unpacked **u, struct refusal *e)
     if (!s->greeted)
         return take_hello(s, f, e);
     if (f->op_case == OP(HELLO))
-        return refusal_set(e, CODE(PROTOCOL), "Hello came twice");
+        return refusal_set(e, CODE(PROTOCOL), "Hello was sent twice");
     if (f->id == 0)
         return refusal_set(e, CODE(PROTOCOL), "a request must have an id other than 0");
     if (id_map_get(&s->requests, f->id))
-        return refusal_set(e, CODE(PROTOCOL), "the id of a request under way was used again");
+        return refusal_set(e, CODE(PROTOCOL), "the id of a request in progress was used again");
     operate(s, f, *u);
     *u = NULL;
     return 0;
@@ -156,9 +156,9 @@ static int dispatch(struct session *s, struct unpacked **u, struct refusal *e)
 static int take_frame(struct session *s, const uint8_t *data, size_t n, struct refusal *e)
 {
     static const char *const faults[] = {
-        [UNPACK_E_INVALID] = "a frame is no message of the protocol",
-        [UNPACK_E_BUDGET] = "a frame stands for far more memory than its own size",
-        [UNPACK_E_FIELDS] = "a frame holds more fields than any request has use for",
+        [UNPACK_E_INVALID] = "a frame is not a message of the protocol",
+        [UNPACK_E_BUDGET] = "a frame would take far more memory than its size",
+        [UNPACK_E_FIELDS] = "a frame has more fields than any request needs",
         [UNPACK_E_NOMEM] = "out of memory",
     };
     struct unpacked *u = NULL;
@@ -210,26 +210,25 @@ static void on_fault(void *owner, enum connection_fault fault)
 
     switch (fault) {
     case CONNECTION_TOO_LARGE:
-        limit_refuse_text(&e, o, LIMIT_FRAME_BYTES, "a frame is over %" PRId64 " bytes",
+        limit_refuse_text(&e, o, LIMIT_FRAME_BYTES, "a frame exceeds %" PRId64 " bytes",
                           o->max_frame_bytes);
         break;
     case CONNECTION_GARBAGE:
-        refusal_set(&e, CODE(PROTOCOL), "bytes that are no length of a frame");
+        refusal_set(&e, CODE(PROTOCOL), "the length of a frame is invalid");
         break;
     case CONNECTION_TIMED_OUT:
         if (s->greeted)
             limit_refuse_text(&e, o, LIMIT_FRAME_TIMEOUT_S,
-                              "a frame was begun and did not come to its end within %" PRId64 " s",
+                              "a frame did not arrive in full within %" PRId64 " s",
                               o->frame_timeout_s);
         else
-            limit_refuse_text(&e, o, LIMIT_HELLO_TIMEOUT_S, "no Hello came within %" PRId64 " s",
+            limit_refuse_text(&e, o, LIMIT_HELLO_TIMEOUT_S, "no Hello arrived within %" PRId64 " s",
                               o->hello_timeout_s);
         break;
     case CONNECTION_SLOW:
-        limit_refuse_text(
-            &e, o, LIMIT_SLOW_READER_S,
-            "%zu bytes of answers were there, and too few of them read within %" PRId64 " s",
-            connection_unread_bytes(s->connection), o->slow_reader_s);
+        limit_refuse_text(&e, o, LIMIT_SLOW_READER_S,
+                          "of %zu bytes of answers too few were read within %" PRId64 " s",
+                          connection_unread_bytes(s->connection), o->slow_reader_s);
         break;
     case CONNECTION_NO_MEMORY:
         refusal_set(&e, CODE(INTERNAL), "out of memory");
@@ -375,7 +374,7 @@ void sessions_accept(struct server *s, int fd, bool admin)
     int r;
 
     if (rights_of_peer(&s->parts.rights, fd, &peer, &by_user) < 0)
-        r = refusal_set(&e, CODE(INTERNAL), "who connects cannot be told");
+        r = refusal_set(&e, CODE(INTERNAL), "the user of the connection cannot be determined");
     else if (!(account = account_get(&s->accounts, peer.uid)))
         r = refusal_set(&e, CODE(INTERNAL), "out of memory");
     else
@@ -434,7 +433,7 @@ static void shed(struct server *s, struct session *one, enum limit limit)
                   "uid=%u pid=%d bytes=%zu why=%s connections=%" PRIu64,
                   (unsigned)one->account->uid, (int)one->pid, one->buffer_bytes,
                   limit_option(limit), n);
-    limit_refuse_text(&e, s->parts.options, limit, "the connections' buffers are full");
+    limit_refuse_text(&e, s->parts.options, limit, "the buffers of all connections are full");
     session_abandon(one);
     connection_drop(one->connection, reply_error_frame(&f, &e));
 }

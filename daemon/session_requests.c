@@ -114,7 +114,7 @@ static int find_request(const struct session *s, struct pending **out, uint64_t 
 
     if (p && !s->admin && p->account != s->account)
         return refusal_of_field(e, CODE(DENIED), "request",
-                                "%" PRIu64 " is another user's; %s is for its user and for admins",
+                                "%" PRIu64 " is another user's: only administrators may %s it",
                                 number, operation);
     *out = p;
     return 0;
@@ -124,20 +124,21 @@ static int find_request(const struct session *s, struct pending **out, uint64_t 
 
 static int refuse_state(const struct server *s, bool new_work, struct refusal *e)
 {
-    if (s->closed)
-        return refusal_set(e, CODE(UNAVAILABLE), "the daemon is ending");
+    if (s->closed || (new_work && s->phase != PHASE_SERVING))
+        return refusal_set(e, CODE(UNAVAILABLE), "the daemon is shutting down");
     switch (server_state(s)) {
     case NVLLM__V1__STATE__STATE_READY:
         return 0;
     case NVLLM__V1__STATE__STATE_DRAINING:
         return new_work ? refusal_set(e, CODE(UNAVAILABLE),
-                                      "the daemon is draining: it takes no new requests")
+                                      "the daemon is draining: no new requests until it is resumed")
                         : 0;
     case NVLLM__V1__STATE__STATE_FAILED:
-        return refusal_set(e, CODE(UNAVAILABLE),
-                           "the engine has failed, the daemon is about to end");
+        return refusal_set(e, CODE(UNAVAILABLE), "the engine has failed; the daemon is exiting");
     default:
-        return refusal_set(e, CODE(UNAVAILABLE), "the model is being loaded");
+        refusal_set(e, CODE(UNAVAILABLE), "the model is being loaded");
+        e->retry_after_ms = 500;
+        return -EINVAL;
     }
 }
 
@@ -200,7 +201,7 @@ static int check_about(const struct session_call *c, uint64_t number, struct ref
 
     return r < 0 || about ? r
                           : refusal_of_field(e, CODE(INVALID), "request",
-                                             "%" PRIu64 " is not under way", number);
+                                             "%" PRIu64 " is not in progress", number);
 }
 
 /* Starts a request that the limits allow: it owns the message then. */
@@ -285,7 +286,7 @@ static int tell_error(const struct pending *p, const struct engine_event *ev)
     if (ev->error == ENGINE_E_PROMPT_LIMIT)
         limit_refuse(&e, o, LIMIT_PROMPT_TOKENS, ev->field, (uint64_t)ev->usage.prompt_tokens);
     else if (ev->error == ENGINE_E_MEMORY_LIMIT)
-        limit_refuse_text(&e, o, p->exceeded, "the answers under way take too much memory");
+        limit_refuse_text(&e, o, p->exceeded, "the answers in progress take too much memory");
     else
         refusal_of_field(&e, reply_error_code(ev->error), ev->field ? ev->field : "", "%s", "");
     if (!e.limit)

@@ -35,8 +35,8 @@ static const struct usage_option detokenize_options[] = {
 };
 
 static const struct usage_command commands[] = {
-    COMMAND("check-config", "would nvllmd start, and if not, why", .synopsis = "[options]",
-            .options = {json_option}),
+    COMMAND("check-config", "check whether nvllmd would start, and if not, why",
+            .synopsis = "[options]", .options = {json_option}),
     COMMAND("tune", "measure which algorithms are fastest here, for the next start",
             .synopsis = "[options]"),
     COMMAND("check", "find what is wrong with a model folder", .synopsis = "[options]"),

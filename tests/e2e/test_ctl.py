@@ -162,7 +162,7 @@ class Alone(SharedDaemon):
                 done = run_command([config.nvllmd, "detokenize", "--model", model, *options],
                                    stdin=stdin, check=False)
                 self.assertEqual((done.returncode, done.stdout), (1, b""))
-                self.assertRegex(done.stderr.decode(), r"ids\[1\]: 4321 is no id of the vocabulary, "
+                self.assertRegex(done.stderr.decode(), r"ids\[1\]: 4321 is not in the vocabulary, "
                                  rf"which has {size or '[0-9]+'}: ")
             done = run_command([config.nvllmd, "detokenize", "--jsonl", "--model", model],
                                stdin=b"[65]\n[4321]\n[66]\n", check=False)

@@ -220,7 +220,7 @@ class Refusals(Case):
                 done = subprocess.run([config.nvllmd, *map(str, args)], stdout=full,
                                       stderr=subprocess.PIPE, timeout=scaled(30, 120))
                 self.assertEqual((done.returncode, done.stderr),
-                                 (1, b"nvllmd: stdout: cannot be written\n"), args)
+                                 (1, b"nvllmd: cannot write to stdout\n"), args)
         done = run_command([config.nvllmd, "serve"], check=False)
         self.assertEqual(done.returncode, 2)
         self.assertIn("there is no command “serve”".encode(), done.stderr)

@@ -110,7 +110,7 @@ class Rights(Case):
                 if who != "admin":
                     continue
                 message = w.ask(**{op: body})["error"]["message"]
-                self.assertTrue(message.startswith("only admins may do that: root, "), message)
+                self.assertTrue(message.startswith("only administrators may do that: root, "), message)
                 for others in "daemon's user", "daemon.admin_group", "daemon.admin_socket":
                     self.assertIn(others, message)
                 self.assertNotIn(op, message)
@@ -201,7 +201,7 @@ class Rights(Case):
                             continue
                         self.assertEqual((error["code"], error["field"]),
                                          ("ERROR_DENIED", "priority"))
-                        self.assertIn("for admins", error["message"])
+                        self.assertIn("administrators", error["message"])
 
     def test_clearing_all_is_for_admins(self):
         """One's own cache may be cleared by everybody, that of all by admins."""

@@ -68,7 +68,7 @@ TEST(refusals_name_the_field)
 {
     limit_refuse(&e, &o, LIMIT_STOP_BYTES, "stop[3]", 300);
     ck_assert_str_eq(e.field, "stop");
-    ck_assert_ptr_nonnull(strstr(e.message.text, "stop[3]: 300 bytes are over the limit of 256"));
+    ck_assert_ptr_nonnull(strstr(e.message.text, "stop[3]: 300 bytes exceed the limit of 256"));
     refusal_of_field(&e, NVLLM__V1__ERROR_CODE__ERROR_INVALID, "a.b[7].c", "is %d", 5);
     ck_assert_str_eq(e.field, "a.b");
     ck_assert_str_eq(e.message.text, "a.b[7].c: is 5");

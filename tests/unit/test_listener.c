@@ -198,7 +198,7 @@ TEST(check_says_what_opening_would)
     o.path = path;
     o.group = "no-such-group-here";
     ck_assert_int_eq(listener_check(&o, &e), -EINVAL);
-    ck_assert_ptr_nonnull(strstr(e.text, "some.option: no group no-such-group-here"));
+    ck_assert_ptr_nonnull(strstr(e.text, "some.option: there is no group no-such-group-here"));
 }
 
 /* A group that does not exist is refused by the option that names it, and nothing is left behind.

@@ -281,7 +281,7 @@ TEST(file_errors_name_the_line)
         {"[cache]\nblock_len\n", ":2:", "key = value"},
         {"[cache\nblock_len = 16\n", ":1:", "[section]"},
         {"[cache]\nblock_len = 16\nblock_len = 32\n", ":3:", "twice"},
-        {"[model]\npath = /a\n  /b\n", ":3:", "blank"},
+        {"[model]\npath = /a\n  /b\n", ":3:", "a space or tab"},
         {"[cache]\nblock_len = 99\nnonsense\n", ":2:", "power of two"},
     };
 
@@ -342,7 +342,7 @@ TEST(help_is_wrapped)
                "      memory for KV blocks; auto: 90% of what is free on a GPU; on the CPU as\n"
                "      much as the weights take, 512M at least, and a quarter of the available\n"
                "      memory at most\n"
-               "      bytes as 512M or 8G"));
+               "      bytes such as 512M or 8G"));
     free(text);
 }
 
