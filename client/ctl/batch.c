@@ -153,7 +153,7 @@ static void fail(struct batch *b, struct slot *s, const struct nvllm_error *err)
     if (!b->json && b->flight.dead.code == NVLLM_OK && b->n_failed <= MAX_SHOWN_FAILURES) {
         erase_progress(b);
         ctl_message("line %llu: %s%s", (unsigned long long)s->line, err->message,
-                    b->n_failed == MAX_SHOWN_FAILURES ? " (further failures show in the output)"
+                    b->n_failed == MAX_SHOWN_FAILURES ? " (further failures are only in the output)"
                                                       : "");
     }
     finish(s, json_pack("{so}", "error", ctl_json_error(err)));
@@ -271,7 +271,7 @@ static void check_stop(struct batch *b)
         flight_stop(&b->flight);
     if (!b->flight.stopping || clock_left_ms(b->flight.stop_end) > 0)
         return;
-    strcpy(late.message, "cancelled, and nvllmd did not say how it ended");
+    strcpy(late.message, "cancelled; nvllmd did not report how it ended");
     flight_fail(&b->flight, &late);
 }
 

@@ -244,7 +244,7 @@ static void print_result(const struct result *r)
     if (r->n_cut)
         printf(", %lld cut short at the end", r->n_cut);
     if (r->n_busy)
-        printf(", asked again %lld times", r->n_busy);
+        printf(", sent again %lld times", r->n_busy);
     printf("\n%-14s%lld prompt (%lld cached), %lld output\n", "tokens", r->prompt_tokens,
            r->cached_tokens, r->output_tokens);
     printf("%-14s%.3f s\n", "time", r->seconds);
@@ -253,7 +253,7 @@ static void print_result(const struct result *r)
     printf("%-22s %10s %10s %10s %10s %10s\n", "ms", "p50", "p90", "p99", "max", "mean");
     print_times("to the first token", &r->ttft);
     print_times("between tokens", &r->between);
-    print_times("a token, by request", &r->token);
+    print_times("per token of a request", &r->token);
     print_times("request", &r->request);
     if (r->between.n == 0)
         return;
@@ -308,13 +308,13 @@ static void check_options(const struct bench *b)
 
     if (ctl_option(ctl, "nano-vllm") &&
         (ctl_option(ctl, "workload") || has_lengths || ctl_option(ctl, "seed") || b->n_requests))
-        ctl_usage(ctl, "--nano-vllm defines the requests: it excludes --workload, --prompt-tokens, "
+        ctl_usage(ctl, "--nano-vllm defines the requests: drop --workload, --prompt-tokens, "
                        "--output-tokens, --requests and --seed");
     if (ctl_option(ctl, "workload") && has_lengths)
-        ctl_usage(ctl, "--workload defines the lengths: it excludes --prompt-tokens and "
+        ctl_usage(ctl, "--workload defines the lengths: drop --prompt-tokens and "
                        "--output-tokens");
     if (b->duration > 0 && b->n_requests)
-        ctl_usage(ctl, "--duration and --requests exclude each other");
+        ctl_usage(ctl, "--duration and --requests cannot be combined");
 }
 
 /* The requests that the options define. */
@@ -334,7 +334,7 @@ static void make_workload(struct bench *b)
         workload_read(w, file);
     timed = w->items && w->items->at_us >= 0;
     if (b->rate > 0 && timed)
-        ctl_usage(b->ctl, "--rate excludes at_ms: %s says when requests are due", file);
+        ctl_usage(b->ctl, "--rate cannot be combined with at_ms, which %s has", file);
     if (b->n_requests == 0)
         b->n_requests = w->items || b->duration > 0 ? UINT64_MAX : DEFAULT_REQUESTS;
     /* A known number of requests without a rate is sent all at once, as nano-vLLM does. */

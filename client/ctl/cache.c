@@ -343,7 +343,7 @@ int ctl_explain(struct ctl *ctl)
                   salted ? "cache-salt" : "chat, --raw, --system and --think");
     if (!given && (word[0] < '0' || word[0] > '9'))
         ctl_usage(ctl,
-                  "“%s” is not the number of a request, as “nvllmctl requests” shows them; pass a "
+                  "“%s” is not the number of a request, see “nvllmctl requests”; pass a "
                   "prompt with --prompt",
                   word);
     if (!given)

@@ -90,7 +90,7 @@ static void end_done(struct chat *chat, const struct ctl_result *a)
     else if (finish == NVLLM_FINISH_DEADLINE)
         ctl_message("the deadline has expired");
     else if (finish == NVLLM_FINISH_ERROR)
-        ctl_message("the model computed values that are not numbers");
+        ctl_message("the model computed NaN or infinity");
 }
 
 /* An error does not end an interactive chat. */
@@ -162,12 +162,12 @@ static int ask(struct chat *chat, const char *question, size_t n)
 
 static const char commands_help[] =
     "/reset         start a new conversation; a system message stays\n"
-    "/system TEXT   set the system message; without TEXT remove it\n"
+    "/system TEXT   set the system message; without TEXT, remove it\n"
     "/save FILE     write the conversation as JSON, as “nvllmctl render” reads it\n"
     "/help          print this list\n"
     "/quit          leave; Ctrl-D does, too\n"
     "Ctrl-C stops an answer. A line that ends with “\\” continues on the next one.\n"
-    "“//” at the beginning stands for a “/” that begins no command.\n";
+    "To begin a line with “/”, type “//”.\n";
 
 /* Writes the conversation on one line, as render and batch read it; what is not UTF-8 as U+FFFD. */
 static void save(struct chat *chat, const char *path)
@@ -284,7 +284,7 @@ static bool is_over(struct chat *chat, int got, int *rc)
         return false;
     }
     if (got == LINES_E_LONG) {
-        ctl_message("a line is too long");
+        ctl_message("the line is too long");
         return false;
     }
     if (got == LINES_E_READ) {

@@ -13,8 +13,8 @@
 static const struct usage_option common_options[] = {
     OPTION("socket", "PATH", "default: $NVLLM_SOCKET, or else " NVLLM_DEFAULT_SOCKET,
            .values = USAGE_FILE),
-    OPTION("timeout", "SECONDS", "give up after that long (exit code 5)"),
-    OPTION("wait", NULL, "wait for nvllmd to be started"),
+    OPTION("timeout", "SECONDS", "give up after this time (exit code 5)"),
+    OPTION("wait", NULL, "wait until nvllmd is running"),
     OPTION("no-wait", NULL, "fail while nvllmd loads its model (exit code 4)"),
     OPTION("help", NULL, "print help on the command", .letter = 'h'),
     OPTIONS_END,
@@ -26,25 +26,25 @@ static const struct usage_option before_command[] = {
 };
 
 static const struct usage_option request_options[] = {
-    OPTION("max-tokens", "N", "end after N tokens"),
-    OPTION("min-tokens", "N", "do not end before N tokens"),
+    OPTION("max-tokens", "N", "generate at most N tokens"),
+    OPTION("min-tokens", "N", "generate at least N tokens"),
     OPTION("temperature", "T", "sampling temperature; 0 is greedy"),
     OPTION("top-k", "K", "sample from the K most likely tokens; 0 is off"),
     OPTION("top-p", "P", "sample from the most likely tokens that add up to probability P"),
     OPTION("min-p", "P", "sample from tokens at least P times as likely as the most likely one"),
-    OPTION("repetition-penalty", "X", "divide the logits of tokens that have occurred"),
-    OPTION("presence-penalty", "X", "lower the logits of tokens that have occurred"),
-    OPTION("frequency-penalty", "X", "lower logits by how often a token has occurred"),
+    OPTION("repetition-penalty", "X", "divide the logits of tokens that have occurred by X"),
+    OPTION("presence-penalty", "X", "lower the logits of tokens that have occurred by X"),
+    OPTION("frequency-penalty", "X", "lower a token's logit by X for each time it has occurred"),
     OPTION("logit-bias", "ID:BIAS", "add BIAS to a token's logit; may be repeated",
            .repeats = true),
-    OPTION("seed", "N", "the same seed samples the same text"),
-    OPTION("stop", "TEXT", "end before this text; may be repeated", .repeats = true),
-    OPTION("stop-token-id", "ID", "end at this token; may be repeated", .repeats = true),
+    OPTION("seed", "N", "seed of the sampling; the same seed gives the same text"),
+    OPTION("stop", "TEXT", "end the answer before this text; may be repeated", .repeats = true),
+    OPTION("stop-token-id", "ID", "end the answer at this token; may be repeated", .repeats = true),
     OPTION("ignore-eos", NULL, "continue past the model's end of sequence"),
     OPTION("priority", "low|normal|high", "scheduling priority; high is for administrators",
            .values = USAGE_WORDS),
     OPTION("cache-salt", "TEXT", "share the cached prompt only with requests of the same salt"),
-    OPTION("deadline-ms", "MS", "end by then, time in the queue included (exit code 5)"),
+    OPTION("deadline-ms", "MS", "end after this time, queueing included (exit code 5)"),
     OPTION("keep-special", NULL, "show special tokens in the text"),
     OPTIONS_END,
 };
@@ -97,7 +97,7 @@ static const struct usage_command commands[] = {
                 "/system TEXT, /save FILE, /help, /quit. Ctrl-C stops an answer. Sampling\n"
                 "options default to the model's generation_config.json.\n",
         .options = {chat_options,
-                    OPTIONS(OPTION("quiet", NULL, "print the answers only, without token counts")),
+                    OPTIONS(OPTION("quiet", NULL, "print only the answers, not the token counts")),
                     request_options},
         .examples = "  nvllmctl chat --system \"Answer in one sentence.\" --no-think\n"
                     "  nvllmctl chat --temperature 0 <questions.txt >answers.txt\n"),
@@ -120,9 +120,9 @@ static const struct usage_command commands[] = {
                 "id. Each gives one line of output, in the same order. A line that fails gives\n"
                 "an error, and the others continue. Sampling options set the fields that a line\n"
                 "does not have.\n",
-        .options = {OPTIONS(OPTION("input", "FILE", "lines to run; “-” is stdin",
+        .options = {OPTIONS(OPTION("input", "FILE", "file of requests, one per line; “-” is stdin",
                                    .values = USAGE_FILE),
-                            OPTION("output", "FILE", "where the answers go; “-” is stdout",
+                            OPTION("output", "FILE", "file for the answers; “-” is stdout",
                                    .values = USAGE_FILE),
                             OPTION("concurrency", "N", "requests in flight at a time (64)"),
                             OPTION("json", NULL, "write the summary to stderr as one JSON object")),
@@ -162,9 +162,9 @@ static const struct usage_command commands[] = {
                         "  nvllmctl status --json | jq .blocks\n"),
     COMMAND("requests", "list running and waiting requests",
             .text = "Lists running requests, then waiting ones in the order of the queue: user,\n"
-                    "place in the queue, prompt tokens, cached tokens, generated tokens, tokens a\n"
-                    "second, blocks. Users see their own, administrators all. A narrow terminal\n"
-                    "shows fewer columns; a pipe or file gets all.\n",
+                    "place in the queue, prompt tokens, cached tokens, generated tokens, tokens\n"
+                    "per second, blocks. Users see their own, administrators all. A narrow\n"
+                    "terminal shows fewer columns; a pipe or file gets all.\n",
             .options = {OPTIONS(OPTION("limit", "N", "list at most N requests")), json_option},
             .examples =
                 "  nvllmctl requests\n"
@@ -213,9 +213,9 @@ static const struct usage_command commands[] = {
             .examples = "  nvllmctl explain 17\n"
                         "  nvllmctl explain --prompt \"What is 17 + 25?\"\n"),
     COMMAND("top", "show requests and throughput live; q quits",
-            .text = "Shows requests, tokens a second, blocks and the prefix cache, updated every\n"
-                    "second and when the terminal is resized. q quits. A narrow terminal shows\n"
-                    "fewer columns.\n",
+            .text = "Shows requests, tokens per second, blocks and the prefix cache, updated\n"
+                    "every second and when the terminal is resized. q quits. A narrow terminal\n"
+                    "shows fewer columns.\n",
             .options = {OPTIONS(OPTION("interval", "SECONDS", "time between two updates (1)"),
                                 OPTION("once", NULL, "print one update and exit"))},
             .examples = "  nvllmctl top --interval 0.5\n"
@@ -233,7 +233,7 @@ static const struct usage_command commands[] = {
             .options = {OPTIONS(
                 OPTION("wait", NULL, "wait until no request is left"),
                 OPTION("end-after", "SECONDS",
-                       "end requests that take longer; default: as nvllmd is configured"))},
+                       "cancel requests that take longer; default: daemon.drain_timeout_s"))},
             .examples = "  nvllmctl drain --wait --timeout 60 && systemctl restart nvllmd\n"),
     COMMAND("resume", "accept requests again", .synopsis = "",
             .text = "Reverts “nvllmctl drain”. For administrators.\n",
@@ -263,25 +263,24 @@ static const struct usage_command commands[] = {
                 "{\"prompt_tokens\", \"output_tokens\", \"at_ms\"}; at_ms may be missing.\n",
             .options = {OPTIONS(
                 OPTION("streams", "N", "requests in flight at a time (8; unlimited with --rate)"),
-                OPTION("rate", "R", "send R requests a second, at random times"),
+                OPTION("rate", "R", "send R requests per second, at random times"),
                 OPTION("prompt-tokens", "N|A-B", "length of prompts, or a range of lengths (256)"),
                 OPTION("output-tokens", "N|A-B", "length of answers, or a range of lengths (128)"),
                 OPTION("requests", "N", "number of requests (64)"),
                 OPTION("duration", "SECONDS",
-                       "stop after that long; what is in flight then is cut short"),
+                       "stop after this time; requests then in flight are cut short"),
                 OPTION("workload", "FILE", "read lengths from FILE, or from stdin if “-”",
                        .values = USAGE_FILE),
                 OPTION("nano-vllm", NULL, "run nano-vLLM's benchmark: 256 requests, all at once"),
                 OPTION("temperature", "T", "sampling temperature (0.6)"),
                 OPTION("seed", "N", "seed of lengths, times and tokens (0)"),
-                OPTION("warm-cache", NULL,
-                       "let prompts of an earlier run be found in the prefix cache"),
+                OPTION("warm-cache", NULL, "let the prefix cache hold prompts of an earlier run"),
                 OPTION("json", NULL, "print one JSON object"))},
             .examples =
                 "  nvllmctl bench --nano-vllm\n"
                 "  nvllmctl bench --streams 1 --prompt-tokens 1 --output-tokens 512 --requests 1\n"
                 "  nvllmctl bench --rate 20 --duration 60 --prompt-tokens 100-1000 --json\n"),
-    COMMAND("doctor", "find what is broken, and the command that fixes it",
+    COMMAND("doctor", "find what is broken, and the commands that fix it",
             .text =
                 "Checks the socket and its permissions, the configuration as nvllmd itself would\n"
                 "read it, the model's folder and its parents, devices, memory and kernel limits,\n"
@@ -292,7 +291,7 @@ static const struct usage_command commands[] = {
                 OPTION("config", "FILE",
                        "nvllmd's configuration file (" NVLLM_CONFIG_DIR "/nvllmd.conf)",
                        .values = USAGE_FILE),
-                OPTION("model", "DIR", "look at this model, not at the configured one",
+                OPTION("model", "DIR", "check this model instead of the configured one",
                        .values = USAGE_FOLDER),
                 OPTION("user", "NAME", "the user that nvllmd runs as (nvllm, or the caller)",
                        .values = USAGE_USER),

@@ -283,7 +283,7 @@ static bool explain_denied(struct doctor *d, const struct stat *st)
     else
         fix = doctor_format(d, "sudo usermod -aG %s %s   # and log in again", group->gr_name,
                             d->me.name);
-    return doctor_say(d, WRONG, fix, "%s is for members of group %s", path, group->gr_name);
+    return doctor_say(d, WRONG, fix, "%s: only group %s may connect", path, group->gr_name);
 }
 
 /* Nothing is there: the daemon was not started, or has no folder to create a socket in. */
@@ -317,7 +317,7 @@ static bool check_socket_file(struct doctor *d)
     fix = doctor_format(d, "%srm -d %s && %s", sudo_for(st.st_uid), doctor_quote(d, path),
                         start_command(d));
     if (!S_ISSOCK(st.st_mode))
-        return doctor_say(d, WRONG, fix, "%s is no socket", path);
+        return doctor_say(d, WRONG, fix, "%s is not a socket", path);
     if (access(path, W_OK) < 0)
         return explain_denied(d, &st);
     return doctor_say(d, OK, NULL, "%s (mode %04o)", path, (unsigned)st.st_mode & 07777);
@@ -327,15 +327,15 @@ static void say_state(struct doctor *d, const struct nvllm_status *s)
 {
     if (s->state == NVLLM_STATE_DRAINING)
         doctor_say(d, NOTE, own_command(d, sudo_for(d->user.uid), "resume"),
-                   "%s is draining: it takes no new requests", s->server);
+                   "%s is draining: it accepts no new requests", s->server);
     else if (s->state == NVLLM_STATE_FAILED)
         doctor_say(d, WRONG, log_command(d), "%s has failed", s->server);
     else
         doctor_say(d, OK, NULL, "%s is %s: %s on %s", s->server, nvllm_state_name(s->state),
                    s->model, s->device[0] ? s->device : s->backend);
     if (strcmp(s->server, "nvllmd/" NVLLM_VERSION) != 0)
-        doctor_say(d, NOTE, restart_command(d), "%s answers, but this is nvllmctl " NVLLM_VERSION,
-                   s->server);
+        doctor_say(d, NOTE, restart_command(d),
+                   "%s is running, but this is nvllmctl " NVLLM_VERSION, s->server);
 }
 
 /* systemd itself listens for the service until that is started. Where the process cannot be seen,
@@ -398,12 +398,12 @@ static void say_failure(struct doctor *d, int64_t asked_ms, const struct nvllm_e
 
     if (err->code == NVLLM_E_NOT_RUNNING) {
         d->not_running = true;
-        doctor_say(d, WRONG, start_command(d), "nobody listens at the socket");
+        doctor_say(d, WRONG, start_command(d), "no process is listening on the socket");
         return;
     }
     d->is_running = true;
     if (err->code == NVLLM_E_TIMEOUT && had_ms < FAIR_MS) {
-        doctor_say(d, NOTE, NULL, "nvllmd had only %d ms to answer: give --timeout more",
+        doctor_say(d, NOTE, NULL, "nvllmd had only %d ms to answer: give a longer --timeout",
                    (int)had_ms);
         return;
     }

@@ -129,7 +129,7 @@ static bool is_of_socket(const struct doctor *d, const char *text)
     size_t n = strlen(d->ctl->socket_path);
 
     return strncmp(text, d->ctl->socket_path, n) == 0 &&
-           (strstr(text + n, "folder does not exist") || strstr(text + n, "is no socket"));
+           (strstr(text + n, "folder does not exist") || strstr(text + n, "is not a socket"));
 }
 
 /* All findings but those that are ok, which are checked here, too; except for the file itself. */
@@ -210,8 +210,8 @@ void doctor_check_config(struct doctor *d)
     }
     found = run_nvllmd(d, argv, &late);
     if (!json_is_object(found)) {
-        doctor_say(d, NOTE, NULL, "%s has not checked %s%s", d->nvllmd, d->config,
-                   late ? " in time" : ": is it of another version?");
+        doctor_say(d, NOTE, NULL, "%s did not check %s%s", d->nvllmd, d->config,
+                   late ? " in time" : ": is it another version?");
     } else {
         take_findings(d, json_object_get(found, "findings"));
         compare_sockets(d, json_string_value(json_object_get(found, "socket")));
@@ -260,7 +260,7 @@ static bool check_model_file(struct doctor *d, const char *name)
 
     if (strchr(name, '/'))
         return doctor_say(d, WRONG, check_command(d),
-                          "the index names %s, which is no file beside it", name);
+                          "the index names %s, which is not a file in the same folder", name);
     if (stat(path, &st) < 0)
         return doctor_say(d, WRONG, check_command(d), "%s: %s", path, strerror(errno));
     if (!doctor_check_path(d, &d->user, path, R_OK))
@@ -404,7 +404,7 @@ void doctor_check_memory(struct doctor *d)
                    show_mib(total));
     if (read_number("/proc/sys/vm/overcommit_memory", "") == 2)
         doctor_say(d, NOTE, "sudo sysctl vm.overcommit_memory=0",
-                   "overcommit is off: the whole KV cache counts as used at once");
+                   "overcommit is off: the whole KV cache counts as used from the start");
 }
 
 /* ---- limits */

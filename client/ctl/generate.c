@@ -53,7 +53,7 @@ static int end_done(struct job *job)
         ctl_message("the deadline has expired");
         return EXIT_DEADLINE;
     case NVLLM_FINISH_ERROR:
-        ctl_message("the model computed values that are not numbers");
+        ctl_message("the model computed NaN or infinity");
         return EXIT_ERROR;
     default:
         return EXIT_OK;
@@ -95,7 +95,7 @@ static int run(struct job *job)
     if (code != NVLLM_E_TIMEOUT)
         return end_error(job, &err);
     if (ctl_left_ms(job->ctl) != 0) /* reported by ctl_generate() */
-        ctl_message("nvllmd has not ended the request");
+        ctl_message("nvllmd did not confirm that the request has ended");
     return EXIT_DEADLINE;
 }
 
@@ -107,9 +107,9 @@ int ctl_generate(struct ctl *ctl)
 
     ctl_prompt_init(&job.prompt, ctl);
     if (text && ctl_prompt_is_given(&job.prompt))
-        ctl_usage(ctl, "“%s” is one prompt too many", text);
+        ctl_usage(ctl, "“%s” is a second prompt: give only one", text);
     if (job.prompt.request.r.logprobs >= 0 && !job.json)
-        ctl_message("--logprobs needs --json to be shown");
+        ctl_message("--logprobs is shown only with --json");
     ctl_prompt_read(&job.prompt, ctl, text);
     ctl_result_init(&job.result, &job.prompt.request.r);
     job.streams = !job.json && job.result.n_choices == 1;

@@ -189,7 +189,8 @@ static void advise(const struct ctl *ctl, const struct nvllm_error *err)
 int ctl_report(const struct ctl *ctl, const struct nvllm_error *err)
 {
     /* The daemon's messages name the field where it helps. */
-    if (err->field[0] && !strstr(err->message, err->field))
+    if (err->field[0] && !strstr(err->message, err->field) &&
+        strcmp(err->field, "socket_path") != 0) /* a member of the library's options */
         ctl_message("%s: %s", err->field, err->message);
     else
         ctl_message("%s", err->message);

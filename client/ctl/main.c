@@ -128,10 +128,13 @@ size_t ctl_word(const struct ctl *ctl, const char *word)
 
 /* ---- help */
 
-static void print_common(void)
+/* Without those that the command has of its own; NULL: all. */
+static void print_common(const struct usage_command *command)
 {
     puts("\nOptions of every command:");
-    usage_print_options(stdout, ctl_program.common);
+    for (const struct usage_option *o = ctl_program.common; o->name; o++)
+        if (!command || !usage_find_option(command->options, o->name))
+            usage_print_options(stdout, (struct usage_option[]){*o, OPTIONS_END});
 }
 
 static void print_overview(void)
@@ -139,7 +142,7 @@ static void print_overview(void)
     puts("usage: nvllmctl [--socket PATH] [--timeout SECONDS] COMMAND [OPTION…]\n");
     for (size_t i = 0; i < ctl_program.n_commands; i++)
         printf("  %-12s %s\n", ctl_program.commands[i].name, ctl_program.commands[i].about);
-    print_common();
+    print_common(NULL);
     puts("\nExit codes: 0 ok, 1 error, 2 usage, 3 not running, 4 refused or busy,\n"
          "5 deadline, 6 denied, 130 interrupted.");
 }
@@ -164,7 +167,7 @@ static void print_help(const struct usage_command *command)
             putchar('\n');
         usage_print_options(stdout, command->options[i]);
     }
-    print_common();
+    print_common(command);
     if (command->examples)
         printf("\nExamples:\n%s", command->examples);
 }
@@ -202,7 +205,7 @@ static void parse(struct ctl *ctl, int argc, char **argv)
     groups[n] = ctl_program.common;
     if (usage_parse(&ctl->line, why, argc, argv, groups, !ctl->command) < 0)
         ctl_usage(ctl, "%s%s", why,
-                  ctl->command || strchr(why, '?') ? "" : "; a command's own options go behind it");
+                  ctl->command || strchr(why, '?') ? "" : "; a command's own options go after it");
     if (common_option(ctl, "help")) {
         print_help(ctl->command);
         exit(flushed(EXIT_OK));
@@ -262,8 +265,8 @@ static int run(struct ctl *ctl, int argc, char **argv)
     max = ctl->command->max_words;
     if (max >= 0 && ctl->line.n_words > max)
         ctl_usage(ctl,
-                  max ? "%s takes one argument, not also “%s”: put text in quotes"
-                      : "%s takes no “%s”",
+                  max ? "%s takes one argument, and “%s” is a second: put text in quotes"
+                      : "%s takes no argument “%s”",
                   ctl->command->name, ctl->line.words[max]);
     rc = actions[i].run(ctl);
     return ctl_interrupted() ? ctl_interrupted() : rc;

@@ -38,11 +38,11 @@ void ctl_prompt_init(struct ctl_prompt *p, const struct ctl *ctl)
     };
     ctl_request_init(&p->request);
     if (chat && raw)
-        ctl_usage(ctl, "--chat and --raw exclude each other");
+        ctl_usage(ctl, "--chat and --raw cannot be combined");
     if (raw && p->system)
-        ctl_usage(ctl, "--system needs a chat, not --raw");
+        ctl_usage(ctl, "--system and --raw cannot be combined");
     if (p->given && p->file)
-        ctl_usage(ctl, "--prompt and --prompt-file exclude each other");
+        ctl_usage(ctl, "--prompt and --prompt-file cannot be combined");
     ctl_request_take_options(&p->request, ctl);
 }
 
@@ -68,9 +68,9 @@ static void read_input(struct ctl_prompt *p, const char *path)
     struct stat st;
 
     if (fstat(fd, &st) == 0 && S_ISDIR(st.st_mode))
-        ctl_die("%s: is a folder", path);
+        ctl_die("%s is a folder", path);
     if (isatty(fd))
-        fprintf(stderr, "Type the prompt, and Ctrl-D on a line of its own at its end.\n");
+        fprintf(stderr, "Type the prompt, then press Ctrl-D on an empty line.\n");
     p->text.data = p->memory = ctl_read_all(fd, &p->text.len);
     if (fd != STDIN_FILENO)
         close(fd);
@@ -127,7 +127,7 @@ void ctl_prompt_read(struct ctl_prompt *p, struct ctl *ctl, const char *word)
         return;
     }
     if (ctl_prompt_is_shaped(p))
-        ctl_usage(ctl, "--chat, --raw, --system and --think go with text; %s says it itself",
+        ctl_usage(ctl, "--chat, --raw, --system and --think are for text; %s is a JSON request",
                   p->file);
     p->mode = PROMPT_OBJECT;
     if (!ctl_request_read(&p->request, value, &ctl->err))

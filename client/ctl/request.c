@@ -196,7 +196,7 @@ static bool read_members(struct reading *in, void *out, const struct member *mem
         while (i < n && strcmp(members[i].name, name) != 0)
             i++;
         if (i == n)
-            return ctl_invalid(in->err, "%s%s“%s” is not known", where, colon, name);
+            return ctl_invalid(in->err, "%s%sthere is no field “%s”", where, colon, name);
         snprintf(path, sizeof(path), "%s%s%.40s", where, dot, name);
         in->where = path;
         if (!read_member(in, out, &members[i], value))
@@ -389,13 +389,13 @@ bool ctl_request_read(struct ctl_request *q, json_t *value, struct nvllm_error *
         return false;
     n_inputs = (q->r.prompt.data != NULL) + (q->r.prompt_ids != NULL) + (q->chat.messages != NULL);
     if (n_inputs != 1)
-        return ctl_invalid(err, "a line has one of prompt, prompt_ids and messages, not %d",
+        return ctl_invalid(err, "a line needs one of prompt, prompt_ids and messages, not %d",
                            n_inputs);
     if (q->chat.messages)
         q->r.chat = &q->chat;
     else if (q->chat.tools || q->chat.add_generation_prompt != NVLLM_UNSET ||
              q->chat.enable_thinking != NVLLM_UNSET)
-        return ctl_invalid(err, "tools, enable_thinking and add_generation_prompt go with "
+        return ctl_invalid(err, "tools, enable_thinking and add_generation_prompt need "
                                 "messages");
     return true;
 }

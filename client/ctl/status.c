@@ -38,7 +38,7 @@ static void print_memory(const struct nvllm_status *s)
     printf("%-14s%.1f MiB of weights, %.1f MiB of KV cache, %.1f MiB of workspaces", "memory",
            show_mib(s->weight_bytes), show_mib(s->kv_bytes), show_mib(s->workspace_bytes));
     if (s->total_bytes > 0)
-        printf(", %.1f MiB of graphs, %.1f MiB of others\n%-14s%.1f MiB of %.1f MiB free",
+        printf(", %.1f MiB of graphs, %.1f MiB of other use\n%-14s%.1f MiB of %.1f MiB free",
                show_mib(s->graph_bytes), show_mib(s->other_bytes), "", show_mib(s->free_bytes),
                show_mib(s->total_bytes));
     putchar('\n');

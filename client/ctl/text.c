@@ -201,7 +201,7 @@ static int run(struct conversion *c)
     if (!ctl_option(c->ctl, "jsonl"))
         return run_one(c, is_stdin);
     if (!is_stdin)
-        ctl_usage(c->ctl, "--jsonl reads stdin: “%s” is one argument too many", line->words[0]);
+        ctl_usage(c->ctl, "--jsonl reads stdin and takes no argument “%s”", line->words[0]);
     ctl_connect(c->ctl);
     return run_lines(c);
 }

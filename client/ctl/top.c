@@ -263,7 +263,7 @@ int ctl_top(struct ctl *ctl)
     int rc;
 
     if (!once && !(isatty(STDIN_FILENO) && isatty(STDOUT_FILENO)))
-        ctl_usage(ctl, "top needs a terminal; --once prints the same anywhere");
+        ctl_usage(ctl, "top needs a terminal: use --once to print one update");
     ctl_connect(ctl);
     rc = once ? run_once(&t) : run_live(&t);
     free(t.screen);

@@ -79,7 +79,7 @@ static bool read_item(struct workload_item *item, const struct lines *l, struct 
         json_object_foreach(object, name, member)
         {
             ok = ok && (strcmp(name, "prompt_tokens") == 0 || strcmp(name, "output_tokens") == 0 ||
-                        strcmp(name, "at_ms") == 0 || ctl_invalid(err, "“%s” is not known", name));
+                        strcmp(name, "at_ms") == 0 || ctl_invalid(err, "there is no “%s”", name));
         }
     }
     ok = ok && read_count(&item->prompt_tokens, object, "prompt_tokens", err) &&
@@ -103,9 +103,9 @@ static bool check_time(const struct workload *w, struct nvllm_error *err)
     if (w->n_items == 0)
         return true;
     if ((last->at_us < 0) != (last[-1].at_us < 0))
-        return ctl_invalid(err, "at_ms: all lines have it, or none has");
+        return ctl_invalid(err, "at_ms: either all lines need it or none");
     if (last->at_us < last[-1].at_us)
-        return ctl_invalid(err, "at_ms: must not be before that of the line above");
+        return ctl_invalid(err, "at_ms: must not be less than on the line before");
     return true;
 }
 
@@ -125,9 +125,9 @@ void workload_read(struct workload *w, const char *path)
         w->n_items++;
     }
     if (got != LINES_END)
-        ctl_die("%s: cannot be read", path);
+        ctl_die("cannot read %s", path);
     if (w->n_items == 0)
-        ctl_die("%s: holds no request", path);
+        ctl_die("%s holds no requests", path);
     lines_deinit(&lines);
     if (fd != STDIN_FILENO)
         close(fd);
@@ -151,7 +151,7 @@ void workload_find_tokens(struct workload *w, struct ctl *ctl)
     if (code != NVLLM_E_INVALID) /* of ids past the end of the vocabulary */
         ctl_check(ctl, code);
     if (w->n_tokens == 0)
-        ctl_die("the model has no ordinary token");
+        ctl_die("the model has no ordinary tokens");
     /* A published prompt may contain tokens that this model lacks: others replace them. */
     for (size_t i = 0; w->memory && i < w->n_items; i++)
         for (uint32_t k = 0; w->n_tokens <= LAST_TOKEN && k < w->items[i].prompt_tokens; k++) {

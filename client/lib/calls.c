@@ -162,7 +162,7 @@ OPTIONS(drain, .timeout_ms = -1)
 /* What is wrong with options that sized_take() does not take. */
 static enum nvllm_code unprepared(struct nvllm_error *err)
 {
-    return error_field(err, "options", "the options were not prepared by their init");
+    return error_field(err, "options", "initialise the options by their init function");
 }
 
 /* ---- requests and blocks */
@@ -189,7 +189,7 @@ enum nvllm_code nvllm_cancel_request(struct nvllm_client *c, uint64_t request, i
     enum nvllm_code code;
 
     if (request == 0)
-        return error_field(err, "request", "request: 0 is never a request's number");
+        return error_field(err, "request", "request: 0 is not the number of a request");
     op.has_request = true;
     op.request = request;
     code = call(c, OP(CANCEL), &op, NULL, timeout_ms, &was_found, err);
@@ -290,7 +290,7 @@ enum nvllm_code nvllm_explain(struct nvllm_client *c, const struct nvllm_explain
     if (!sized_take(&o, sizeof(o), options))
         return unprepared(err);
     if (o.request != 0 && (o.prompt.data || o.prompt_ids || o.chat))
-        return error_field(err, "about", "about: a request and a prompt are both given");
+        return error_field(err, "about", "about: give a request or a prompt, not both");
     nvllm__v1__explain__init(&op);
     if (o.request != 0) {
         op.about_case = NVLLM__V1__EXPLAIN__ABOUT_REQUEST;

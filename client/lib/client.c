@@ -195,7 +195,7 @@ enum nvllm_code client_wait(struct nvllm_client *c, int64_t deadline, struct nvl
 {
     static const struct nvllm_error none_in_time = {.code = NVLLM_E_TIMEOUT,
                                                     .retryable = true,
-                                                    .message = "no answer in time"};
+                                                    .message = "timed out waiting for an answer"};
     unsigned wants = nvllm_wants(c);
     struct pollfd p = {.fd = c->fd};
     int left, own;
@@ -299,7 +299,7 @@ static enum nvllm_code wait_event(struct nvllm_client *c, uint64_t id, int64_t d
 
         if (id != 0 && queue_full(c) && c->conn.death.code == NVLLM_OK)
             return error_set(err, NVLLM_E_BUSY, 0,
-                             "too many events of other requests have not been fetched");
+                             "too many events of other requests are queued: fetch them first");
         code = client_wait(c, deadline, err);
         if (code != NVLLM_OK)
             return code;

@@ -121,7 +121,7 @@ void conn_deinit(struct conn *c)
 
 static void die_no_memory(struct conn *c)
 {
-    error_set(&c->death, NVLLM_E_NOMEM, ENOMEM, "out of memory for an answer of the daemon");
+    error_set(&c->death, NVLLM_E_NOMEM, ENOMEM, "out of memory for an answer from the daemon");
 }
 
 /* ---- towards the daemon */
@@ -130,8 +130,8 @@ static void die_no_memory(struct conn *c)
 static enum nvllm_code refuse_size(const struct conn *c, size_t bytes, struct nvllm_error *err)
 {
     error_set(err, NVLLM_E_TOO_LONG, 0,
-              "the request takes %zu bytes, and the daemon at most %u (limits.frame_bytes)", bytes,
-              c->max_frame_bytes);
+              "the request has %zu bytes, and the daemon accepts at most %u (limits.frame_bytes)",
+              bytes, c->max_frame_bytes);
     if (err && c->welcomed) {
         strcpy(err->limit, "limits.frame_bytes");
         err->limit_value = c->max_frame_bytes;
@@ -162,8 +162,8 @@ static enum nvllm_code put(struct conn *c, const Nvllm__V1__ClientFrame *frame,
         c->out.end = c->out.start + queued;
         frame_buffer_consume(&c->out, 0); /* what it took goes back */
         return error_set(err, NVLLM_E_TOO_LONG, 0,
-                         "the request holds more fields or numbers than nvllmd takes in one "
-                         "frame, %d and %d",
+                         "the request has more fields or numbers than nvllmd accepts in one "
+                         "frame (%d and %d)",
                          UNPACK_MAX_FIELDS, UNPACK_MAX_NUMBERS);
     }
     return NVLLM_OK;
@@ -283,7 +283,7 @@ void conn_settle(struct conn *c)
                   strerror(c->end_errno));
     else
         error_set(&c->death, NVLLM_E_CONNECTION, 0, "nvllmd closed the connection%s",
-                  c->welcomed ? "" : " without a greeting");
+                  c->welcomed ? "" : " before it sent a greeting");
 }
 
 static void take_welcome(struct conn *c, const Nvllm__V1__Welcome *w)

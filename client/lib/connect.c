@@ -60,21 +60,21 @@ static bool is_no_socket(const char *path)
 static enum nvllm_code connect_error(const char *path, int sys_errno, struct nvllm_error *err)
 {
     if (is_no_socket(path))
-        return error_field(err, "socket_path", "%s is no socket", path);
+        return error_field(err, "socket_path", "%s is not a socket", path);
     switch (sys_errno) {
     case ENOENT:
     case ENOTDIR:
         return error_set(err, NVLLM_E_NOT_RUNNING, sys_errno,
-                         "nvllmd is not running: there is no socket %s", path);
+                         "nvllmd is not running: %s does not exist", path);
     case ECONNREFUSED:
         return error_set(err, NVLLM_E_NOT_RUNNING, sys_errno,
-                         "nvllmd is not running: nobody listens at %s", path);
+                         "nvllmd is not running: no process is listening on %s", path);
     case EACCES:
     case EPERM:
-        return error_set(err, NVLLM_E_DENIED, sys_errno, "%s may not be opened by this user", path);
+        return error_set(err, NVLLM_E_DENIED, sys_errno, "this user may not connect to %s", path);
     case EAGAIN:
-        return error_set(err, NVLLM_E_BUSY, sys_errno, "too many connections are waiting at %s",
-                         path);
+        return error_set(err, NVLLM_E_BUSY, sys_errno,
+                         "too many clients are waiting to connect to %s", path);
     default:
         return error_set(err, NVLLM_E_CONNECTION, sys_errno, "cannot connect to %s: %s", path,
                          strerror(sys_errno));
@@ -95,10 +95,10 @@ static enum nvllm_code open_socket(int *fd, const struct nvllm_options *o, int64
     int error;
 
     if (!o->socket_path || !*o->socket_path)
-        return error_field(err, "socket_path", "no socket's path is given");
+        return error_field(err, "socket_path", "the path of the socket is empty");
     if (strlen(o->socket_path) >= sizeof(address.sun_path))
-        return error_field(err, "socket_path", "a socket's path has at most %zu bytes",
-                           sizeof(address.sun_path) - 1);
+        return error_field(err, "socket_path", "a socket's path has at most %zu bytes, not %zu",
+                           sizeof(address.sun_path) - 1, strlen(o->socket_path));
     strcpy(address.sun_path, o->socket_path);
     for (;;) {
         *fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
@@ -221,7 +221,7 @@ static enum nvllm_code take_options(struct nvllm_options *ours, const struct nvl
                                     struct nvllm_error *err)
 {
     if (!sized_take(ours, sizeof(*ours), theirs))
-        return error_field(err, "options", "the options were not prepared by nvllm_options_init()");
+        return error_field(err, "options", "initialise the options by nvllm_options_init()");
     return NVLLM_OK;
 }
 

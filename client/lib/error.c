@@ -55,7 +55,7 @@ enum nvllm_code error_copy(struct nvllm_error *e, const struct nvllm_error *from
 enum nvllm_code error_protocol(struct nvllm_error *e, const char *what)
 {
     return error_set(e, NVLLM_E_PROTOCOL, 0,
-                     "what answers at the socket does not follow nvllmd's protocol: %s", what);
+                     "the program at the socket violates nvllmd's protocol: it sent %s", what);
 }
 
 /* ---- stable names of the enums */

@@ -39,7 +39,7 @@ static enum nvllm_code read_logprobs(struct event *e, const Nvllm__V1__Delta *in
     if (in->n_logprobs == 0)
         return NVLLM_OK;
     if (in->n_logprobs != in->n_token_ids)
-        return error_protocol(err, "a delta with another number of logprobs than of tokens");
+        return error_protocol(err, "a delta whose numbers of logprobs and tokens differ");
     rows = unpacked_alloc(e->memory, in->n_logprobs, sizeof(*rows));
     if (!rows)
         return NVLLM_E_NOMEM;
@@ -47,7 +47,7 @@ static enum nvllm_code read_logprobs(struct event *e, const Nvllm__V1__Delta *in
         const Nvllm__V1__TokenLogprobs *row = in->logprobs[i];
 
         if (row->n_top_ids != row->n_top_logprobs || row->n_top_ids > UINT32_MAX)
-            return error_protocol(err, "logprobs with another number of values than of ids");
+            return error_protocol(err, "logprobs whose numbers of values and ids differ");
         rows[i] = (struct nvllm_logprobs){
             .logprob = row->logprob,
             .n_top = (uint32_t)row->n_top_ids,
@@ -99,7 +99,7 @@ static enum nvllm_code read_tokens(struct event *e, const Nvllm__V1__Tokens *in,
     struct nvllm_text *texts;
 
     if (in->n_ids != in->n_tokens)
-        return error_protocol(err, "another number of token ids than of tokens");
+        return error_protocol(err, "different numbers of token ids and tokens");
     e->public.type = NVLLM_EVENT_TOKENS;
     e->public.tokens = &e->tokens;
     e->tokens.n_tokens = in->n_ids;
@@ -313,13 +313,13 @@ struct event *event_new(struct unpacked *memory, const struct pending *of, struc
     if (frame->event_case == NVLLM__V1__SERVER_FRAME__EVENT__NOT_SET)
         return NULL;
     if (!belongs(frame->event_case, of->answer)) {
-        error_protocol(err, "an answer of another kind than the request");
+        error_protocol(err, "an answer of the wrong kind");
         return NULL;
     }
     e = make(memory, of->id, of->open);
     code = e ? read_event(e, frame, of, err) : NVLLM_E_NOMEM;
     if (code == NVLLM_E_NOMEM)
-        error_set(err, code, ENOMEM, "out of memory for an answer of the daemon");
+        error_set(err, code, ENOMEM, "out of memory for an answer from the daemon");
     return code == NVLLM_OK ? e : NULL;
 }
 

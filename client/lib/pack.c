@@ -61,8 +61,7 @@ static enum nvllm_code pack_tool_calls(struct unpacked *memory, Nvllm__V1__Messa
         nvllm__v1__tool_call__init(&calls[i]);
         if (!set_bytes(&calls[i].has_name, &calls[i].name, call->name) ||
             !set_bytes(&calls[i].has_arguments, &calls[i].arguments, call->arguments))
-            return error_field(err, where, "%s.tool_calls[%zu] holds a length without data", where,
-                               i);
+            return error_field(err, where, "%s.tool_calls[%zu] has a length but no data", where, i);
         if (call->reserved[0] || call->reserved[1])
             return error_field(err, where, "%s.tool_calls[%zu].reserved is not NULL", where, i);
     }
@@ -83,7 +82,7 @@ static enum nvllm_code pack_message(struct unpacked *memory, Nvllm__V1__Message 
     if (!set_bytes(&out->has_content, &out->content, in->content) ||
         !set_bytes(&out->has_reasoning_content, &out->reasoning_content, in->reasoning_content) ||
         (in->n_tool_calls > 0 && !in->tool_calls))
-        return error_field(err, where, "%s holds a length without data", where);
+        return error_field(err, where, "%s has a length but no data", where);
     if (in->reserved[0] || in->reserved[1] || in->reserved[2] || in->reserved[3])
         return error_field(err, where, "%s.reserved is not NULL", where);
     out->role = (char *)in->role;
@@ -117,7 +116,7 @@ enum nvllm_code pack_chat(struct unpacked *memory, Nvllm__V1__Chat *out,
 
     nvllm__v1__chat__init(out);
     if (!given || !sized_take(&ours, sizeof(ours), given))
-        return error_field(err, "chat", "the chat was not prepared by nvllm_chat_init()");
+        return error_field(err, "chat", "initialise the chat by nvllm_chat_init()");
     if (chat->n_messages > 0 && !chat->messages)
         return error_field(err, "messages", "messages is NULL");
     messages = unpacked_list(memory, &out->messages, chat->n_messages, sizeof(*messages));
@@ -173,7 +172,7 @@ enum nvllm_code pack_input(struct unpacked *memory, ProtobufCMessage *out,
     enum nvllm_code code = NVLLM_OK;
 
     if (n_inputs != 1)
-        return error_field(err, "input", "one of prompt, prompt_ids and chat is the input, not %d",
+        return error_field(err, "input", "set exactly one of prompt, prompt_ids and chat, not %d",
                            n_inputs);
     if (in->prompt.data) {
         *(ProtobufCBinaryData *)choose(out, "prompt") = pack_bytes(in->prompt);
@@ -296,7 +295,7 @@ enum nvllm_code pack_generate(struct unpacked *memory, Nvllm__V1__Generate *out,
 
     nvllm__v1__generate__init(out);
     if (!request || !sized_take(&ours, sizeof(ours), request))
-        return error_field(err, "request", "the request was not prepared by nvllm_request_init()");
+        return error_field(err, "request", "initialise the request by nvllm_request_init()");
     out->sampling = unpacked_alloc(memory, 1, sizeof(*out->sampling));
     if (!out->sampling)
         return no_memory(err);

@@ -405,7 +405,7 @@ class ExitCodes(Case):
                 done = run_command([config.nvllmctl, "--socket", what, "status", *args],
                                    check=False)
                 self.assertEqual((done.returncode, done.stdout), (1, b""))
-                self.assertIn(f"{what} is no socket", done.stderr.decode())
+                self.assertIn(f"nvllmctl: {what} is not a socket", done.stderr.decode())
 
     def test_help_and_slips(self):
         """Each command has help on stdout; a slip names what was meant."""
@@ -414,14 +414,14 @@ class ExitCodes(Case):
 
         for command in commands():
             done = run("help", command)
-            self.assertEqual(done.returncode, 0)
+            self.assertEqual((done.returncode, done.stdout.count(b"  --wait ")), (0, 1), command)
             self.assertIn(command.encode(), done.stdout)
             self.assertEqual(run(command, "--help").stdout, done.stdout)
         self.assertIn(b"generate", run("genrate").stderr)
         self.assertIn("did you mean “generate”".encode(), run("gen").stderr)
         self.assertIn(b"--temperature", run("generate", "--temprature", "1", "x").stderr)
         self.assertNotIn(b"did you mean", run("generate", "--t", "0", "x").stderr)
-        self.assertIn(b"go behind it", run("--json", "status").stderr)
+        self.assertIn(b"go after it", run("--json", "status").stderr)
         self.assertIn("did you mean “--socket”".encode(), run("--scoket", "x", "status").stderr)
         for wrong in (["generate", "a", "b"], ["generate", "--chat", "--raw", "x"], ["status", "x"],
                       ["generate", "--seed", "-1", "x"], ["generate", "--logit-bias", "5", "x"],

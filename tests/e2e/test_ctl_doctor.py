@@ -183,7 +183,7 @@ class Doctor(Case):
             self.assertEqual(status, 1)
             note, = about(hasty, "daemon")  # whoever is well might not have answered in that time
             self.assertEqual((note["level"], note.get("mend")), ("note", None))
-            self.assertIn("give --timeout more", note["text"])
+            self.assertIn("give a longer --timeout", note["text"])
 
     def test_other_program_that_is_silent(self):
         """Only nvllmd is to be killed: another process is named, and one that is gone looked for."""
@@ -276,7 +276,7 @@ class Doctor(Case):
                 ({"model": None}, {INDEX: index, **one, **two}, "one.safetensors: a header of", ""),
                 ({"model": None}, {INDEX: "{"}, INDEX, ""),
                 ({"model": None}, {INDEX: '{"weight_map": {"a": "../../etc/passwd"}}'},
-                 "no file beside it", "")):
+                 "not a file in the same folder", "")):
             with self.subTest(words):
                 folder = model_folder(self.folder() / "it's", **changes)
                 for name, content in others.items():
