@@ -155,7 +155,7 @@ static void describe(const struct option *t, char *buf, size_t n)
 {
     const char *words = t->kind == KIND_INT     ? "a whole number"
                         : t->kind == KIND_POWER ? "a power of two"
-                                                : "a size in bytes";
+                                                : "a size";
 
     switch (t->kind) {
     case KIND_TEXT:
@@ -168,14 +168,14 @@ static void describe(const struct option *t, char *buf, size_t n)
         snprintf(buf, n, "an octal mode from 0000 to 0777");
         break;
     case KIND_MEMORY:
-        snprintf(buf, n, "bytes such as 512M or 8G, a fraction such as 0.5 or 50%%, or auto");
+        snprintf(buf, n, "bytes like 512M or 8G, a fraction like 0.5 or 50%%, or auto");
         break;
     case KIND_CHOICE:
         snprintf(buf, n, "one of %s", t->names);
         break;
     default:
         snprintf(buf, n, "%s from %" PRId64 " to %" PRId64 "%s", words, t->min, t->max,
-                 t->kind == KIND_BYTES ? ", such as 64K, 16M or 2G" : "");
+                 t->kind == KIND_BYTES ? ", like 64K, 16M or 2G" : "");
         break;
     }
 }

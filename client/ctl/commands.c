@@ -274,7 +274,7 @@ static const struct usage_command commands[] = {
                 OPTION("nano-vllm", NULL, "run nano-vLLM's benchmark: 256 requests, all at once"),
                 OPTION("temperature", "T", "sampling temperature (0.6)"),
                 OPTION("seed", "N", "seed of lengths, times and tokens (0)"),
-                OPTION("warm-cache", NULL, "let the prefix cache hold prompts of an earlier run"),
+                OPTION("warm-cache", NULL, "find prompts of an earlier run in the prefix cache"),
                 OPTION("json", NULL, "print one JSON object"))},
             .examples =
                 "  nvllmctl bench --nano-vllm\n"

@@ -163,7 +163,7 @@ class Doctor(Case):
     def test_folder_in_place_of_the_socket(self):
         path = self.folder() / "socket"
         path.mkdir()
-        mend = self.wrong("socket", ["no socket"], "--config", self.configuration(path), path=path)
+        mend = self.wrong("socket", ["not a socket"], "--config", self.configuration(path), path=path)
         subprocess.run(mend.split(" && ")[0], shell=True, check=True)
         self.assertFalse(path.exists())
 
@@ -322,8 +322,8 @@ class Doctor(Case):
                 (model + "socket = /no/such/s\n", None, "socket",
                  ["/no/such/s", "folder does not exist"], ""),
                 (model + "admin_group = no-such\n", None, "admins", ["no-such"], ""),
-                (model + f"socket = {folder}/file\n", "file", "socket", ["no socket"], "rm "),
-                (model + f"socket = {folder}/stale\n", "stale", "daemon", ["nobody listens"], ""),
+                (model + f"socket = {folder}/file\n", "file", "socket", ["not a socket"], "rm "),
+                (model + f"socket = {folder}/stale\n", "stale", "daemon", ["no process"], ""),
                 (model, 60 * "x/", "socket", ["at most 107 bytes"], "export NVLLM_SOCKET=/")):
             with self.subTest(text):
                 (folder / "nvllmd.conf").write_text(text)

@@ -52,7 +52,7 @@ class Examples(Case):
         script = (ROOT / "packaging" / "quickstart").read_text()
         wanted = set(re.findall(r"^    '[^|]*\|[^|]*\|(\S+)'$",
                                 script.split("build_needs=(")[1].split("\n)")[0], re.M))
-        named = re.search(r"in Debian's names, `([^`]*)`", README)[1].split()
+        named = re.search(r"these Debian packages: `([^`]*)`", README)[1].split()
         self.assertGreater(len(wanted), 10)
         self.assertEqual(set(named), wanted)
 

@@ -112,9 +112,9 @@ TEST(values_keep_their_kind)
         CASE("cuda.graphs", cuda_graphs, "1", 0, "off|on"),
         CASE("cuda.invariant", cuda_invariant, "on", 1, NULL),
         CASE("limits.frame_bytes", max_frame_bytes, "8192", 8192, NULL),
-        CASE("limits.frame_bytes", max_frame_bytes, "5 ", 8192, "bytes from 4096"),
-        CASE("limits.frame_bytes", max_frame_bytes, "65536 ", 8192, "bytes from 4096"),
-        CASE("limits.frame_bytes", max_frame_bytes, "64K ", 8192, "bytes from 4096"),
+        CASE("limits.frame_bytes", max_frame_bytes, "5 ", 8192, "a size from 4096"),
+        CASE("limits.frame_bytes", max_frame_bytes, "65536 ", 8192, "a size from 4096"),
+        CASE("limits.frame_bytes", max_frame_bytes, "64K ", 8192, "a size from 4096"),
         CASE("daemon.socket_mode", socket_mode, "0660", 0660, NULL),
         CASE("daemon.socket_mode", socket_mode, "1777", 0660, "octal"),
         CASE("daemon.socket_mode", socket_mode, "0668", 0660, "octal"),
@@ -342,7 +342,7 @@ TEST(help_is_wrapped)
                "      memory for KV blocks; auto: 90% of what is free on a GPU; on the CPU as\n"
                "      much as the weights take, 512M at least, and a quarter of the available\n"
                "      memory at most\n"
-               "      bytes such as 512M or 8G"));
+               "      bytes like 512M or 8G"));
     free(text);
 }
 
