@@ -21,7 +21,7 @@ enum nvllm_request_state {
     NVLLM_REQUEST_UNKNOWN = 0,
     NVLLM_REQUEST_ENCODING = 1, /* being rendered or tokenized */
     NVLLM_REQUEST_WAITING = 2,
-    NVLLM_REQUEST_HELD = 3, /* waits until another has computed the prefix that both share */
+    NVLLM_REQUEST_HELD = 3, /* waits until another has computed a shared prefix */
     NVLLM_REQUEST_PREFILL = 4,
     NVLLM_REQUEST_DECODE = 5,
     NVLLM_REQUEST_PREEMPTED = 6,
@@ -105,7 +105,7 @@ struct nvllm_blocks {
     size_t n_uids;
     const struct nvllm_request_blocks *const *requests; /* [n_requests] */
     size_t n_requests;
-    struct nvllm_text map; /* if asked for: one character a block, 'f' free, 'c' cached, 'u' used
+    struct nvllm_text map; /* if requested: a byte per block, 'f' free, 'c' cached, 'u' used
                             * by one, 's' shared, 'p' pinned; except to admins, 'o' for what
                             * belongs to other users */
 };
@@ -167,7 +167,7 @@ void nvllm_clear_options_init_size(struct nvllm_clear_options *options, size_t s
 #define nvllm_clear_options_init(options)                                                          \
     nvllm_clear_options_init_size((options), sizeof(struct nvllm_clear_options))
 
-/* Forgets cached prefixes, pinned ones too. Blocks that sequences hold stay until these end, but
+/* Removes cached prefixes, pinned ones too. Blocks that sequences hold stay until these end, but
  * are not found again. change may be NULL, here and below. */
 enum nvllm_code nvllm_clear_cache(struct nvllm_client *client,
                                   const struct nvllm_clear_options *options, int timeout_ms,
@@ -204,11 +204,11 @@ enum nvllm_wait_reason {
     NVLLM_WAIT_UNKNOWN = 0,
     NVLLM_WAIT_NOT = 1, /* it is running */
     NVLLM_WAIT_ENCODING = 2,
-    NVLLM_WAIT_SEQS = 3,   /* as many sequences are running as allowed */
+    NVLLM_WAIT_SEQS = 3,   /* scheduler.max_seqs sequences are running */
     NVLLM_WAIT_BLOCKS = 4, /* not enough free blocks, for it or for the first in the queue */
-    NVLLM_WAIT_PREFIX = 5, /* another request computes the prefix that both share */
-    NVLLM_WAIT_SHARE = 6,  /* its user has had its share for now, requests of others go first */
-    NVLLM_WAIT_STEP = 7,   /* it should start with the next step */
+    NVLLM_WAIT_PREFIX = 5, /* another request is computing a shared prefix */
+    NVLLM_WAIT_SHARE = 6,  /* its user has had its share; other users' requests go first */
+    NVLLM_WAIT_STEP = 7,   /* it starts in the next step */
 };
 
 /* "not", "encoding", …, "unknown". */
@@ -285,15 +285,15 @@ struct nvllm_reloaded {
     size_t n_needs_restart;
 };
 
-/* Makes the daemon read its configuration again: all that can change does, or nothing. */
+/* Makes the daemon reload its configuration: all options that can change do, or none. */
 enum nvllm_code nvllm_reload(struct nvllm_client *client, int timeout_ms,
                              const struct nvllm_reloaded **reloaded, struct nvllm_error *err);
 
-/* "error", "warning", "info" or "debug", until the daemon ends or reloads. */
+/* "error", "warning", "info" or "debug", until the daemon exits or reloads. */
 enum nvllm_code nvllm_set_log_level(struct nvllm_client *client, const char *level, int timeout_ms,
                                     const struct nvllm_change **change, struct nvllm_error *err);
 
-/* Ends the daemon like SIGTERM: it drains first. */
+/* Shuts the daemon down as SIGTERM does: it drains first. */
 enum nvllm_code nvllm_shutdown(struct nvllm_client *client, int timeout_ms,
                                const struct nvllm_change **change, struct nvllm_error *err);
 

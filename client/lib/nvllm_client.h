@@ -40,10 +40,10 @@ extern "C" {
 enum nvllm_code {
     NVLLM_OK = 0,
 
-    /* Said by the daemon. */
+    /* Reported by the daemon. */
     NVLLM_E_INVALID = 1, /* an invalid value; error.field names it (the library checks some, too) */
     NVLLM_E_TOO_LONG = 2,     /* prompt and max_tokens can never fit */
-    NVLLM_E_UNAVAILABLE = 3,  /* loading the model, or draining before a shutdown; retryable */
+    NVLLM_E_UNAVAILABLE = 3,  /* loading the model, draining or shutting down; retryable */
     NVLLM_E_BUSY = 4,         /* a limit on requests in progress; retryable */
     NVLLM_E_DEADLINE = 5,     /* not used by nvllmd so far: a request whose deadline_ms expires ends
                                  with done, and its choices with NVLLM_FINISH_DEADLINE */
@@ -54,8 +54,8 @@ enum nvllm_code {
     NVLLM_E_INTERNAL = 9,     /* the daemon is out of memory, or its backend failed */
     NVLLM_E_UNSUPPORTED = 10, /* this daemon or model does not support the operation */
 
-    /* Found on this side. */
-    NVLLM_E_NOT_RUNNING = 64, /* nobody listens at the socket */
+    /* Found by the library. */
+    NVLLM_E_NOT_RUNNING = 64, /* no process listens on the socket */
     NVLLM_E_CONNECTION = 65,  /* the connection broke: all its requests have ended, and the client
                                  can only be closed */
     NVLLM_E_TIMEOUT = 66,     /* the call's timeout has expired; the connection is still usable */
@@ -66,7 +66,7 @@ enum nvllm_code {
 struct nvllm_error {
     enum nvllm_code code;
     bool retryable;          /* the same request may succeed later */
-    uint32_t retry_after_ms; /* the daemon's advice; 0: none */
+    uint32_t retry_after_ms; /* when to try again; 0: not known */
     int sys_errno;           /* of the system call that failed; 0: none */
     char message[512];       /* one line, without control characters */
     char field[120];         /* of the request, if one is wrong: "sampling.top_p" */
@@ -424,7 +424,7 @@ int nvllm_fd(const struct nvllm_client *client);
 /* A set of NVLLM_WANT_…; 0 when nvllm_next() has no more events: the connection has ended. */
 unsigned nvllm_wants(const struct nvllm_client *client);
 
-/* Milliseconds until the library's next own deadline (of a request, of the greeting), as poll()
+/* Milliseconds until the library's own next deadline (of a request, of the greeting), as poll()
  * takes them: -1 if there is none, 0 also if an event is available. */
 int nvllm_timeout(const struct nvllm_client *client);
 
