@@ -248,7 +248,7 @@ static void check_options(struct checking *c)
     if (c->check->file)
         say(c, OK, "config", NULL, "%s", c->check->file);
     else
-        say(c, NOTE, "config", NULL, "no file: options not on the command line have their default");
+        say(c, NOTE, "config", NULL, "no file: only the defaults and the command line apply");
     check_backend(c, &choice);
     check_socket(c, "socket", &listener);
     check_admins(c);

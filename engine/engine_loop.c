@@ -69,7 +69,7 @@ static void refuse(struct engine *g, struct job *j, int r, const struct core_req
                  cr->n_prompt, answer, g->status.max_seq_len);
     else if (r == CORE_E_NEVER_FITS)
         job_fail(j, &g->out, ENGINE_E_TOO_LONG, field,
-                 "a prompt of %d tokens and %s exceed the cache, %d tokens; raise cache.kv_memory",
+                 "a prompt of %d tokens and %s exceed the KV cache, %d tokens (cache.kv_memory)",
                  cr->n_prompt, answer, pool_tokens(g, cr));
     else
         job_fail(j, &g->out, ENGINE_E_INTERNAL, NULL, "out of memory");

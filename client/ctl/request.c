@@ -491,7 +491,7 @@ void ctl_request_take_options(struct ctl_request *q, const struct ctl *ctl)
         if (read_member(&in, q, f, json_object_get(given, f->name)))
             continue;
         if (f->read == read_priority)
-            ctl_usage(ctl, "--priority is low, normal or high, not “%s”", text);
+            ctl_usage(ctl, "--priority takes low, normal or high, not “%s”", text);
         ctl_usage(ctl, "--%s: invalid value “%s”: %s", option->name, text, err.message);
     }
 }
