@@ -224,7 +224,10 @@ static void parse(struct ctl *ctl, int argc, char **argv)
 static const struct usage_command *find_command(const char *name)
 {
     const struct usage_command *command = usage_find_command(&ctl_program, name);
-    const char *near = usage_nearest_command(&ctl_program, name);
+    const char *near = strcmp(name, "run") == 0    ? "chat" /* as other programs call it */
+                       : strcmp(name, "ps") == 0   ? "requests"
+                       : strcmp(name, "list") == 0 ? "status"
+                                                   : usage_nearest_command(&ctl_program, name);
 
     if (!command && near)
         ctl_message("there is no command “%s”: did you mean “%s”?", name, near);
@@ -299,8 +302,8 @@ int main(int argc, char **argv)
     n = ctl.line.n_words;
     usage_line_deinit(&ctl.line);
     if (n == 0) {
-        ctl_message("no command: “nvllmctl help” lists them");
-        return EXIT_USAGE;
+        print_help(NULL);
+        return flushed(EXIT_USAGE);
     }
     rc = flushed(run(&ctl, n, words));
     nvllm_close(ctl.client);

@@ -419,6 +419,9 @@ class ExitCodes(Case):
             self.assertEqual(run(command, "--help").stdout, done.stdout)
         self.assertIn(b"generate", run("genrate").stderr)
         self.assertIn("did you mean “generate”".encode(), run("gen").stderr)
+        for other, ours in ("run", "chat"), ("ps", "requests"), ("list", "status"):
+            self.assertIn(f"did you mean “{ours}”".encode(), run(other).stderr)
+        self.assertEqual((run().returncode, run().stdout), (2, run("help").stdout))
         self.assertIn(b"--temperature", run("generate", "--temprature", "1", "x").stderr)
         self.assertNotIn(b"did you mean", run("generate", "--t", "0", "x").stderr)
         self.assertIn(b"go after it", run("--json", "status").stderr)
@@ -428,7 +431,7 @@ class ExitCodes(Case):
                       ["generate", "--priority", "urgent", "x"], ["--timeout", "soon", "status"],
                       ["generate", "--max-tokens", "1.5", "x"], ["help", "me"],
                       ["generate", "--temperature", "nan", "x"], ["version", "x"],
-                      ["generate", "--no-such"], ["no-such-command"], [], ["batch", "x", "y"],
+                      ["generate", "--no-such"], ["no-such-command"], ["batch", "x", "y"],
                       ["generate", "--max-tokens", "many", "x"], ["doctor", "x"],
                       ["doctor", "--user", "no-such-user"], ["doctor", "--no-such"],
                       ["chat", "x"], ["chat", "-n", "2"], ["chat", "--logprobs", "1"],
