@@ -124,7 +124,7 @@ class Shell(unittest.TestCase):
         if not shutil.which("shellcheck"):
             self.skipTest("no shellcheck")
         scripts = [p for p in [*files(""), ROOT / ".ci" / "run"]
-                   if p.suffix in ("", ".sh") and p.is_file() and re.match(
+                   if p.suffix in ("", ".sh", ".postinst", ".postrm", ".prerm") and p.is_file() and re.match(
                        rb"#!.*\b(ba)?sh\b", p.read_bytes()[:64])]
         self.assertIn(ROOT / "packaging" / "quickstart", scripts)
         done = run("shellcheck", *scripts)
