@@ -123,9 +123,9 @@ class Shell(unittest.TestCase):
         """Shell scripts have no known trap."""
         if not shutil.which("shellcheck"):
             self.skipTest("no shellcheck")
-        scripts = [p for p in [*files(""), ROOT / ".ci" / "run"]
-                   if p.suffix in ("", ".sh", ".postinst", ".postrm", ".prerm") and p.is_file() and re.match(
-                       rb"#!.*\b(ba)?sh\b", p.read_bytes()[:64])]
+        scripts = [p for p in [*files(""), ROOT / ".ci" / "run"] if p.is_file()
+                   and p.suffix in ("", ".sh", ".postinst", ".postrm", ".prerm")
+                   and re.match(rb"#!.*\b(ba)?sh\b", p.read_bytes()[:64])]
         self.assertIn(ROOT / "packaging" / "quickstart", scripts)
         done = run("shellcheck", *scripts)
         self.assertEqual(done.returncode, 0, done.stdout)
