@@ -260,8 +260,7 @@ static int open_listeners(struct listener *out[N_LISTENERS], const struct option
 /* What a start that failed with a negative errno exits with. */
 static int status_of(int r)
 {
-    return r == -EINVAL || r == -ENOENT || r == -ENOTDIR || r == -EACCES || r == -EPERM ||
-                   r == -ENOTSUP
+    return r == -EINVAL || r == -ENOENT || r == -EACCES || r == -EPERM || r == -ENOTSUP
                ? EXIT_USAGE
                : EXIT_FAILURE;
 }
@@ -307,7 +306,7 @@ out:
     /* Threads that load, hang or have failed are not waited for: the process ends under them, and
      * what they still refer to stays. */
     if (server && end != SERVER_ENDED)
-        _exit(end == SERVER_FAILED ? status_of(status.load_error) : EXIT_SUCCESS);
+        _exit(end == SERVER_FAILED ? status_of(status.failure_code) : EXIT_SUCCESS);
     engine_free(parts.engine); /* first: its requests and its pool refer to the server's clients */
     server_free(server);
     free(name);
@@ -324,7 +323,7 @@ int main(int argc, char **argv)
     signal(SIGXFSZ, SIG_IGN); /* a log or output over RLIMIT_FSIZE is a failed write */
     r = parse(&c, argc, argv);
     if (r < 0)
-        status = r == -ENOMEM ? EXIT_FAILURE : EXIT_USAGE;
+        status = status_of(r);
     else if (c.done)
         status = EXIT_SUCCESS;
     else if (!c.command)

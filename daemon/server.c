@@ -209,7 +209,7 @@ void server_raise_descriptors(const struct options *o)
                   (unsigned long long)l.rlim_cur, (unsigned long long)wanted);
 }
 
-/* Each half of WatchdogSec=. */
+/* Each quarter of WatchdogSec=, so a stall is noticed within its half. */
 static void on_watchdog(struct server *s)
 {
     struct engine_status status;
@@ -307,7 +307,7 @@ enum server_end server_run(struct server *s)
     struct err why;
 
     if (sd_watchdog_enabled(0, &watchdog_us) > 0)
-        server_after(s, EVENT_WATCHDOG, watchdog_us / 2000);
+        server_after(s, EVENT_WATCHDOG, watchdog_us / 4000);
     server_after(s, EVENT_SOCKETS, SOCKETS_MS);
     for (int i = 0; i < N_LISTENERS; i++)
         if (s->parts.listeners[i])

@@ -153,7 +153,8 @@ static int start_reading(struct server *s, struct err *e)
         return err_set(e, r, "cannot start a thread: %s", strerror(-r));
     reading->under_way = true;
     reading->number++;
-    sd_notifyf(0, "RELOADING=1\nMONOTONIC_USEC=%" PRIu64, server_now_us());
+    if (s->ready) /* READY=1 follows, which must not end a start that goes on */
+        sd_notifyf(0, "RELOADING=1\nMONOTONIC_USEC=%" PRIu64, server_now_us());
     return 0;
 }
 
@@ -196,7 +197,7 @@ void server_on_reread(struct server *s)
         return;
     pthread_join(r->thread, NULL); /* it is about to end */
     r->under_way = false;
-    if (s->phase == PHASE_SERVING)
+    if (s->ready && s->phase == PHASE_SERVING)
         sd_notify(0, "READY=1");
     if (s->phase != PHASE_SERVING) /* the reloads have been answered */
         r->again = false;

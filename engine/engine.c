@@ -405,6 +405,7 @@ int engine_load(struct engine *g, struct err *e)
     pthread_t thread;
     int r = model_open(&g->model, g->options.model_folder, e);
 
+    g->beat++; /* the engine thread works */
     if (r == 0)
         r = engine_check_lengths(o, g->model, e);
     if (r < 0)

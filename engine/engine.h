@@ -151,7 +151,7 @@ struct engine_status {
     enum engine_state state;
     double progress;             /* of loading, 0 .. 1 */
     struct err failure;          /* with ENGINE_FAILED */
-    int load_error;              /* the same, of loading: negative errno */
+    int failure_code;            /* the same: negative errno */
     struct backend_info backend; /* from READY on, as what follows */
     struct core_stats core;
     int32_t block_len;

@@ -383,13 +383,14 @@ static void fail_inbox(struct engine *g)
 }
 
 /* Fails all jobs, and until the end those that still come out of the pool. */
-static void fail(struct engine *g, const struct err *why)
+static void fail(struct engine *g, int code, const struct err *why)
 {
     struct job *j;
     size_t at = 0;
 
     pthread_mutex_lock(&g->lock);
     g->status.failure = *why;
+    g->status.failure_code = code;
     while ((j = id_map_next(&g->jobs, &at))) {
         if (j->phase == JOB_IN_ENGINE) {
             list_remove(&j->link);
@@ -409,10 +410,8 @@ void *engine_main(void *engine)
 {
     struct engine *g = engine;
     struct err e = {""};
-    int r;
+    int r = engine_load(g, &e);
 
-    g->beat++;
-    r = g->status.load_error = engine_load(g, &e);
     if (r == 0) {
         /* This thread wakes the daemon's loop and sleeps until the next step ends; at equal
          * priority the loop often preempts it in between, and tokens come later. The backend's
@@ -423,6 +422,6 @@ void *engine_main(void *engine)
             r = iterate(g, &e);
     }
     if (r < 0)
-        fail(g, &e);
+        fail(g, r, &e);
     return NULL;
 }

@@ -256,7 +256,8 @@ enum nvllm_code nvllm_connect(struct nvllm_client **client, const struct nvllm_o
     if (code != NVLLM_OK)
         return code;
     deadline = clock_deadline(o.timeout_ms);
-    last = o.wait_start ? deadline : clock_deadline(REPLACED_MS);
+    last = o.wait_start || (unsigned)o.timeout_ms < REPLACED_MS ? deadline
+                                                                : clock_deadline(REPLACED_MS);
     for (;;) {
         code = connect_client(client, &o, deadline, err);
         /* A daemon that is being replaced may close the connection before its greeting. */
