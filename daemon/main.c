@@ -323,7 +323,7 @@ int main(int argc, char **argv)
     signal(SIGXFSZ, SIG_IGN); /* a log or output over RLIMIT_FSIZE is a failed write */
     r = parse(&c, argc, argv);
     if (r < 0)
-        status = status_of(r);
+        status = r == -ENOMEM ? EXIT_FAILURE : EXIT_USAGE;
     else if (c.done)
         status = EXIT_SUCCESS;
     else if (!c.command)
