@@ -16,6 +16,7 @@
 #include "daemon/backend_choice.h"
 #include "daemon/accounts.h"
 #include "daemon/listener.h"
+#include "engine/cpu/cpu_backend.h"
 #include "engine/engine.h"
 #include "proto/program.h"
 #include "proto/utf8.h"
@@ -120,7 +121,7 @@ static void check_backend(struct checking *c, struct backend_choice *choice)
 {
     struct err e;
 
-    if (backend_choose(choice, c->check->options, c->check->cpu, "/dev", &e) < 0) {
+    if (backend_choose(choice, c->check->options, &cpu_backend, "/dev", &e) < 0) {
         *choice = (struct backend_choice){0};
         say(c, WRONG, "backend", edit(c, 0), "%s", e.text);
     } else if (*choice->warning.text) {
@@ -234,7 +235,7 @@ static void check_model(struct checking *c, const struct backend_choice *choice)
         say(c, WRONG, "model", NULL, "%s", e.text); /* it has changed since */
     else if (engine_check_lengths(&backend, model, &e) < 0)
         say(c, WRONG, "config", edit(c, 0), "%s", e.text);
-    else if (choice->ops == c->check->cpu && c->check->check_cpu(model, &backend, &e) < 0)
+    else if (choice->ops == &cpu_backend && cpu_backend_check(model, &backend, &e) < 0)
         say(c, WRONG, "memory", edit(c, 0), "%s", e.text);
     model_close(model);
 }

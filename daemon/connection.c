@@ -239,7 +239,7 @@ static void on_again(evutil_socket_t fd, short what, void *arg)
     list_init(&now);
     list_init(&kept);
     list_move(&now, &shared->waiting);
-    shared->handler->round(shared->shared);
+    shared->round++;
     while (!list_empty(&now)) {
         struct connection *c = CONTAINER_OF(now.next, struct connection, waiting);
 

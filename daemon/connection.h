@@ -37,19 +37,19 @@ struct connection_handler {
     void (*buffers)(void *owner, size_t bytes);
     void (*settle)(void *shared);
     bool (*may_take)(void *owner); /* before each frame: is the owner within its quantum? */
-    void (*round)(void *shared);   /* a new round begins */
 };
 
 /* Shared by all connections of a daemon. */
 struct connections {
     struct event_base *base;
     const struct connection_handler *handler;
-    void *shared;                  /* for settle and round */
+    void *shared;                  /* for settle */
     const struct options *options; /* limits; a new frame_bytes is for new connections only */
     struct list dirty;             /* with something to write, or ending */
     struct list gone;              /* to be freed; connections_next_gone */
     struct list waiting;           /* for the next round, longest first */
     struct event *again;           /* starts the next round */
+    uint64_t round;                /* its number */
 };
 
 /* Call it once base, handler and options are set. -ENOMEM. */

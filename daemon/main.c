@@ -167,8 +167,6 @@ static int check_config(const struct command_line *c)
         .file = c->config ? c->config : usual,
         .options = c->loaded < 0 ? NULL : &c->options,
         .why = &c->why,
-        .cpu = &cpu_backend,
-        .check_cpu = cpu_backend_check,
         .json = usage_value(&c->line, "json"),
     };
 

@@ -3,7 +3,6 @@
 #include "daemon/offline.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <inttypes.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -17,7 +16,6 @@
 #include "engine/util/err.h"
 #include "engine/util/json_util.h"
 #include "engine/model/model.h"
-#include "engine/model/model_config.h"
 #include "engine/text/tokenizer.h"
 #include "proto/program.h"
 #include "proto/utf8.h"
@@ -175,17 +173,12 @@ static int parse_numbers(json_t **out, struct text input, struct err *e)
  * the tokenizer's. */
 static int32_t vocabulary_size(const struct tool *t)
 {
-    int dir = open(t->model, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    int32_t n = tokenizer_n_ids(t->tokenizer);
-    struct model_defaults defaults;
-    struct model_config config;
+    const int32_t n = tokenizer_n_ids(t->tokenizer);
     struct problems problems = {0};
+    int32_t vocab_size;
 
-    if (dir < 0)
-        return n;
-    model_config_read(&config, &defaults, dir, &problems);
-    close(dir);
-    return problems.n == 0 && config.vocab_size > n ? config.vocab_size : n;
+    model_check(&vocab_size, t->model, &problems);
+    return vocab_size > n ? vocab_size : n;
 }
 
 /* Reads ids of the vocabulary from a JSON array, an object with ids, or plain numbers. */

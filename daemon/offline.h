@@ -6,7 +6,6 @@
 #include <stdbool.h>
 
 #include "daemon/options.h"
-#include "engine/backend.h"
 #include "engine/util/err.h"
 
 /* Runs a command of that name on a model folder, with its options and at most one argument. Exit
@@ -22,10 +21,7 @@ struct config_check {
     const char *file;              /* of the options; NULL: there is none */
     const struct options *options; /* NULL: they are wrong */
     const struct err *why;         /* where options is NULL */
-    const struct backend_ops *cpu; /* the backend without a device */
-    int (*check_cpu)(const struct model *model, const struct backend_options *options,
-                     struct err *e); /* checks its memory */
-    bool json;                       /* one object instead of lines */
+    bool json;                     /* one object instead of lines */
 };
 
 /* Prints whether nvllmd would start: each part that is right or wrong with the rights of the

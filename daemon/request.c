@@ -6,7 +6,6 @@
 #include <errno.h>
 #include <inttypes.h>
 #include <math.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -23,37 +22,28 @@ struct checker {
     struct unpacked *u;
     struct refusal *e;
     char path[MAX_NAME - 32]; /* of the entry that is checked: "chat.messages[3]" */
+    char name[MAX_NAME];      /* of full_name() */
     int r;                    /* 0, or the first error */
 };
 
-/* field is one of the entry, or "" for the entry itself. */
-static const char *full_name(char name[MAX_NAME], const struct checker *c, const char *field)
+/* field is one of the entry, or "" for the entry itself. Valid until the next. */
+static const char *full_name(struct checker *c, const char *field)
 {
-    snprintf(name, MAX_NAME, "%s%s%s", c->path, *c->path && *field ? "." : "", field);
-    return name;
+    snprintf(c->name, sizeof(c->name), "%s%s%s", c->path, *c->path && *field ? "." : "", field);
+    return c->name;
 }
 
-__attribute__((format(printf, 4, 5))) static void
-refuse(struct checker *c, Nvllm__V1__ErrorCode code, const char *field, const char *fmt, ...)
-{
-    char name[MAX_NAME], text[sizeof(c->e->message.text)];
-    va_list ap;
-
-    if (c->r < 0)
-        return;
-    va_start(ap, fmt);
-    vsnprintf(text, sizeof(text), fmt, ap);
-    va_end(ap);
-    c->r = refusal_of_field(c->e, code, full_name(name, c, field), "%s", text);
-}
+#define refuse(c, code, field, ...)                                                                \
+    do {                                                                                           \
+        if ((c)->r == 0)                                                                           \
+            (c)->r = refusal_of_field((c)->e, code, full_name(c, field), __VA_ARGS__);             \
+    } while (0)
 
 /* An amount over a limit of the options. */
 static void check_limit(struct checker *c, enum limit l, size_t amount, const char *field)
 {
-    char name[MAX_NAME];
-
     if (c->r == 0 && amount > limit_value(c->rules->options, l))
-        c->r = limit_refuse(c->e, c->rules->options, l, full_name(name, c, field), amount);
+        c->r = limit_refuse(c->e, c->rules->options, l, full_name(c, field), amount);
 }
 
 /* Enters entry i of a list, or of a list inside an entry; leave() with the result goes back. */
@@ -426,9 +416,9 @@ static void take_generate(struct checker *c, struct engine_request *r, const Nvl
 
 /* ---- looks into the engine, and changes of its prefix cache */
 
-static int32_t limit_of(bool has, uint32_t limit)
+static int32_t limit_of(uint32_t limit)
 {
-    return !has || limit == 0 || limit > INSPECT_MAX_ENTRIES ? INSPECT_MAX_ENTRIES : (int32_t)limit;
+    return limit == 0 || limit > INSPECT_MAX_ENTRIES ? INSPECT_MAX_ENTRIES : (int32_t)limit;
 }
 
 static void take_pin(struct checker *c, struct engine_request *out, const Nvllm__V1__PinCache *m)
@@ -470,7 +460,7 @@ static void take_inspect(struct checker *c, struct engine_request *out,
     switch (f->op_case) {
     case OP(LIST_REQUESTS):
         q->kind = INSPECT_REQUESTS;
-        q->limit = limit_of(f->list_requests->has_limit, f->list_requests->limit);
+        q->limit = limit_of(f->list_requests->limit);
         break;
     case OP(GET_BLOCKS):
         q->kind = INSPECT_BLOCKS;
@@ -478,7 +468,7 @@ static void take_inspect(struct checker *c, struct engine_request *out,
         break;
     case OP(SHOW_CACHE):
         q->kind = INSPECT_CACHE;
-        q->limit = limit_of(f->show_cache->has_limit, f->show_cache->limit);
+        q->limit = limit_of(f->show_cache->limit);
         break;
     case OP(CLEAR_CACHE):
         q->kind = INSPECT_CACHE_CLEAR;

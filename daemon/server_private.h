@@ -79,7 +79,6 @@ struct server {
     struct list sessions;
     struct id_map requests; /* struct pending, by the daemon's id */
     uint64_t last_id;
-    uint64_t round; /* see connection.h */
     /* Limits that other threads read: output_bytes, request_bytes, request_bytes_per_uid. */
     atomic_size_t most_answer_bytes, most_request_bytes, most_request_bytes_per_uid;
 

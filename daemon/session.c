@@ -90,20 +90,19 @@ static int run_operation(struct session_call *c, struct refusal *e)
     return c->operation->run(c, e);
 }
 
-/* Runs an operation, or answers that it is refused. Takes ownership of the message. */
-static void operate(struct session *s, const Nvllm__V1__ClientFrame *f, struct unpacked *u)
+/* Runs an operation, or answers that it is refused. */
+static void operate(struct session_call *c)
 {
-    struct session_call c = {s, f, u, operation_of(f->op_case)};
-    const uint64_t id = f->id; /* the frame may be freed */
+    struct session *s = c->session;
+    const uint64_t id = c->frame->id; /* the frame may be freed */
     struct refusal e;
-    int r = run_operation(&c, &e);
+    int r = run_operation(c, &e);
 
     if (r == -ENOMEM)
         refusal_set(&e, CODE(INTERNAL), "out of memory");
     if (r < 0)
         r = reply_error(s->connection, id, &e);
     session_check_put(s, r);
-    unpacked_free(c.message);
 }
 
 /* ---- frames */
@@ -135,10 +134,10 @@ static int take_hello(struct session *s, const Nvllm__V1__ClientFrame *f, struct
     return 0;
 }
 
-/* Sets *u to NULL where the message has a new owner. */
-static int dispatch(struct session *s, struct unpacked **u, struct refusal *e)
+static int dispatch(struct session_call *c, struct refusal *e)
 {
-    const Nvllm__V1__ClientFrame *f = (const Nvllm__V1__ClientFrame *)unpacked_message(*u);
+    const Nvllm__V1__ClientFrame *f = c->frame;
+    struct session *s = c->session;
 
     if (!s->greeted)
         return take_hello(s, f, e);
@@ -148,8 +147,7 @@ static int dispatch(struct session *s, struct unpacked **u, struct refusal *e)
         return refusal_set(e, CODE(PROTOCOL), "a request must have an id other than 0");
     if (id_map_get(&s->requests, f->id))
         return refusal_set(e, CODE(PROTOCOL), "the id of a request in progress was used again");
-    operate(s, f, *u);
-    *u = NULL;
+    operate(c);
     return 0;
 }
 
@@ -161,14 +159,16 @@ static int take_frame(struct session *s, const uint8_t *data, size_t n, struct r
         [UNPACK_E_FIELDS] = "a frame has more fields than any request needs",
         [UNPACK_E_NOMEM] = "out of memory",
     };
-    struct unpacked *u = NULL;
-    int r = unpack_request(&u, &nvllm__v1__client_frame__descriptor, data, n);
+    struct session_call c = {.session = s};
+    int r = unpack_request(&c.message, &nvllm__v1__client_frame__descriptor, data, n);
 
     if (r != UNPACK_OK)
         return refusal_set(e, r == UNPACK_E_NOMEM ? CODE(INTERNAL) : CODE(PROTOCOL), "%s",
                            faults[r]);
-    r = dispatch(s, &u, e);
-    unpacked_free(u);
+    c.frame = (const Nvllm__V1__ClientFrame *)unpacked_message(c.message);
+    c.operation = operation_of(c.frame->op_case);
+    r = dispatch(&c, e);
+    unpacked_free(c.message);
     return r;
 }
 
@@ -178,17 +178,13 @@ enum { QUANTUM_US = 2000 };
 static bool may_take(void *owner)
 {
     struct session *s = owner;
+    const uint64_t round = s->server->connections.round;
 
-    if (s->account->round != s->server->round) {
-        s->account->round = s->server->round;
+    if (s->account->round != round) {
+        s->account->round = round;
         s->account->round_us = 0;
     }
     return s->account->round_us < QUANTUM_US;
-}
-
-static void on_round(void *server)
-{
-    ((struct server *)server)->round++;
 }
 
 static void on_frame(void *owner, const uint8_t *data, size_t n)
@@ -258,7 +254,6 @@ static const struct connection_handler handler = {
     .buffers = on_buffers,
     .settle = on_settle,
     .may_take = may_take,
-    .round = on_round,
 };
 
 /* ---- all of them */

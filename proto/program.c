@@ -62,10 +62,8 @@ const char *usage_nearest_command(const struct usage_program *program, const cha
     const char *names[USAGE_MAX_OPTIONS];
     size_t n = 0;
 
-    while (n < program->n_commands && n < USAGE_MAX_OPTIONS) {
+    for (; n < program->n_commands && n < USAGE_MAX_OPTIONS; n++)
         names[n] = program->commands[n].name;
-        n++;
-    }
     return usage_nearest(word, names, n);
 }
 

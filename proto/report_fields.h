@@ -165,6 +165,27 @@
     F(IDS,   other_ids,     other,            other_ids,     other_ids) \
     F(TEXT,  text,          why_cached(q, from), text,       text)
 
+/* ---- the client's: R(name of the rows, struct, message, rows), parts before what has them */
+
+#define REPORT_ROWS(R) \
+    R(status_blocks,   nvllm_status,         Blocks,          STATUS_BLOCKS_FIELDS) \
+    R(status_requests, nvllm_status,         Requests,        STATUS_REQUESTS_FIELDS) \
+    R(status_hits,     nvllm_status,         PrefixCache,     STATUS_HITS_FIELDS) \
+    R(status_memory,   nvllm_status,         Memory,          STATUS_MEMORY_FIELDS) \
+    R(status,          nvllm_status,         Status,          STATUS_FIELDS) \
+    R(request_info,    nvllm_request_info,   RequestInfo,     REQUEST_INFO_FIELDS) \
+    R(request_list,    nvllm_request_list,   RequestList,     REQUEST_LIST_FIELDS) \
+    R(uid_blocks,      nvllm_uid_blocks,     BlocksOfUid,     UID_BLOCKS_FIELDS) \
+    R(request_blocks,  nvllm_request_blocks, BlocksOfRequest, REQUEST_BLOCKS_FIELDS) \
+    R(block_sums,      nvllm_blocks,         Blocks,          BLOCK_SUMS_FIELDS) \
+    R(blocks,          nvllm_blocks,         BlockReport,     BLOCKS_FIELDS) \
+    R(cached_prefix,   nvllm_cached_prefix,  CachedPrefix,    CACHED_PREFIX_FIELDS) \
+    R(cache_hits,      nvllm_cache,          PrefixCache,     CACHE_HITS_FIELDS) \
+    R(cache,           nvllm_cache,          CacheReport,     CACHE_FIELDS) \
+    R(cache_change,    nvllm_cache_change,   CacheChanged,    CACHE_CHANGE_FIELDS) \
+    R(why_waiting,     nvllm_explanation,    Explanation,     WHY_WAITING_FIELDS) \
+    R(why_cached,      nvllm_explanation,    Explanation,     WHY_CACHED_FIELDS)
+
 /* clang-format on */
 
 #endif

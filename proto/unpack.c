@@ -120,8 +120,6 @@ int unpack(struct unpacked **out, const ProtobufCMessageDescriptor *type, const 
 
 /* ---- how much work a message is */
 
-enum { WIRE_VARINT, WIRE_64, WIRE_BYTES, WIRE_32 = 5 };
-
 /* Memory per field, twice that of the largest message, and per number while its array grows. */
 enum { FIELD_BYTES = 256, NUMBER_BYTES = 16 };
 
@@ -159,17 +157,17 @@ static const uint8_t *read_field(const uint8_t *p, const uint8_t *end, uint64_t 
     if (!p)
         return NULL;
     switch (*tag & 7) {
-    case WIRE_VARINT:
+    case PROTOBUF_C_WIRE_TYPE_VARINT:
         value_end = skip_varint(p, end, &value);
         *len = value_end ? (uint64_t)(value_end - p) : UINT64_MAX;
         break;
-    case WIRE_64:
+    case PROTOBUF_C_WIRE_TYPE_64BIT:
         *len = 8;
         break;
-    case WIRE_32:
+    case PROTOBUF_C_WIRE_TYPE_32BIT:
         *len = 4;
         break;
-    case WIRE_BYTES:
+    case PROTOBUF_C_WIRE_TYPE_LENGTH_PREFIXED:
         p = skip_varint(p, end, len);
         break;
     default:
@@ -195,7 +193,7 @@ static bool count_fields(const ProtobufCMessageDescriptor *type, const uint8_t *
         p = read_field(p, end, &tag, &len);
         if (!p)
             return true;
-        if ((tag & 7) == WIRE_BYTES && tag >> 3 <= UINT32_MAX)
+        if ((tag & 7) == PROTOBUF_C_WIRE_TYPE_LENGTH_PREFIXED && tag >> 3 <= UINT32_MAX)
             f = protobuf_c_message_descriptor_get_field(type, (unsigned)(tag >> 3));
         if (!f || f->type == PROTOBUF_C_TYPE_BYTES || f->type == PROTOBUF_C_TYPE_STRING)
             continue;

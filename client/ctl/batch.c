@@ -53,7 +53,6 @@ struct batch {
     bool json;
     STAILQ_HEAD(, slot) slots; /* the oldest first */
     size_t n_slots, max_slots;
-    bool out_of_time;
     bool shown;           /* progress, on one line of stderr */
     uint64_t total_bytes; /* of input; 0: unknown */
     int64_t started_ms;
@@ -113,7 +112,7 @@ static void draw_progress(struct batch *b)
         return;
     if (b->total_bytes)
         fprintf(to, "%3d %%  ", (int)(share * 100));
-    fprintf(to, "%lld done", b->n_requests - (long long)(b->flight.n_sent + b->flight.n_waiting));
+    fprintf(to, "%lld done", b->n_requests - (long long)flight_count(&b->flight));
     if (b->n_failed)
         fprintf(to, ", %lld failed", b->n_failed);
     fprintf(to, ", %.0f tok/s", b->tokens_a_second);
@@ -135,11 +134,9 @@ static void erase_progress(const struct batch *b)
 static void finish(struct slot *s, json_t *answer)
 {
     if (answer) {
-        s->answer = json_object();
-        json_object_set_new(s->answer, "id",
-                            s->id ? json_incref(s->id) : json_integer((json_int_t)s->line));
-        json_object_update(s->answer, answer);
-        json_decref(answer);
+        s->answer =
+            json_pack("{so}", "id", s->id ? json_incref(s->id) : json_integer((json_int_t)s->line));
+        json_object_update_new(s->answer, answer);
     }
     json_decref(s->id);
     s->is_done = true;
@@ -194,8 +191,8 @@ static void take_line(struct batch *b, bool is_long)
 /* Reads as many lines as may be sent soon. True: more input is expected, but not there yet. */
 static bool read_lines(struct batch *b)
 {
-    while (!b->input_ended && !b->flight.stopping &&
-           b->flight.n_sent + b->flight.n_waiting < b->flight.limit && b->n_slots < b->max_slots) {
+    while (!b->input_ended && !b->flight.stopping && flight_count(&b->flight) < b->flight.limit &&
+           b->n_slots < b->max_slots) {
         int got = lines_next(&b->lines, false);
 
         if (got == LINES_LATER)
@@ -266,8 +263,7 @@ static void check_stop(struct batch *b)
 {
     struct nvllm_error late = {.code = NVLLM_E_CANCELLED};
 
-    b->out_of_time = b->out_of_time || ctl_left_ms(b->ctl) == 0;
-    if (!b->flight.stopping && (ctl_interrupted() || b->out_of_time))
+    if (!b->flight.stopping && (ctl_interrupted() || ctl_left_ms(b->ctl) == 0))
         flight_stop(&b->flight);
     if (!b->flight.stopping || clock_left_ms(b->flight.stop_end) > 0)
         return;
@@ -288,7 +284,7 @@ static void run(struct batch *b)
         draw_progress(b);
         if (b->n_slots == 0 && (b->input_ended || f->stopping))
             return;
-        if (f->dead.code == NVLLM_OK && (f->n_sent > 0 || f->n_waiting > 0 || more_later))
+        if (f->dead.code == NVLLM_OK && (flight_count(f) > 0 || more_later))
             flight_wait(f, more_later ? b->lines.fd : -1, wait_ms);
         else if (more_later)
             ctl_wait_input(b->lines.fd, wait_ms);
@@ -373,7 +369,7 @@ int ctl_batch(struct ctl *ctl)
     b.started_ms = b.drawn_ms = clock_ms();
     run(&b);
     summarise(&b);
-    if (b.out_of_time && !ctl_interrupted())
+    if (b.flight.stopping && !ctl_interrupted())
         rc = ctl_report_timeout();
     else
         rc = b.n_failed > 0 ? EXIT_ERROR : EXIT_OK;

@@ -54,12 +54,12 @@ struct bench {
     struct flight flight;
     struct workload workload;
     struct nvllm_request request;
-    size_t n_streams, n_active; /* at a time, at most; and now */
-    uint64_t n_requests;        /* to start; UINT64_MAX: until the time is over */
+    size_t n_streams;    /* at a time, at most */
+    uint64_t n_requests; /* to start; UINT64_MAX: until the time is over */
     uint64_t n_started;
     double rate;     /* requests a second; 0: as streams become free */
     double duration; /* in s; 0: until all requests are done */
-    bool has_next, exhausted;
+    bool has_next;
     struct workload_item next;
     int64_t next_ns; /* when it is due */
     int64_t start_ns, end_ns, last_ns;
@@ -80,26 +80,19 @@ static const struct nvllm_request *prepare(void *owner, struct flight_request *r
     return &b->request;
 }
 
-/* Sets next and when it is due; false if there is none. */
-static bool look_ahead(struct bench *b)
+/* Sets next, if there is one, and when it is due. */
+static void look_ahead(struct bench *b)
 {
     bool again = b->workload.n_items == 0 || b->workload.items[0].at_us < 0;
 
-    if (b->has_next)
-        return true;
-    if (b->exhausted || b->n_started == b->n_requests ||
-        !workload_next(&b->workload, &b->next, again && b->duration > 0)) {
-        b->exhausted = true;
-        return false;
-    }
+    b->has_next = b->n_started < b->n_requests &&
+                  workload_next(&b->workload, &b->next, again && b->duration > 0);
     if (b->next.at_us >= 0)
         b->next_ns = b->start_ns + b->next.at_us * 1000;
     else if (b->rate > 0)
         b->next_ns += (int64_t)(-log(random_share(&b->workload.random)) / b->rate * 1e9);
     else
         b->next_ns = 0; /* when it can be sent */
-    b->has_next = true;
-    return true;
 }
 
 /* Sends what is due. Returns the milliseconds until the next request is. */
@@ -108,8 +101,8 @@ static int send_due(struct bench *b)
     int64_t now = clock_ns();
     int64_t soonest = now + flight_send(&b->flight) * INT64_C(1000000);
 
-    while (!b->flight.stopping && b->flight.dead.code == NVLLM_OK && b->n_active < b->n_streams &&
-           look_ahead(b)) {
+    while (!b->flight.stopping && b->flight.dead.code == NVLLM_OK &&
+           flight_count(&b->flight) < b->n_streams && b->has_next) {
         struct stream *s;
 
         if (b->next_ns > now) {
@@ -119,11 +112,10 @@ static int send_due(struct bench *b)
         s = ctl_alloc(1, sizeof(*s));
         s->item = b->next;
         s->due_ns = b->next_ns ? b->next_ns : now;
-        b->has_next = false;
         b->n_started++;
-        b->n_active++;
         flight_add(&b->flight, &s->flight);
         flight_send(&b->flight);
+        look_ahead(b); /* after the prompt's tokens were drawn */
     }
     if (b->end_ns && b->end_ns < soonest)
         soonest = b->end_ns;
@@ -182,7 +174,6 @@ static void take(void *owner, struct flight_request *r, const struct nvllm_event
         take_done(b, s, event->done);
     else if (event && ++b->result.n_failed <= MAX_SHOWN_FAILURES)
         ctl_message("%s", event->error->message);
-    b->n_active--;
     free(s);
 }
 
@@ -201,8 +192,8 @@ static bool is_over(struct bench *b)
         flight_stop(&b->flight);
     }
     if (b->flight.stopping)
-        return b->n_active == 0 || clock_left_ms(b->flight.stop_end) == 0;
-    return b->n_active == 0 && !look_ahead(b);
+        return flight_count(&b->flight) == 0 || clock_left_ms(b->flight.stop_end) == 0;
+    return flight_count(&b->flight) == 0 && !b->has_next;
 }
 
 static void run(struct bench *b)
@@ -213,6 +204,7 @@ static void run(struct bench *b)
     b->start_ns = b->last_ns = b->next_ns = clock_ns();
     if (b->duration > 0)
         b->end_ns = b->start_ns + (int64_t)(b->duration * 1e9);
+    look_ahead(b);
     while (wait_ms = send_due(b), f->dead.code == NVLLM_OK && !is_over(b))
         flight_wait(f, -1, wait_ms);
     if (f->dead.code != NVLLM_OK)
@@ -325,7 +317,7 @@ static void make_workload(struct bench *b)
     struct workload *w = &b->workload;
     bool timed;
 
-    workload_init(w, (uint64_t)ctl_whole(b->ctl, "seed", 0, 0, INT64_MAX));
+    random_seed(&w->random, (uint64_t)ctl_whole(b->ctl, "seed", 0, 0, INT64_MAX));
     w->prompt = read_range(b->ctl, "prompt-tokens", DEFAULT_PROMPT_TOKENS);
     w->output = read_range(b->ctl, "output-tokens", DEFAULT_OUTPUT_TOKENS);
     if (nano_vllm)

@@ -66,16 +66,14 @@ struct workload {
     struct workload_item *items; /* [n_items]; NULL: drawn from the ranges, without end */
     size_t n_items, at;
     struct workload_range prompt, output; /* of what is drawn */
-    struct random random;
-    int32_t *memory; /* ids of items */
-    int32_t *tokens; /* [n_tokens] ordinary tokens of the model */
+    struct random random;                 /* seeded by the caller */
+    int32_t *memory;                      /* ids of items */
+    int32_t *tokens;                      /* [n_tokens] ordinary tokens of the model */
     size_t n_tokens;
     int32_t *ids; /* of the item drawn last */
     size_t n_ids;
 };
 
-/* Before anything else. */
-void workload_init(struct workload *w, uint64_t seed);
 void workload_deinit(struct workload *w);
 
 /* nano-vLLM's published benchmark: 256 prompts of 100 to 1024 tokens, and answers likewise. */

@@ -83,7 +83,7 @@ static void end_done(struct chat *chat, const struct ctl_result *a)
     if (a->choices[0].text.len == 0 || ctl_result_is_open(a))
         ctl_write(STDOUT_FILENO, "\n", 1);
     keep_answer(chat, a);
-    if (finish == NVLLM_FINISH_CANCELLED && a->answer.cancel_end < 0)
+    if (finish == NVLLM_FINISH_CANCELLED && a->cancel_end < 0)
         ctl_message("nvllmd cancelled the answer");
     else if (finish == NVLLM_FINISH_LENGTH)
         ctl_message("the answer was cut at its maximum length (--max-tokens, or the model's)");
@@ -101,7 +101,7 @@ static int end_error(struct chat *chat, const struct ctl_result *a, const struct
     if (ctl_result_is_open(a))
         ctl_write(STDOUT_FILENO, "\n", 1);
     keep_answer(chat, a);
-    if (err->code == NVLLM_E_CANCELLED && a->answer.cancel_end >= 0)
+    if (err->code == NVLLM_E_CANCELLED && a->cancel_end >= 0)
         return EXIT_OK;
     rc = ctl_report(chat->ctl, err);
     if (err->code == NVLLM_E_TOO_LONG && chat->asking)

@@ -66,10 +66,6 @@ bool ctl_parse_u64(uint64_t *out, const char *text);
 /* The daemon's number of a request, likewise. */
 uint64_t ctl_request_number(const struct ctl *ctl, const char *text);
 
-/* Prints a message and where help is, and ends the program with EXIT_USAGE. */
-__attribute__((format(printf, 2, 3), noreturn)) void ctl_usage(const struct ctl *ctl,
-                                                               const char *fmt, ...);
-
 /* The index of a word among the command's; any other ends the program, and the nearest is named. */
 size_t ctl_word(const struct ctl *ctl, const char *word);
 
@@ -81,8 +77,12 @@ __attribute__((format(printf, 1, 2))) void ctl_message(const char *fmt, ...);
 /* Ends the program at once, from anywhere. */
 __attribute__((noreturn)) void ctl_exit(int rc);
 
-/* Ends the program with EXIT_ERROR after a message. */
-__attribute__((format(printf, 1, 2), noreturn)) void ctl_die(const char *fmt, ...);
+/* Prints where help is, and ends the program with EXIT_USAGE. */
+__attribute__((noreturn)) void ctl_exit_usage(const struct ctl *ctl);
+
+/* End the program after a message, ctl_usage() because the command line is wrong. */
+#define ctl_die(...)        (ctl_message(__VA_ARGS__), ctl_exit(EXIT_ERROR))
+#define ctl_usage(ctl, ...) (ctl_message(__VA_ARGS__), ctl_exit_usage(ctl))
 
 /* Prints an error of the library or the daemon, with advice, and gives the exit code. */
 int ctl_report(const struct ctl *ctl, const struct nvllm_error *err);
@@ -100,7 +100,7 @@ __attribute__((format(printf, 2, 3))) bool ctl_invalid(struct nvllm_error *err, 
 
 /* ---- memory: the program ends with a message if there is none */
 
-__attribute__((noreturn)) void ctl_no_memory(void);
+#define ctl_no_memory() ctl_die("out of memory")
 void *ctl_alloc(size_t n, size_t size); /* zeroed */
 void *ctl_grow(void *old, size_t n, size_t size);
 
@@ -127,27 +127,16 @@ int ctl_ask_ms(const struct ctl *ctl);
 int64_t ctl_cancel_end(const struct ctl *ctl);
 
 /* From here on the first SIGINT or SIGTERM is recorded, and the second one ends the program;
- * `interactive`: SIGINT never does, and one can be forgotten. */
+ * `interactive`: SIGINT never does, and one can be forgotten. False: there is no interrupt, or the
+ * program is not interactive. */
 void ctl_catch_interrupts(bool interactive);
-void ctl_forget_interrupt(void);
+bool ctl_forget_interrupt(void);
 int ctl_interrupted(void); /* the exit code to end with, or 0 */
 
 /* As nvllm_next(), but gives NVLLM_E_TIMEOUT, without *err, once after each interrupt, before any
  * event, and when also_fd (-1: none) is readable. */
 enum nvllm_code ctl_next(struct ctl *ctl, int also_fd, int timeout_ms,
                          const struct nvllm_event **event, struct nvllm_error *err);
-
-/* One request that nvllm_generate_start() has started. */
-struct ctl_answer {
-    uint64_t id;
-    int64_t cancel_end; /* until when to wait for its end; -1: not cancelled */
-    int n_interrupts;
-};
-
-/* Its next event. An interrupt or the end of --timeout cancels it; NVLLM_E_TIMEOUT, without *err:
- * it has not ended soon after that. */
-enum nvllm_code ctl_next_of(struct ctl *ctl, struct ctl_answer *a, const struct nvllm_event **event,
-                            struct nvllm_error *err);
 
 /* Waits until fd is readable or the time is over; false: an interrupt that was not reported yet. */
 bool ctl_wait_input(int fd, int timeout_ms);

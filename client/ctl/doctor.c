@@ -77,7 +77,6 @@ bool doctor_say(struct doctor *d, enum level level, const char *fix, const char 
 {
     const char *text;
     va_list args;
-    json_t *o;
 
     va_start(args, fmt);
     text = vformat(d, fmt, args);
@@ -86,11 +85,10 @@ bool doctor_say(struct doctor *d, enum level level, const char *fix, const char 
     if (fix && geteuid() == 0 && strncmp(fix, "sudo ", 5) == 0)
         fix += 5;
     if (d->findings) {
-        o = json_pack("{ssssso}", "level", levels[level].name, "about", d->about, "text",
-                      ctl_json_text(nvllm_str(text)));
-        if (fix)
-            json_object_set_new(o, "mend", ctl_json_text(nvllm_str(fix)));
-        json_array_append_new(d->findings, o);
+        json_array_append_new(d->findings,
+                              json_pack("{ssssso so*}", "level", levels[level].name, "about",
+                                        d->about, "text", ctl_json_text(nvllm_str(text)), "mend",
+                                        fix ? ctl_json_text(nvllm_str(fix)) : NULL));
     } else {
         printf("%s%-5s%s  %-7s  ", show_colour(STDOUT_FILENO, levels[level].colour),
                levels[level].name, show_colour(STDOUT_FILENO, COLOUR_END), d->about);
@@ -416,23 +414,19 @@ static void say_failure(struct doctor *d, int64_t asked_ms, const struct nvllm_e
 
 static void check_socket(struct doctor *d)
 {
-    int left_ms = d->ctl->deadline == INT64_MAX ? CONNECT_MS : ctl_left_ms(d->ctl);
-    int64_t asked_ms = clock_ms(), deadline = clock_deadline(left_ms);
+    struct ctl asking = *d->ctl;
+    int64_t asked_ms = clock_ms();
     const struct nvllm_status *status;
-    struct nvllm_client *client = NULL;
-    struct nvllm_options options;
-    struct nvllm_error err;
     struct ucred who;
 
     if (!check_socket_file(d))
         return;
     d->about = "daemon";
-    nvllm_options_init(&options);
-    options.socket_path = d->ctl->socket_path;
-    options.name = "nvllmctl/" NVLLM_VERSION;
-    options.timeout_ms = left_ms;
-    if (nvllm_connect(&client, &options, &err) == NVLLM_OK &&
-        nvllm_get_status(client, clock_left_ms(deadline), &status, &err) == NVLLM_OK) {
+    asking.wait = false;
+    if (asking.deadline == INT64_MAX)
+        asking.deadline = clock_deadline(CONNECT_MS);
+    if (ctl_try_connect(&asking) == NVLLM_OK &&
+        nvllm_get_status(asking.client, ctl_left_ms(&asking), &status, &asking.err) == NVLLM_OK) {
         d->is_running = true;
         d->model = doctor_format(d, "%s", status->model_folder);
         who = find_listener(d);
@@ -440,9 +434,9 @@ static void check_socket(struct doctor *d)
             take_user(&d->user, getpwuid(who.uid));
         say_state(d, status);
     } else {
-        say_failure(d, asked_ms, &err);
+        say_failure(d, asked_ms, &asking.err);
     }
-    nvllm_close(client);
+    nvllm_close(asking.client);
 }
 
 /* ---- the command */

@@ -40,6 +40,12 @@ void flight_deinit(struct flight *f);
 /* Adds a request, which flight_send() sends. */
 void flight_add(struct flight *f, struct flight_request *r);
 
+/* The requests that have not ended. */
+static inline size_t flight_count(const struct flight *f)
+{
+    return f->n_sent + f->n_waiting;
+}
+
 /* Sends what may be sent. Returns the milliseconds until it should be called again. */
 int flight_send(struct flight *f);
 

@@ -46,7 +46,7 @@ static int end_done(struct job *job)
     show_end(job);
     switch (finish) {
     case NVLLM_FINISH_CANCELLED:
-        if (job->result.answer.cancel_end < 0)
+        if (job->result.cancel_end < 0)
             ctl_message("nvllmd cancelled the request");
         return EXIT_ERROR;
     case NVLLM_FINISH_DEADLINE:
@@ -71,11 +71,11 @@ static int end_error(struct job *job, const struct nvllm_error *err)
         ctl_result_end(&job->result, cancelled ? NVLLM_FINISH_CANCELLED : NVLLM_FINISH_DEADLINE);
     if (partial || job->streams)
         show_end(job);
-    if (partial && job->result.answer.cancel_end >= 0)
+    if (partial && job->result.cancel_end >= 0)
         return ctl_exit_code(err->code);
     /* An option that the daemon refuses is wrong usage. */
     rc = ctl_report(job->ctl, err);
-    return err->code == NVLLM_E_INVALID && job->result.answer.id && err->field[0] &&
+    return err->code == NVLLM_E_INVALID && job->result.id && err->field[0] &&
                    strncmp(err->field, "prompt", 6) != 0 && strncmp(err->field, "chat", 4) != 0 &&
                    strncmp(err->field, "messages", 8) != 0
                ? EXIT_USAGE

@@ -23,28 +23,22 @@ enum {
 
 /* ---- messages */
 
-__attribute__((format(printf, 1, 0))) static void put_message(const char *fmt, va_list args)
+void ctl_message(const char *fmt, ...)
 {
     char text[1200], line[1300] = "";
     FILE *to = fmemopen(line, sizeof(line), "w"); /* one write for the line */
+    va_list args;
 
     if (!to)
         return;
+    va_start(args, fmt);
     vsnprintf(text, sizeof(text), fmt, args);
+    va_end(args);
     fputs("nvllmctl: ", to);
     ctl_put_line(to, text, 0);
     fputc('\n', to);
     fclose(to);
     fputs(line, stderr);
-}
-
-void ctl_message(const char *fmt, ...)
-{
-    va_list args;
-
-    va_start(args, fmt);
-    put_message(fmt, args);
-    va_end(args);
 }
 
 /* exit() would have sanitizers report what functions under way hold as leaked. */
@@ -54,23 +48,8 @@ void ctl_exit(int rc)
     _exit(rc);
 }
 
-void ctl_die(const char *fmt, ...)
+void ctl_exit_usage(const struct ctl *ctl)
 {
-    va_list args;
-
-    va_start(args, fmt);
-    put_message(fmt, args);
-    va_end(args);
-    ctl_exit(EXIT_ERROR);
-}
-
-void ctl_usage(const struct ctl *ctl, const char *fmt, ...)
-{
-    va_list args;
-
-    va_start(args, fmt);
-    put_message(fmt, args);
-    va_end(args);
     fprintf(stderr, "See “nvllmctl help%s%s”.\n", ctl->command ? " " : "",
             ctl->command ? ctl->command->name : "");
     ctl_exit(EXIT_USAGE);
@@ -94,11 +73,6 @@ int ctl_report_timeout(void)
     return EXIT_DEADLINE;
 }
 
-void ctl_no_memory(void)
-{
-    ctl_die("out of memory");
-}
-
 void *ctl_alloc(size_t n, size_t size)
 {
     void *p = calloc(n ? n : 1, size);
@@ -120,10 +94,7 @@ void *ctl_grow(void *old, size_t n, size_t size)
 void text_buffer_add(struct text_buffer *b, const char *data, size_t n)
 {
     if (n >= b->cap - b->len) {
-        b->cap = b->cap ? b->cap : 256;
-        while (b->cap - b->len <= n)
-            if (__builtin_mul_overflow(b->cap, (size_t)2, &b->cap))
-                ctl_no_memory();
+        b->cap = 2 * (b->len + n) + 256;
         b->data = ctl_grow(b->data, b->cap, 1);
     }
     if (n)
@@ -140,23 +111,16 @@ void text_buffer_deinit(struct text_buffer *b)
 
 int ctl_exit_code(enum nvllm_code code)
 {
-    switch (code) {
-    case NVLLM_OK:
+    static const unsigned char rc[] = {
+        [NVLLM_E_NOT_RUNNING] = EXIT_NOT_RUNNING, [NVLLM_E_BUSY] = EXIT_REFUSED,
+        [NVLLM_E_UNAVAILABLE] = EXIT_REFUSED,     [NVLLM_E_TOO_LONG] = EXIT_REFUSED,
+        [NVLLM_E_DEADLINE] = EXIT_DEADLINE,       [NVLLM_E_TIMEOUT] = EXIT_DEADLINE,
+        [NVLLM_E_DENIED] = EXIT_DENIED,
+    };
+
+    if (code == NVLLM_OK)
         return EXIT_OK;
-    case NVLLM_E_NOT_RUNNING:
-        return EXIT_NOT_RUNNING;
-    case NVLLM_E_BUSY:
-    case NVLLM_E_UNAVAILABLE:
-    case NVLLM_E_TOO_LONG:
-        return EXIT_REFUSED;
-    case NVLLM_E_DEADLINE:
-    case NVLLM_E_TIMEOUT:
-        return EXIT_DEADLINE;
-    case NVLLM_E_DENIED:
-        return EXIT_DENIED;
-    default:
-        return EXIT_ERROR;
-    }
+    return code < sizeof(rc) && rc[code] ? rc[code] : EXIT_ERROR;
 }
 
 /* Commands that can be pasted; none if the socket's path would move the terminal. */
@@ -290,10 +254,13 @@ void ctl_catch_interrupts(bool interactive)
     sigaction(SIGTERM, &action, NULL);
 }
 
-void ctl_forget_interrupt(void)
+bool ctl_forget_interrupt(void)
 {
+    if (!interrupts_spared || !interrupted_by)
+        return false;
     if (interrupted_by == SIGINT)
         interrupted_by = 0;
+    return true;
 }
 
 int ctl_interrupted(void)
@@ -349,35 +316,6 @@ enum nvllm_code ctl_next(struct ctl *ctl, int also_fd, int timeout_ms,
                               (wants & NVLLM_WANT_WRITE ? POLLOUT : 0));
         wait_for(p, 2, left);
     }
-}
-
-/* Ctrl-C in an interactive program ends the answer alone, and a second one the wait for its end. */
-static void check_cancel(struct ctl *ctl, struct ctl_answer *a)
-{
-    if (interrupts_spared && ctl_interrupted()) {
-        ctl_forget_interrupt();
-        a->n_interrupts++;
-    }
-    if (a->cancel_end < 0 && (a->n_interrupts > 0 || ctl_interrupted() || ctl_left_ms(ctl) == 0)) {
-        a->cancel_end = ctl_cancel_end(ctl);
-        nvllm_cancel(ctl->client, a->id, NULL);
-    }
-}
-
-enum nvllm_code ctl_next_of(struct ctl *ctl, struct ctl_answer *a, const struct nvllm_event **event,
-                            struct nvllm_error *err)
-{
-    enum nvllm_code code;
-
-    do {
-        check_cancel(ctl, a); /* each time: a fast daemon may always have another event */
-        if (a->n_interrupts > 1 || (a->cancel_end >= 0 && clock_left_ms(a->cancel_end) == 0))
-            return NVLLM_E_TIMEOUT;
-        code =
-            ctl_next(ctl, -1, a->cancel_end >= 0 ? clock_left_ms(a->cancel_end) : ctl_left_ms(ctl),
-                     event, err);
-    } while (code == NVLLM_E_TIMEOUT || (code == NVLLM_OK && (*event)->id != a->id));
-    return code;
 }
 
 bool ctl_wait_input(int fd, int timeout_ms)

@@ -6,6 +6,7 @@
 #include <string.h>
 #include <sys/param.h>
 
+#include "client/lib/clock.h"
 #include "proto/report_fields.h"
 #include "proto/utf8.h"
 
@@ -67,16 +68,14 @@ json_t *ctl_json_ids(const int32_t *ids, size_t n)
 
 json_t *ctl_json_error(const struct nvllm_error *err)
 {
-    json_t *e = json_object();
+    json_t *e = json_pack("{ssso}", "code", nvllm_code_name(err->code), "message",
+                          ctl_json_text(nvllm_str(err->message)));
 
-    json_object_set_new(e, "code", json_string(nvllm_code_name(err->code)));
-    json_object_set_new(e, "message", ctl_json_text(nvllm_str(err->message)));
     if (err->field[0])
         json_object_set_new(e, "field", ctl_json_text(nvllm_str(err->field)));
-    if (err->limit[0]) {
-        json_object_set_new(e, "limit", ctl_json_text(nvllm_str(err->limit)));
-        json_object_set_new(e, "limit_value", json_integer((json_int_t)err->limit_value));
-    }
+    if (err->limit[0])
+        json_object_update_new(e, json_pack("{sssI}", "limit", err->limit, "limit_value",
+                                            (json_int_t)err->limit_value));
     return e;
 }
 
@@ -102,7 +101,10 @@ void ctl_result_init(struct ctl_result *r, const struct nvllm_request *request)
 {
     int64_t n = request->n > 0 ? request->n : 1;
 
-    *r = (struct ctl_result){.n_choices = n < MAX_CHOICES ? (uint32_t)n : MAX_CHOICES};
+    *r = (struct ctl_result){
+        .cancel_end = -1,
+        .n_choices = n < MAX_CHOICES ? (uint32_t)n : MAX_CHOICES,
+    };
     r->choices = ctl_alloc(r->n_choices, sizeof(*r->choices));
     for (uint32_t i = 0; i < r->n_choices; i++) {
         r->choices[i].object = json_pack("{sns[]sn}", "text", "token_ids", "finish_reason");
@@ -165,6 +167,34 @@ enum nvllm_finish ctl_result_end(struct ctl_result *r, enum nvllm_finish finish)
     return worst;
 }
 
+/* Ctrl-C in an interactive program ends the answer alone, and a second one the wait for its end. */
+static void check_cancel(struct ctl_result *r, struct ctl *ctl)
+{
+    r->n_interrupts += ctl_forget_interrupt();
+    if (r->cancel_end < 0 && (r->n_interrupts > 0 || ctl_interrupted() || ctl_left_ms(ctl) == 0)) {
+        r->cancel_end = ctl_cancel_end(ctl);
+        nvllm_cancel(ctl->client, r->id, NULL);
+    }
+}
+
+/* The next event of the request. */
+static enum nvllm_code next_event(struct ctl_result *r, struct ctl *ctl,
+                                  const struct nvllm_event **event, struct nvllm_error *err)
+{
+    enum nvllm_code code;
+
+    do {
+        int64_t end;
+
+        check_cancel(r, ctl); /* each time: a fast daemon may always have another event */
+        end = r->cancel_end >= 0 ? r->cancel_end : ctl->deadline;
+        if (r->n_interrupts > 1 || (r->cancel_end >= 0 && clock_left_ms(end) == 0))
+            return NVLLM_E_TIMEOUT;
+        code = ctl_next(ctl, -1, clock_left_ms(end), event, err);
+    } while (code == NVLLM_E_TIMEOUT || (code == NVLLM_OK && (*event)->id != r->id));
+    return code;
+}
+
 enum nvllm_code ctl_result_run(struct ctl_result *r, struct ctl *ctl,
                                const struct nvllm_request *request, bool streams,
                                struct nvllm_error *err)
@@ -172,9 +202,9 @@ enum nvllm_code ctl_result_run(struct ctl_result *r, struct ctl *ctl,
     const struct nvllm_event *event;
     enum nvllm_code code;
 
-    r->answer = (struct ctl_answer){.cancel_end = -1};
-    code = nvllm_generate_start(ctl->client, &r->answer.id, request, err);
-    while (code == NVLLM_OK && (code = ctl_next_of(ctl, &r->answer, &event, err)) == NVLLM_OK) {
+    r->id = 0;
+    code = nvllm_generate_start(ctl->client, &r->id, request, err);
+    while (code == NVLLM_OK && (code = next_event(r, ctl, &event, err)) == NVLLM_OK) {
         if (event->error) {
             *err = *event->error;
             return err->code;
@@ -266,38 +296,27 @@ static json_t *count_json(uint64_t n)
     }
 
 /* Defines add_name(), which gives back the object. */
-#define ADDER(name, type, FIELDS)                                                                  \
+#define ADDER(name, type, message, FIELDS)                                                         \
     static json_t *add_##name(json_t *o, const struct type *in)                                    \
     {                                                                                              \
         FIELDS(ADD)                                                                                \
         return o;                                                                                  \
     }
 
-/* And report_json_name(). */
-#define REPORT(name, type, FIELDS)                                                                 \
-    ADDER(name, type, FIELDS)                                                                      \
-    json_t *report_json_##name(const struct type *in)                                              \
+REPORT_ROWS(ADDER)
+
+/* Defines report_json_name(). */
+#define REPORT(name)                                                                               \
+    json_t *report_json_##name(const struct nvllm_##name *in)                                      \
     {                                                                                              \
         return add_##name(json_object(), in);                                                      \
     }
 
-ADDER(status_blocks, nvllm_status, STATUS_BLOCKS_FIELDS)
-ADDER(status_requests, nvllm_status, STATUS_REQUESTS_FIELDS)
-ADDER(status_hits, nvllm_status, STATUS_HITS_FIELDS)
-ADDER(status_memory, nvllm_status, STATUS_MEMORY_FIELDS)
-REPORT(status, nvllm_status, STATUS_FIELDS)
-ADDER(request_info, nvllm_request_info, REQUEST_INFO_FIELDS)
-REPORT(request_list, nvllm_request_list, REQUEST_LIST_FIELDS)
-ADDER(uid_blocks, nvllm_uid_blocks, UID_BLOCKS_FIELDS)
-ADDER(request_blocks, nvllm_request_blocks, REQUEST_BLOCKS_FIELDS)
-ADDER(block_sums, nvllm_blocks, BLOCK_SUMS_FIELDS)
-REPORT(blocks, nvllm_blocks, BLOCKS_FIELDS)
-ADDER(cached_prefix, nvllm_cached_prefix, CACHED_PREFIX_FIELDS)
-ADDER(cache_hits, nvllm_cache, CACHE_HITS_FIELDS)
-REPORT(cache, nvllm_cache, CACHE_FIELDS)
-REPORT(cache_change, nvllm_cache_change, CACHE_CHANGE_FIELDS)
-ADDER(why_waiting, nvllm_explanation, WHY_WAITING_FIELDS)
-ADDER(why_cached, nvllm_explanation, WHY_CACHED_FIELDS)
+REPORT(status)
+REPORT(request_list)
+REPORT(blocks)
+REPORT(cache)
+REPORT(cache_change)
 
 json_t *report_json_explanation(const struct nvllm_explanation *e)
 {

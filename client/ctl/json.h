@@ -33,7 +33,9 @@ struct ctl_choice {
 };
 
 struct ctl_result {
-    struct ctl_answer answer;   /* of ctl_result_run() */
+    uint64_t id;        /* of ctl_result_run(); 0: the request was not sent */
+    int64_t cancel_end; /* until when that waits for the end; -1: the request was not cancelled */
+    int n_interrupts;
     struct ctl_choice *choices; /* [n_choices] */
     uint32_t n_choices;
     struct nvllm_done done; /* zero if the request ended with an error */
@@ -47,7 +49,8 @@ void ctl_result_add(struct ctl_result *r, const struct nvllm_delta *delta);
 enum nvllm_finish ctl_result_end(struct ctl_result *r, enum nvllm_finish finish);
 
 /* Runs a request to its end: r takes what comes and, if `streams`, stdout the text of its deltas.
- * NVLLM_E_TIMEOUT, without *err, as from ctl_next_of(). r->answer.id is 0 if it was not sent. */
+ * An interrupt or the end of --timeout cancels it; NVLLM_E_TIMEOUT, without *err: it has not ended
+ * soon after that. */
 enum nvllm_code ctl_result_run(struct ctl_result *r, struct ctl *ctl,
                                const struct nvllm_request *request, bool streams,
                                struct nvllm_error *err);

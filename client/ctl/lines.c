@@ -13,11 +13,9 @@
 #include <unistd.h>
 #include <wchar.h>
 
-#include "client/ctl/ctl.h"
 #include "client/lib/clock.h"
 
 enum {
-    FIRST_CAP = 64 << 10,
     HISTORY_LINES = 1000,
     KEY_LEFT = 3, /* Ctrl-C, which never arrives as a key, but as a signal */
 };
@@ -29,49 +27,43 @@ void lines_init(struct lines *l, int fd)
 
 void lines_deinit(struct lines *l)
 {
-    free(l->data);
-    l->data = NULL;
+    text_buffer_deinit(&l->in);
 }
 
 /* Reads more input. LINES_OK also at the end of the file. */
 static int fill(struct lines *l, bool wait)
 {
     struct pollfd p = {.fd = l->fd, .events = POLLIN};
+    char part[64 << 10];
     ssize_t k;
 
     if (!wait && poll(&p, 1, 0) == 0)
         return LINES_LATER;
-    if (l->start > 0 && l->end == l->cap) {
-        memmove(l->data, l->data + l->start, l->end - l->start);
-        l->end -= l->start;
-        l->start = 0;
-    }
-    if (l->end == l->cap) {
-        size_t cap = l->cap ? l->cap * 2 : FIRST_CAP;
-
-        l->data = ctl_grow(l->data, cap, 1);
-        l->cap = cap;
-    }
-    do {
-        k = read(l->fd, l->data + l->end, l->cap - l->end);
-    } while (k < 0 && errno == EINTR);
+    do
+        k = read(l->fd, part, sizeof(part));
+    while (k < 0 && errno == EINTR);
     if (k < 0 && errno == EAGAIN)
         return LINES_LATER; /* the descriptor is non-blocking */
     if (k < 0)
         return LINES_E_READ;
     l->ended = k == 0;
-    l->end += (size_t)k;
+    if (l->start > 0) {
+        l->in.len -= l->start;
+        memmove(l->in.data, l->in.data + l->start, l->in.len);
+        l->start = 0;
+    }
+    text_buffer_add(&l->in, part, (size_t)k);
     return LINES_OK;
 }
 
 /* The next newline after what was searched, or NULL. */
 static char *find_end(struct lines *l)
 {
-    char *from = l->data + l->start + l->searched;
-    char *at = l->data ? memchr(from, '\n', l->end - l->start - l->searched) : NULL;
+    size_t from = l->start + l->searched;
+    char *at = memchr(l->in.data + from, '\n', l->in.len - from);
 
     if (!at)
-        l->searched = l->end - l->start;
+        l->searched = l->in.len - l->start;
     return at;
 }
 
@@ -81,25 +73,26 @@ int lines_next(struct lines *l, bool wait)
     int rc;
 
     for (;;) {
-        at = l->end > l->start ? find_end(l) : NULL;
-        if (at || (l->ended && l->end > l->start))
+        at = l->in.len > l->start ? find_end(l) : NULL;
+        if (at || (l->ended && l->in.len > l->start))
             break;
         if (l->ended && !l->too_long)
             return LINES_END;
         if (l->ended)
             break;
-        if (l->end - l->start > LINES_MAX_BYTES) { /* such a line is not kept */
+        if (l->in.len - l->start > LINES_MAX_BYTES) { /* such a line is not kept */
             l->too_long = true;
-            l->bytes += l->end - l->start;
-            l->start = l->end = l->searched = 0;
+            l->bytes += l->in.len - l->start;
+            l->start = l->in.len;
+            l->searched = 0;
         }
         rc = fill(l, wait);
         if (rc != LINES_OK)
             return rc;
     }
-    l->line = l->data + l->start;
-    l->n = (size_t)((at ? at : l->data + l->end) - l->line);
-    l->line[l->n] = '\0'; /* at the end of the file, too: the last read had room */
+    l->line = l->in.data + l->start;
+    l->n = at ? (size_t)(at - l->line) : l->in.len - l->start;
+    l->line[l->n] = '\0';
     l->start += l->n + (at != NULL);
     l->bytes += l->n + (at != NULL);
     l->searched = 0;

@@ -3,18 +3,16 @@
 #ifndef NVLLM_CLIENT_CTL_LINES_H
 #define NVLLM_CLIENT_CTL_LINES_H
 
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
+#include "client/ctl/ctl.h"
 
 struct lines {
     int fd;
-    char *data;
-    size_t start, end, cap; /* data[start .. end) was read and not taken */
-    size_t searched;        /* bytes of it that are known to hold no newline */
-    bool ended;             /* end of file */
-    bool too_long;          /* the beginning of the next line was dropped */
-    char *line;             /* [n] taken last, with a NUL in place of its newline */
+    struct text_buffer in; /* what was read */
+    size_t start;          /* what was taken of it */
+    size_t searched;       /* bytes after that which are known to hold no newline */
+    bool ended;            /* end of file */
+    bool too_long;         /* the beginning of the next line was dropped */
+    char *line;            /* [n] taken last, with a NUL in place of its newline */
     size_t n;
     uint64_t number; /* of that line, starting at 1 */
     uint64_t bytes;  /* taken so far */

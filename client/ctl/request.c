@@ -2,7 +2,6 @@
  * means absent. Numbers in tools and arguments keep their value to the last bit. */
 #include "client/ctl/request.h"
 
-#include <errno.h>
 #include <inttypes.h>
 #include <math.h>
 #include <stdlib.h>
@@ -415,19 +414,13 @@ static json_t *number_of(const struct ctl *ctl, const char *option, const char *
 
 static json_t *bias_of(const struct ctl *ctl, const char *text)
 {
-    const char *number;
+    long long id = -1;
     float bias;
-    char *end;
-    long id;
+    int n = 0;
 
-    errno = 0;
-    id = strtol(text, &end, 10);
-    if (end == text || *end != ':' || errno != 0 || id < 0 || id > INT32_MAX)
+    if (sscanf(text, "%lld:%f%n", &id, &bias, &n) != 2 || text[n] != '\0' || id < 0 ||
+        id > INT32_MAX || !isfinite(bias))
         ctl_usage(ctl, "--logit-bias takes ID:BIAS, as in 42:-5, not “%s”", text);
-    number = end + 1;
-    bias = strtof(number, &end);
-    if (end == number || *end != '\0' || !isfinite(bias))
-        ctl_usage(ctl, "--logit-bias takes ID:BIAS, as in 42:-5; “%s” is not a number", number);
     return json_pack("{sIsf}", "id", (json_int_t)id, "bias", (double)bias);
 }
 
@@ -471,6 +464,7 @@ void ctl_request_take_options(struct ctl_request *q, const struct ctl *ctl)
         const struct member *f = field_of(option->name);
         struct nvllm_error err;
         struct reading in = {q, f ? f->name : "", &err};
+        json_t *value;
 
         if (!f)
             continue;
@@ -481,13 +475,11 @@ void ctl_request_take_options(struct ctl_request *q, const struct ctl *ctl)
                           UINT64_MAX, text);
             continue;
         }
-        if (!option->repeats)
-            json_object_set_new(given, f->name, value_of(ctl, f, option->name, text));
-        else if (!json_object_get(given, f->name))
-            json_object_set_new(given, f->name, json_array());
-        if (option->repeats)
-            json_array_append_new(json_object_get(given, f->name),
-                                  value_of(ctl, f, option->name, text));
+        value = value_of(ctl, f, option->name, text);
+        if (option->repeats && json_object_get(given, f->name))
+            json_array_append_new(json_object_get(given, f->name), value);
+        else
+            json_object_set_new(given, f->name, option->repeats ? json_pack("[o]", value) : value);
         if (read_member(&in, q, f, json_object_get(given, f->name)))
             continue;
         if (f->read == read_priority)

@@ -16,19 +16,12 @@ enum {
     LAST_TOKEN = 10000, /* prompts use ids up to this one, as in nano-vLLM's benchmark */
 };
 
-void workload_init(struct workload *w, uint64_t seed)
-{
-    *w = (struct workload){0};
-    random_seed(&w->random, seed);
-}
-
 void workload_deinit(struct workload *w)
 {
     free(w->items);
     free(w->memory);
     free(w->tokens);
     free(w->ids);
-    *w = (struct workload){0};
 }
 
 /* Prompts are drawn first, each its length and then its tokens; then the lengths of the answers. */

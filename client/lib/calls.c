@@ -5,8 +5,6 @@
 #include "client/lib/error.h"
 #include "client/lib/pack.h"
 
-#define OP(name) NVLLM__V1__CLIENT_FRAME__OP_##name
-
 /* Sends an operation and waits for its answer, *out. With id it does not wait, but sets *id. */
 static enum nvllm_code call(struct nvllm_client *c, Nvllm__V1__ClientFrame__OpCase op_case,
                             void *op, uint64_t *id, int timeout_ms, const void **out,
@@ -165,21 +163,30 @@ static enum nvllm_code unprepared(struct nvllm_error *err)
     return error_field(err, "options", "initialise the options by their init function");
 }
 
-/* ---- requests and blocks */
+/* Defines an operation whose one argument is a member of its options, sent unless it is zero, and
+ * the answer that it waits for. */
+#define ONE_OPTION(name, type, options_of, member, Operation, OPERATION)                           \
+    enum nvllm_code nvllm_##name(struct nvllm_client *c,                                           \
+                                 const struct nvllm_##options_of##_options *options,               \
+                                 int timeout_ms, const struct nvllm_##type **answer,               \
+                                 struct nvllm_error *err)                                          \
+    {                                                                                              \
+        Nvllm__V1__##Operation op = NVLLM__V1__##OPERATION##__INIT;                                \
+        struct nvllm_##options_of##_options o = default_##options_of;                              \
+                                                                                                   \
+        if (!sized_take(&o, sizeof(o), options))                                                   \
+            return unprepared(err);                                                                \
+        op.has_##member = o.member != 0;                                                           \
+        op.member = o.member;                                                                      \
+        return call(c, OP(OPERATION), &op, NULL, timeout_ms, (const void **)answer, err);          \
+    }
 
-enum nvllm_code nvllm_list_requests(struct nvllm_client *c,
-                                    const struct nvllm_list_options *options, int timeout_ms,
-                                    const struct nvllm_request_list **list, struct nvllm_error *err)
-{
-    Nvllm__V1__ListRequests op = NVLLM__V1__LIST_REQUESTS__INIT;
-    struct nvllm_list_options o = default_list;
+ONE_OPTION(list_requests, request_list, list, limit, ListRequests, LIST_REQUESTS)
+ONE_OPTION(get_blocks, blocks, blocks, map, GetBlocks, GET_BLOCKS)
+ONE_OPTION(show_cache, cache, list, limit, ShowCache, SHOW_CACHE)
+ONE_OPTION(clear_cache, cache_change, clear, all, ClearCache, CLEAR_CACHE)
 
-    if (!sized_take(&o, sizeof(o), options))
-        return unprepared(err);
-    op.has_limit = o.limit != 0;
-    op.limit = o.limit;
-    return call(c, OP(LIST_REQUESTS), &op, NULL, timeout_ms, (const void **)list, err);
-}
+/* ---- requests */
 
 enum nvllm_code nvllm_cancel_request(struct nvllm_client *c, uint64_t request, int timeout_ms,
                                      bool *found, struct nvllm_error *err)
@@ -198,47 +205,7 @@ enum nvllm_code nvllm_cancel_request(struct nvllm_client *c, uint64_t request, i
     return code;
 }
 
-enum nvllm_code nvllm_get_blocks(struct nvllm_client *c, const struct nvllm_blocks_options *options,
-                                 int timeout_ms, const struct nvllm_blocks **blocks,
-                                 struct nvllm_error *err)
-{
-    Nvllm__V1__GetBlocks op = NVLLM__V1__GET_BLOCKS__INIT;
-    struct nvllm_blocks_options o = default_blocks;
-
-    if (!sized_take(&o, sizeof(o), options))
-        return unprepared(err);
-    op.has_map = op.map = o.map;
-    return call(c, OP(GET_BLOCKS), &op, NULL, timeout_ms, (const void **)blocks, err);
-}
-
 /* ---- the prefix cache */
-
-enum nvllm_code nvllm_show_cache(struct nvllm_client *c, const struct nvllm_list_options *options,
-                                 int timeout_ms, const struct nvllm_cache **cache,
-                                 struct nvllm_error *err)
-{
-    Nvllm__V1__ShowCache op = NVLLM__V1__SHOW_CACHE__INIT;
-    struct nvllm_list_options o = default_list;
-
-    if (!sized_take(&o, sizeof(o), options))
-        return unprepared(err);
-    op.has_limit = o.limit != 0;
-    op.limit = o.limit;
-    return call(c, OP(SHOW_CACHE), &op, NULL, timeout_ms, (const void **)cache, err);
-}
-
-enum nvllm_code nvllm_clear_cache(struct nvllm_client *c, const struct nvllm_clear_options *options,
-                                  int timeout_ms, const struct nvllm_cache_change **change,
-                                  struct nvllm_error *err)
-{
-    Nvllm__V1__ClearCache op = NVLLM__V1__CLEAR_CACHE__INIT;
-    struct nvllm_clear_options o = default_clear;
-
-    if (!sized_take(&o, sizeof(o), options))
-        return unprepared(err);
-    op.has_all = op.all = o.all;
-    return call(c, OP(CLEAR_CACHE), &op, NULL, timeout_ms, (const void **)change, err);
-}
 
 /* Calls an operation on a prompt. */
 static enum nvllm_code call_prompt(struct nvllm_client *c, Nvllm__V1__ClientFrame__OpCase op_case,

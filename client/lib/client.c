@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <poll.h>
 #include <stdlib.h>
+#include <sys/param.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -53,14 +54,10 @@ struct event *client_take(struct nvllm_client *c, uint64_t id)
 struct nvllm_client *client_new(int fd, const struct nvllm_options *options)
 {
     struct nvllm_client *c = calloc(1, sizeof(*c));
-    size_t max_frame = options->max_frame_bytes;
+    size_t max_frame = MIN(MAX(options->max_frame_bytes, 1), FRAME_LARGEST_MAX);
 
     if (!c)
         return NULL;
-    if (max_frame < 1)
-        max_frame = 1;
-    if (max_frame > FRAME_LARGEST_MAX)
-        max_frame = FRAME_LARGEST_MAX;
     c->fd = fd;
     conn_init(&c->conn, (uint32_t)max_frame, options->max_queue_bytes);
     STAILQ_INIT(&c->queue);
@@ -138,7 +135,7 @@ static int64_t own_deadline(const struct nvllm_client *c)
 {
     int64_t greet = c->conn.welcomed ? INT64_MAX : c->greet_deadline;
 
-    return greet < c->conn.nearest ? greet : c->conn.nearest;
+    return MIN(greet, c->conn.nearest);
 }
 
 static void expire(struct nvllm_client *c)
@@ -264,7 +261,7 @@ static enum nvllm_code start(struct nvllm_client *c, uint64_t *id, bool open, in
     enum nvllm_code code = pack_generate(memory, &generate, &timeout_ms, request, err);
 
     if (code == NVLLM_OK) {
-        frame.op_case = NVLLM__V1__CLIENT_FRAME__OP_GENERATE;
+        frame.op_case = OP(GENERATE);
         frame.generate = &generate;
         *deadline = timeout_ms ? clock_deadline(timeout_ms) : INT64_MAX;
         code = client_send(c, &frame, open, open ? *deadline : INT64_MAX, id, err);
@@ -375,8 +372,7 @@ static enum nvllm_code run_generate(struct nvllm_client *c, uint64_t id, nvllm_c
             int64_t end = clock_deadline(CANCEL_WAIT_MS);
 
             cancelled = true;
-            if (end < deadline)
-                deadline = end;
+            deadline = MIN(end, deadline);
             code = conn_cancel(&c->conn, id, err);
             if (code != NVLLM_OK)
                 return code;
@@ -401,9 +397,7 @@ enum nvllm_code nvllm_generate(struct nvllm_client *c, const struct nvllm_reques
         code = start(c, &id, false, &own, request, err);
     if (code != NVLLM_OK)
         return code;
-    if (own < deadline)
-        deadline = own;
-    code = run_generate(c, id, callback, arg, deadline, err);
+    code = run_generate(c, id, callback, arg, MIN(own, deadline), err);
     if (conn_find(&c->conn, id)) {
         conn_cancel(&c->conn, id, NULL);
         conn_abandon(&c->conn, id);

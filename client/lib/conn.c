@@ -13,8 +13,6 @@ enum {
         UNPACK_MAX_FIELDS, /* a shorter frame cannot exceed any of unpack.h's limits */
 };
 
-#define OP(name) NVLLM__V1__CLIENT_FRAME__OP_##name
-
 /* What answers an operation. */
 static const int answers[] = {
     [OP(GENERATE)] = ANSWER(DELTA),

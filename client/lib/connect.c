@@ -136,12 +136,6 @@ static enum nvllm_code wait_greeting(struct nvllm_client *c, const struct nvllm_
     }
 }
 
-static enum nvllm_code still_loading(float progress, struct nvllm_error *err)
-{
-    return error_set(err, NVLLM_E_TIMEOUT, 0, "nvllmd is still loading its model (%d %%)",
-                     progress >= 0 && progress <= 1 ? (int)(progress * 100) : 0);
-}
-
 static enum nvllm_code wait_loaded(struct nvllm_client *c, const struct nvllm_options *o,
                                    int64_t deadline, struct nvllm_error *err)
 {
@@ -151,15 +145,15 @@ static enum nvllm_code wait_loaded(struct nvllm_client *c, const struct nvllm_op
 
     while (state == NVLLM_STATE_LOADING) {
         const struct nvllm_status *status;
-        enum nvllm_code code;
+        enum nvllm_code code = NVLLM_E_TIMEOUT;
 
         tell_waiting(o, state, progress);
-        if (!pause_ms(ms, deadline))
-            return still_loading(progress, err);
+        if (pause_ms(ms, deadline))
+            code = nvllm_get_status(c, clock_left_ms(deadline), &status, err);
         ms = ms * 2 < LAST_POLL_MS ? ms * 2 : LAST_POLL_MS;
-        code = nvllm_get_status(c, clock_left_ms(deadline), &status, err);
         if (code == NVLLM_E_TIMEOUT)
-            return still_loading(progress, err);
+            return error_set(err, NVLLM_E_TIMEOUT, 0, "nvllmd is still loading its model (%d %%)",
+                             progress >= 0 && progress <= 1 ? (int)(progress * 100) : 0);
         if (code != NVLLM_OK)
             return code;
         state = status->state;

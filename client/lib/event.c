@@ -178,23 +178,7 @@ void event_read_error(struct nvllm_error *out, const Nvllm__V1__Error *in)
         return NVLLM_OK;                                                                           \
     }
 
-READER(status_blocks, nvllm_status, Blocks, STATUS_BLOCKS_FIELDS)
-READER(status_requests, nvllm_status, Requests, STATUS_REQUESTS_FIELDS)
-READER(status_hits, nvllm_status, PrefixCache, STATUS_HITS_FIELDS)
-READER(status_memory, nvllm_status, Memory, STATUS_MEMORY_FIELDS)
-READER(status, nvllm_status, Status, STATUS_FIELDS)
-READER(request_info, nvllm_request_info, RequestInfo, REQUEST_INFO_FIELDS)
-READER(request_list, nvllm_request_list, RequestList, REQUEST_LIST_FIELDS)
-READER(uid_blocks, nvllm_uid_blocks, BlocksOfUid, UID_BLOCKS_FIELDS)
-READER(request_blocks, nvllm_request_blocks, BlocksOfRequest, REQUEST_BLOCKS_FIELDS)
-READER(block_sums, nvllm_blocks, Blocks, BLOCK_SUMS_FIELDS)
-READER(blocks, nvllm_blocks, BlockReport, BLOCKS_FIELDS)
-READER(cached_prefix, nvllm_cached_prefix, CachedPrefix, CACHED_PREFIX_FIELDS)
-READER(cache_hits, nvllm_cache, PrefixCache, CACHE_HITS_FIELDS)
-READER(cache, nvllm_cache, CacheReport, CACHE_FIELDS)
-READER(cache_change, nvllm_cache_change, CacheChanged, CACHE_CHANGE_FIELDS)
-READER(why_waiting, nvllm_explanation, Explanation, WHY_WAITING_FIELDS)
-READER(why_cached, nvllm_explanation, Explanation, WHY_CACHED_FIELDS)
+REPORT_ROWS(READER)
 
 static enum nvllm_code read_explanation(struct unpacked *memory, struct nvllm_explanation *out,
                                         const Nvllm__V1__Explanation *in)

@@ -10,7 +10,8 @@
 #include "proto/nvllm.pb-c.h"
 #include "proto/unpack.h"
 
-/* The event that answers an operation; for generate, its deltas. */
+/* An operation, and the event that answers it; for generate, its deltas. */
+#define OP(name)     NVLLM__V1__CLIENT_FRAME__OP_##name
 #define ANSWER(name) NVLLM__V1__SERVER_FRAME__EVENT_##name
 
 /* A request that has no terminal answer yet. */

@@ -51,6 +51,19 @@ struct model {
 
 /* ---- files */
 
+/* The object in a file of the folder, or NULL with a problem noted. */
+static json_t *read_object(int dir, const char *name, size_t max_bytes, bool optional,
+                           struct problems *p)
+{
+    json_t *root = NULL;
+    struct err e;
+    int rc = json_object_read(&root, dir, name, max_bytes, &e);
+
+    if (rc < 0 && !(rc == -ENOENT && optional))
+        problems_add(p, rc, "%s", e.text);
+    return root;
+}
+
 static int read_header(struct model_file *f, struct err *e)
 {
     uint8_t first[SAFETENSORS_LENGTH_BYTES] = {0};
@@ -160,15 +173,10 @@ static void open_shards(struct model *m, int dir, struct problems *p)
 
 static void open_index(struct model *m, int dir, struct problems *p)
 {
-    json_t *root = NULL;
-    struct err e;
-    int rc;
+    json_t *root = read_object(dir, MODEL_INDEX_FILE, MAX_INDEX_BYTES, false, p);
 
-    rc = json_object_read(&root, dir, MODEL_INDEX_FILE, MAX_INDEX_BYTES, &e);
-    if (rc < 0) {
-        problems_add(p, rc, "%s", e.text);
+    if (!root)
         return;
-    }
     m->index = json_object_get(root, "weight_map");
     if (json_object_size(m->index) > 0) { /* 0 where it is no object, too */
         json_incref(m->index);
@@ -329,18 +337,21 @@ static void report_weights(const struct model *m, const struct problems *p, bool
 /* Reads and checks all files, after a problem too. */
 static void load(struct model *m, int dir, struct problems *p)
 {
+    json_t *root = read_object(dir, MODEL_CONFIG_FILE, MODEL_CONFIG_MAX_BYTES, false, p);
     bool shape_known;
     uint32_t before;
 
-    model_config_read(&m->config, &m->defaults, dir, p);
+    model_config_parse(&m->config, &m->defaults, root, p);
+    json_decref(root);
     shape_known = p->n == 0;
     if (shape_known)
         problems_say(p, "ok", MODEL_CONFIG_FILE);
     before = p->n;
-    model_defaults_read(&m->defaults, shape_known ? m->config.vocab_size : INT32_MAX, dir, p);
+    root = read_object(dir, MODEL_GENERATION_FILE, MODEL_CONFIG_MAX_BYTES, true, p);
+    model_defaults_parse(&m->defaults, shape_known ? m->config.vocab_size : INT32_MAX, root, p);
     if (p->n == before)
-        problems_say(p, "ok", MODEL_GENERATION_FILE "%s",
-                     faccessat(dir, MODEL_GENERATION_FILE, F_OK, 0) == 0 ? "" : " (none: neutral)");
+        problems_say(p, "ok", MODEL_GENERATION_FILE "%s", root ? "" : " (none: neutral)");
+    json_decref(root);
     before = p->n;
     open_files(m, dir, p);
     if (shape_known)

@@ -375,32 +375,3 @@ void model_defaults_parse(struct model_defaults *d, int32_t vocab_size, const js
     field_float(&d->repetition_penalty, &f, "repetition_penalty", 1e-3, 1e3);
     parse_eos(d, vocab_size, &f);
 }
-
-/* The object in a file of the folder, or NULL with a problem noted. */
-static json_t *read_file(int dir, const char *name, bool optional, struct problems *p)
-{
-    json_t *root = NULL;
-    struct err e;
-    int rc = json_object_read(&root, dir, name, MODEL_CONFIG_MAX_BYTES, &e);
-
-    if (rc < 0 && !(rc == -ENOENT && optional))
-        problems_add(p, rc, "%s", e.text);
-    return root;
-}
-
-void model_config_read(struct model_config *c, struct model_defaults *d, int dir,
-                       struct problems *p)
-{
-    json_t *root = read_file(dir, MODEL_CONFIG_FILE, false, p);
-
-    model_config_parse(c, d, root, p);
-    json_decref(root);
-}
-
-void model_defaults_read(struct model_defaults *d, int32_t vocab_size, int dir, struct problems *p)
-{
-    json_t *root = read_file(dir, MODEL_GENERATION_FILE, true, p);
-
-    model_defaults_parse(d, vocab_size, root, p);
-    json_decref(root);
-}

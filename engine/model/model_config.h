@@ -25,9 +25,4 @@ void model_config_parse(struct model_config *c, struct model_defaults *d, const 
 void model_defaults_parse(struct model_defaults *d, int32_t vocab_size, const json_t *root,
                           struct problems *p);
 
-/* The same from files in the folder dir. generation_config.json may be absent. */
-void model_config_read(struct model_config *c, struct model_defaults *d, int dir,
-                       struct problems *p);
-void model_defaults_read(struct model_defaults *d, int32_t vocab_size, int dir, struct problems *p);
-
 #endif

@@ -14,16 +14,6 @@ enum {
     BPE_HEAP_WAYS = 4,         /* children of a heap node */
 };
 
-static uint32_t hash_pair(int32_t left, int32_t right)
-{
-    uint64_t key = (uint64_t)(uint32_t)left << 32 | (uint32_t)right;
-
-    key *= UINT64_C(0x9e3779b97f4a7c15);
-    key ^= key >> 32;
-    key *= UINT64_C(0xd6e8feb86659fd93);
-    return (uint32_t)(key >> 32);
-}
-
 int bpe_init(struct bpe *b, size_t n_merges)
 {
     size_t slots = 16;
@@ -49,7 +39,8 @@ void bpe_deinit(struct bpe *b)
 /* The merge of a pair, or an empty slot: rank BPE_NO_RANK, id -1. */
 static inline struct bpe_merge *find(const struct bpe *b, int32_t left, int32_t right)
 {
-    uint32_t slot = hash_pair(left, right) & b->mask;
+    const uint64_t key = (uint64_t)(uint32_t)left << 32 | (uint32_t)right;
+    uint32_t slot = (uint32_t)(key * UINT64_C(0x9e3779b97f4a7c15) >> 32) & b->mask;
 
     while (b->table[slot].id >= 0 && (b->table[slot].left != left || b->table[slot].right != right))
         slot = (slot + 1) & b->mask;

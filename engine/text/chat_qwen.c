@@ -35,14 +35,6 @@ static const char *find(struct text t, const char *s)
     return t.len ? memmem(t.data, t.len, s, strlen(s)) : NULL;
 }
 
-/* split(mark)[0] */
-static struct text before_first(struct text t, const char *mark)
-{
-    const char *at = find(t, mark);
-
-    return at ? (struct text){t.data, (size_t)(at - t.data)} : t;
-}
-
 /* split(mark)[-1] */
 static struct text after_last(struct text t, const char *mark)
 {
@@ -173,11 +165,12 @@ static void write_qwen3_answer(struct chat_writer *w, const struct chat *chat, s
 {
     const struct chat_message *m = &chat->messages[i];
     struct text content = content_of(m), reasoning = {0};
+    const char *end = find(content, "</think>");
 
     if (m->has_reasoning) {
         reasoning = m->reasoning;
-    } else if (find(content, "</think>")) {
-        reasoning = rstrip(before_first(content, "</think>"));
+    } else if (end) {
+        reasoning = rstrip((struct text){content.data, (size_t)(end - content.data)});
         reasoning = lstrip(after_last(reasoning, "<think>"));
         content = lstrip(after_last(content, "</think>"));
     }

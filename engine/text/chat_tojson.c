@@ -122,7 +122,8 @@ static void write_array(struct chat_writer *w, const json_t *array)
 /* The parser bounds the depth of recursion. */
 static void write_value(struct chat_writer *w, const json_t *value)
 {
-    char number[32];
+    char scalar[32];
+    size_t len;
 
     switch (json_typeof(value)) {
     case JSON_OBJECT:
@@ -134,21 +135,13 @@ static void write_value(struct chat_writer *w, const json_t *value)
     case JSON_STRING:
         write_string(w, json_string_value(value), json_string_length(value));
         break;
-    case JSON_INTEGER:
-        snprintf(number, sizeof(number), "%" JSON_INTEGER_FORMAT, json_integer_value(value));
-        put(w, number);
-        break;
     case JSON_REAL:
         write_real(w, json_real_value(value));
         break;
-    case JSON_TRUE:
-        put(w, "true");
-        break;
-    case JSON_FALSE:
-        put(w, "false");
-        break;
-    case JSON_NULL:
-        put(w, "null");
+    default: /* jansson writes the others alike; 0 bytes: no memory */
+        len = json_dumpb(value, scalar, sizeof(scalar), JSON_ENCODE_ANY);
+        w->error = len ? w->error : -ENOMEM;
+        chat_write_text(w, (struct text){scalar, len});
         break;
     }
 }

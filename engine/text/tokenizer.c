@@ -195,25 +195,16 @@ int tokenizer_encode_all(const struct tokenizer *t, struct text text, bool speci
     return tokenizer_encode(t, text, &all, special ? 1 : 0, out);
 }
 
-static const struct token *get_token(const struct tokenizer *t, int32_t id)
-{
-    return id >= 0 && id < t->n_ids ? &t->tokens[id] : NULL;
-}
-
 struct text tokenizer_token_bytes(const struct tokenizer *t, int32_t id)
 {
-    const struct token *token = get_token(t, id);
-
-    if (!token)
+    if (id < 0 || id >= t->n_ids)
         return (struct text){0};
-    return (struct text){t->bytes + token->at, token->len};
+    return (struct text){t->bytes + t->tokens[id].at, t->tokens[id].len};
 }
 
 bool tokenizer_is_special(const struct tokenizer *t, int32_t id)
 {
-    const struct token *token = get_token(t, id);
-
-    return token && (token->flags & TOKENIZER_SPECIAL);
+    return id >= 0 && id < t->n_ids && (t->tokens[id].flags & TOKENIZER_SPECIAL);
 }
 
 int32_t tokenizer_n_ids(const struct tokenizer *t)

@@ -11,19 +11,16 @@
 int file_open(int *fd, uint64_t *bytes, int dir, const char *name, struct err *e)
 {
     struct stat st;
-    int f, rc;
+    int f, rc = 0;
 
     /* O_NONBLOCK: opening a FIFO must not wait for a writer. */
     do
         f = openat(dir, name, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
     while (f < 0 && errno == EINTR);
-    if (f < 0) {
-        rc = -errno;
-        if (rc == -ENXIO) /* a socket, or a device with nothing behind it */
-            return err_set(e, -EINVAL, "%s: is not a regular file", name);
-        return err_set(e, rc, "%s: cannot be opened: %s", name, strerror(-rc));
-    }
-    rc = 0;
+    if (f < 0 && errno == ENXIO) /* a socket, or a device with nothing behind it */
+        return err_set(e, -EINVAL, "%s: is not a regular file", name);
+    if (f < 0)
+        return err_set(e, -errno, "%s: cannot be opened: %s", name, strerror(errno));
     if (fstat(f, &st) < 0)
         rc = err_set(e, -errno, "%s: fstat: %s", name, strerror(errno));
     else if (!S_ISREG(st.st_mode))
@@ -48,12 +45,9 @@ int file_read(int fd, const char *name, uint64_t offset, void *dst, size_t bytes
         n = pread(fd, at, bytes, (off_t)offset);
         if (n < 0 && errno == EINTR)
             continue;
-        if (n < 0) {
-            int rc = -errno;
-
-            return err_set(e, rc, "%s: cannot read at %llu: %s", name, (unsigned long long)offset,
-                           strerror(-rc));
-        }
+        if (n < 0)
+            return err_set(e, -errno, "%s: cannot read at %llu: %s", name,
+                           (unsigned long long)offset, strerror(errno));
         if (n == 0)
             return err_set(e, -EIO, "%s: ends at byte %llu, %zu bytes too early", name,
                            (unsigned long long)offset, bytes);

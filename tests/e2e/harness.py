@@ -1,8 +1,8 @@
 """What the end-to-end tests share: a daemon of their own on a temporary socket, nvllmctl, and the
-main() of every test program.
+main() that runs the tests of one file.
 
-Usage of a test program:
-  python3 test_X.py --nvllmd PATH --nvllmctl PATH [--light] [unittest arguments]
+Usage:
+  python3 harness.py test_X --nvllmd PATH --nvllmctl PATH [--light] [unittest arguments]
 
 --light is for builds with sanitizers: fewer rounds, shorter prompts, no limits on memory."""
 
@@ -334,6 +334,7 @@ class TimedResult(unittest.TextTestResult):
 
 def main():
     parser = argparse.ArgumentParser()
+    parser.add_argument("tests")
     parser.add_argument("--nvllmd", required=True)
     parser.add_argument("--nvllmctl", required=True)
     parser.add_argument("--module", help="a backend module")
@@ -345,10 +346,15 @@ def main():
     parser.add_argument("--light", action="store_true")
     parser.add_argument("--bars", action="store_true", help="large numbers, and bars on time")
     _, rest = parser.parse_known_args(namespace=config)
-    program = unittest.main(argv=[sys.argv[0], *rest], exit=False, verbosity=2,
+    program = unittest.main(config.tests, argv=[sys.argv[0], *rest], exit=False, verbosity=2,
                             testRunner=unittest.TextTestRunner(resultclass=TimedResult,
                                                                verbosity=2))
     result = program.result
     if not result.wasSuccessful():
         sys.exit(1)
     sys.exit(SKIPPED if result.testsRun == len(result.skipped) else 0)
+
+
+if __name__ == "__main__":
+    import harness  # the module that the tests import, and whose config they read
+    harness.main()

@@ -2,7 +2,6 @@
 
 import random
 
-import harness
 from harness import Case, Daemon, at_once, scaled
 
 QUESTIONS = [
@@ -114,7 +113,3 @@ class Batching(Case):
         self.assertEqual([many.choices[i].ids for i in range(4)],
                          [o.choices[0].ids for o in ones])
         self.assertEqual(len({tuple(o.choices[0].ids) for o in ones}), 4)
-
-
-if __name__ == "__main__":
-    harness.main()

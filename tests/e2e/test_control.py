@@ -8,7 +8,6 @@ import signal
 import subprocess
 import time
 
-import harness
 import wire
 from harness import LONG, SMALL, Case, Daemon, MODEL, config, scaled, wait_for
 
@@ -341,7 +340,3 @@ class Log(Case):
             w.ask(pin_cache={"prompt": word.encode()})
             self.assertNotIn(word, d.log())
             self.assertIn("event=admin_operation op=pin_cache", d.log())
-
-
-if __name__ == "__main__":
-    harness.main()

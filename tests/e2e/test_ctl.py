@@ -6,7 +6,6 @@ import signal
 import subprocess
 import time
 
-import harness
 from harness import (MODEL, Case, Daemon, SharedDaemon, config, parse_jsonl, run_command,
                      scaled)
 from test_ctl_alone import Fake
@@ -267,7 +266,3 @@ class NotRunning(Case):
             if b"nvllmctl" in done.stderr and b"execv" in done.stderr:
                 self.skipTest("another user may not run the programs here")
             self.assertEqual(done.returncode, 6, done.stderr)
-
-
-if __name__ == "__main__":
-    harness.main()

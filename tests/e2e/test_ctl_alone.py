@@ -14,7 +14,6 @@ import subprocess
 import threading
 import time
 
-import harness
 import wire
 from harness import Case, config, run_command, scaled, start_ctl
 from test_ctl_documents import commands
@@ -622,7 +621,3 @@ class Lines(Case):
         for stdin in b"72 x", b"99999999999999999999", b'["a"]', b"-1":
             done = fake.ctl("detokenize", stdin=stdin)
             self.assertEqual((done.returncode, done.stdout), (1, b""), stdin)
-
-
-if __name__ == "__main__":
-    harness.main()

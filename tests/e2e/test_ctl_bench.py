@@ -6,7 +6,6 @@ import signal
 import threading
 import time
 
-import harness
 import wire
 from harness import Case, SharedDaemon, scaled, wait_for
 from test_ctl_alone import Fake
@@ -225,7 +224,3 @@ class Played(Case):
 
         r, done = self.bench("--requests", 50, refuse=refuse)
         self.assertEqual((done.returncode, r["requests"]), (1, 0))
-
-
-if __name__ == "__main__":
-    harness.main()

@@ -12,7 +12,6 @@ import subprocess
 import termios
 import time
 
-import harness
 from harness import Case, SharedDaemon, config, scaled
 from test_ctl_alone import Fake
 
@@ -365,7 +364,3 @@ class Played(Case):
         t.ask("b")
         self.assertNotIn("LATE", t.expect("second answer"))
         t.leave()
-
-
-if __name__ == "__main__":
-    harness.main()

@@ -7,7 +7,6 @@ import re
 import shutil
 import subprocess
 
-import harness
 from harness import Case, config, generated, scaled
 from test_ctl_documents import commands, help_options
 
@@ -166,7 +165,3 @@ class OfTheDaemon(Completions):
         self.assertEqual(self.complete("--backend", "=", "c"), ["cpu", "cuda"])
         self.assertEqual(self.complete("--set", "cache.kv_m"), ["cache.kv_memory="])
         self.assertEqual(self.complete("--config", "nvllmd.f"), ["nvllmd.fish"])
-
-
-if __name__ == "__main__":
-    harness.main()

@@ -424,7 +424,3 @@ class Doctor(Case):
             self.assertEqual(status, 1)
             wrong, = about(found, "socket", "wrong")
             self.assertEqual(wrong["mend"], f"sudo chmod o+x '{d.folder}'")
-
-
-if __name__ == "__main__":
-    harness.main()

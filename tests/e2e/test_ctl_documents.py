@@ -109,7 +109,3 @@ class Documents(Case):
             self.assertIn(command, [name for name, _ in examples])
             for name, rest in examples:
                 self.assertLessEqual(set(re.findall(r" (--[a-z-]+)", rest)), help_options(name))
-
-
-if __name__ == "__main__":
-    harness.main()

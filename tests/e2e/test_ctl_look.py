@@ -509,7 +509,3 @@ class Played(Case):
             asked.clear()
             done = Fake(self, script, welcome).ctl(*args, stdin=b"x")
             self.assertEqual((done.returncode, len(asked)), (0, 1), done.stderr)
-
-
-if __name__ == "__main__":
-    harness.main()

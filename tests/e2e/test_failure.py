@@ -61,7 +61,3 @@ class Failure(unittest.TestCase):
                     d.process.send_signal(signal.SIGTERM)
                 self.assertEqual(w.collect([1000])[1000].error["code"], "ERROR_CANCELLED")
                 self.ended(d, 0, 10)
-
-
-if __name__ == "__main__":
-    harness.main()

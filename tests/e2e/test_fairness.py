@@ -7,7 +7,6 @@ import pathlib
 import statistics
 import time
 
-import harness
 import roles
 import wire
 from harness import Case, beside, scaled
@@ -217,7 +216,3 @@ class Questions(Case):
             self.assertLess(asked - alone, scaled(0.3, 0.5))
             self.assertGreater(len(sizes), 1)
             self.assertGreater(min(sizes), 50000, "a list of many prefixes, not a refusal")
-
-
-if __name__ == "__main__":
-    harness.main()

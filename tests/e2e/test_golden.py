@@ -137,7 +137,3 @@ class ChatTemplates(Case):
         self.assertNotIn(1992, plain)
         self.assertEqual(raw.done["usage"]["prompt_tokens"], len(special))
         self.assertEqual(chat.done["usage"]["prompt_tokens"], len(plain) + len(frame))
-
-
-if __name__ == "__main__":
-    harness.main()

@@ -10,7 +10,6 @@ import signal
 import socket
 import time
 
-import harness
 import roles
 import wild
 import wire
@@ -564,7 +563,3 @@ class WildRequests(Case):
         self.assertLess(loop / n, scaled(1, 20))
         self.assertGreater(seen["generate"], n / 100)
         self.assertGreater(seen["ERROR_INVALID"], n / 100)
-
-
-if __name__ == "__main__":
-    harness.main()

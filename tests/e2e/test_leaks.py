@@ -101,7 +101,3 @@ class Vanishing(Case):
             self.assertIn("FINISH_CANCELLED", [c.reason for c in answer.choices.values()])
             d.wait_idle()
             self.assertFalse(w.ask(cancel={"target": 1})["cancelled"].get("found", False))
-
-
-if __name__ == "__main__":
-    harness.main()

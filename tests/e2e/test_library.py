@@ -307,7 +307,3 @@ class Whole(Case):
             if "Left as it is" not in out:
                 conf.write_text("# mine\n")
         self.assertEqual(conf.read_text(), "# mine\n")
-
-
-if __name__ == "__main__":
-    harness.main()

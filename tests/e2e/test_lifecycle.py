@@ -448,7 +448,3 @@ class Loads(Case):
                 with d.connect() as w:
                     self.assertIsNone(w.generate(prompt="Hello", max_tokens=2).error)
             self.assertLessEqual(d.log_path.stat().st_size, most)
-
-
-if __name__ == "__main__":
-    harness.main()

@@ -548,7 +548,3 @@ class SlowReaders(Case):
             for i in range(sent - 1):
                 reply = w.receive()
                 self.assertTrue("tokens" in reply or reply["error"]["code"] == "ERROR_BUSY")
-
-
-if __name__ == "__main__":
-    harness.main()

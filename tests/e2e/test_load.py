@@ -10,7 +10,6 @@ import resource
 import select
 import time
 
-import harness
 from harness import Case, beside, config, run_command, scaled, wait_for
 
 
@@ -188,7 +187,3 @@ class SlowReaders(Case):
         if config.bars:
             self.assertLessEqual(beside, 1.2 * without)
             self.assertLessEqual(peak - before, allowed)
-
-
-if __name__ == "__main__":
-    harness.main()

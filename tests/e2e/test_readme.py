@@ -5,7 +5,6 @@ import pathlib
 import re
 import subprocess
 
-import harness
 from harness import ROOT, Case, Daemon, config, run_command
 
 README = (ROOT / "README.md").read_text()
@@ -55,7 +54,3 @@ class Examples(Case):
         named = re.search(r"these Debian packages: `([^`]*)`", README)[1].split()
         self.assertGreater(len(wanted), 10)
         self.assertEqual(set(named), wanted)
-
-
-if __name__ == "__main__":
-    harness.main()

@@ -2,7 +2,6 @@
 
 import time
 
-import harness
 from harness import Case, Daemon, config, scaled
 
 
@@ -72,7 +71,3 @@ class SlowUsers(Case):
             self.assertEqual(d.terminate(), 0)
             self.assertLess(time.monotonic() - began, 1)
             self.assertEqual(admin.receive()["error"]["code"], "ERROR_UNAVAILABLE")
-
-
-if __name__ == "__main__":
-    harness.main()

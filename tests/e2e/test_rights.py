@@ -209,7 +209,3 @@ class Rights(Case):
             self.assertFalse(self.allowed(w, "clear_cache", {"all": True}))
             self.assertTrue(self.allowed(w, "clear_cache", {"all": False}))
             self.assertTrue(self.allowed(root, "clear_cache", {"all": True}))
-
-
-if __name__ == "__main__":
-    harness.main()

@@ -197,7 +197,3 @@ class Clocks(Case):
             self.assertLess(waited, 5)
             self.assertLess(answer.done["timing"]["total_ms"], 5000)
             self.assertLess(w.status()["uptime_ms"], 60000)
-
-
-if __name__ == "__main__":
-    harness.main()

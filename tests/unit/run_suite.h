@@ -75,8 +75,7 @@ static inline Suite *suite_of_tests(const char *name, void (*set_up)(void), void
     return suite;
 }
 
-/* What main() of a program returns: every TEST() has run, between set_up and tear_down, which may
- * be NULL. */
+/* Every TEST() runs, between set_up and tear_down, which may be NULL. */
 static inline int run_tests(const char *name, void (*set_up)(void), void (*tear_down)(void))
 {
     return run_suite(suite_of_tests(name, set_up, tear_down));
@@ -87,5 +86,15 @@ static inline int run_tests_here(const char *name, void (*set_up)(void), void (*
 {
     return run_suite_as(suite_of_tests(name, set_up, tear_down), CK_NOFORK, CK_NORMAL);
 }
+
+#define MAIN_OF(run, name, set_up, tear_down)                                                      \
+    int main(void)                                                                                 \
+    {                                                                                              \
+        return run(name, set_up, tear_down);                                                       \
+    }
+
+/* The main() of a program that does no more than that. */
+#define RUN_TESTS(name, set_up, tear_down)      MAIN_OF(run_tests, name, set_up, tear_down)
+#define RUN_TESTS_HERE(name, set_up, tear_down) MAIN_OF(run_tests_here, name, set_up, tear_down)
 
 #endif

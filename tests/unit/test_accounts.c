@@ -99,7 +99,4 @@ TEST(bytes_come_back_from_other_threads)
     accounts_deinit(&all);
 }
 
-int main(void)
-{
-    return run_tests("accounts", setup, NULL);
-}
+RUN_TESTS("accounts", setup, NULL)

@@ -231,7 +231,4 @@ TEST(a_folder_that_cannot_be_is_told)
     ck_assert_int_eq(count_of(folder, key), 1);
 }
 
-int main(void)
-{
-    return run_tests("algo_file", setup, teardown);
-}
+RUN_TESTS("algo_file", setup, teardown)

@@ -88,7 +88,4 @@ TEST(backend_is_chosen, .n = N(cases))
         ck_assert_ptr_nonnull(strstr(r ? e.text : c.warning.text, cases[_i].says[i]));
 }
 
-int main(void)
-{
-    return run_tests("backend_choice", setup, teardown);
-}
+RUN_TESTS("backend_choice", setup, teardown)

@@ -137,7 +137,4 @@ TEST(layout_is_checked)
     ck_assert_uint_eq(head.bytes % BATCH_ALIGN, 0);
 }
 
-int main(void)
-{
-    return run_tests("batch", NULL, NULL);
-}
+RUN_TESTS("batch", NULL, NULL)

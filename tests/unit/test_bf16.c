@@ -116,7 +116,4 @@ TEST(arrays_of_odd_lengths)
     }
 }
 
-int main(void)
-{
-    return run_tests("bf16", NULL, NULL);
-}
+RUN_TESTS("bf16", NULL, NULL)

@@ -75,7 +75,4 @@ TEST(missing_folder_is_an_error)
     ck_assert_ptr_nonnull(strstr(err.text, "/nonexistent/cache-secret: cannot be created"));
 }
 
-int main(void)
-{
-    return run_tests("cache_secret", set_up, tear_down);
-}
+RUN_TESTS("cache_secret", set_up, tear_down)

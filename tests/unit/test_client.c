@@ -329,7 +329,4 @@ TEST(events_that_are_not_fetched)
     free(text);
 }
 
-int main(void)
-{
-    return run_tests("client", greeted, teardown);
-}
+RUN_TESTS("client", greeted, teardown)

@@ -528,7 +528,4 @@ TEST(words, .no_fixture = true)
     ck_assert_str_eq(nvllm_priority_name(NVLLM_PRIORITY_HIGH), "high");
 }
 
-int main(void)
-{
-    return run_tests("client_admin", admin_greeted, teardown);
-}
+RUN_TESTS("client_admin", admin_greeted, teardown)

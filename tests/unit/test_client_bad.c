@@ -260,7 +260,4 @@ TEST(damaged_streams)
     ck_assert_int_gt(n_ends[1], ROUNDS / 100);
 }
 
-int main(void)
-{
-    return run_tests("client_bad", greeted, teardown);
-}
+RUN_TESTS("client_bad", greeted, teardown)

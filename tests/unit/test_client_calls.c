@@ -475,7 +475,4 @@ TEST(some_structs_grow_at_the_end, .no_fixture = true)
     ck_assert_uint_eq(offsetof(struct nvllm_status, free_bytes), 200);
 }
 
-int main(void)
-{
-    return run_tests("client calls", NULL, end);
-}
+RUN_TESTS("client calls", NULL, end)

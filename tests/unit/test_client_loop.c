@@ -557,7 +557,4 @@ TEST(a_client_a_thread, .no_fixture = true)
     }
 }
 
-int main(void)
-{
-    return run_tests("client_loop", greeted, teardown);
-}
+RUN_TESTS("client_loop", greeted, teardown)

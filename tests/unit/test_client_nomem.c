@@ -101,7 +101,4 @@ TEST(every_allocation_fails_once)
     ck_assert_int_gt(n, 15); /* there was something to fail */
 }
 
-int main(void)
-{
-    return run_tests("client_nomem", NULL, NULL);
-}
+RUN_TESTS("client_nomem", NULL, NULL)

@@ -24,7 +24,8 @@ struct client {
 };
 
 static struct user {
-    int left; /* of its frames in this round */
+    uint64_t round;
+    int left; /* of its frames in that round */
 } one, other;
 
 static struct client clients[N_CLIENTS];
@@ -79,13 +80,9 @@ static bool may_take(void *owner)
 {
     const struct client *c = owner;
 
+    if (c->user->round != shared.round)
+        *c->user = (struct user){shared.round, QUANTUM};
     return c->user->left > 0;
-}
-
-static void on_round(void *arg)
-{
-    (void)arg;
-    one.left = other.left = QUANTUM;
 }
 
 static const struct connection_handler handler = {
@@ -94,7 +91,6 @@ static const struct connection_handler handler = {
     .buffers = on_buffers,
     .settle = on_settle,
     .may_take = may_take,
-    .round = on_round,
 };
 
 static void setup(void)
@@ -112,7 +108,7 @@ static void setup(void)
     on_taken = NULL;
     ck_assert_ptr_nonnull(shared.base);
     ck_assert_int_eq(connections_init(&shared), 0);
-    on_round(NULL);
+    one = other = (struct user){.left = QUANTUM};
     n_taken = 0;
     memset(taken, 0, sizeof(taken));
     for (int i = 0; i < N_CLIENTS; i++) {
@@ -312,7 +308,4 @@ TEST(pause_after_a_pause_has_its_own_time)
     ck_assert_uint_gt(connection_unread_bytes(clients[0].connection), 4096);
 }
 
-int main(void)
-{
-    return run_tests("connection", setup, teardown);
-}
+RUN_TESTS("connection", setup, teardown)

@@ -149,7 +149,4 @@ TEST(histogram_is_drawn)
     free(text);
 }
 
-int main(void)
-{
-    return run_tests("ctl_bench", NULL, NULL);
-}
+RUN_TESTS("ctl_bench", NULL, NULL)

@@ -515,7 +515,4 @@ TEST(bytes_of_a_request_follow_its_shape)
                       SAMPLING_MAX_BIAS * sizeof(struct logit_bias));
 }
 
-int main(void)
-{
-    return run_tests("engine", set_up_engine, end_engine);
-}
+RUN_TESTS("engine", set_up_engine, end_engine)

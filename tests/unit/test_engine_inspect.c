@@ -290,7 +290,4 @@ TEST(idle_engine_sends_all_reports)
         ck_assert_int_eq(a[i].terminal, ENGINE_REPORT);
 }
 
-int main(void)
-{
-    return run_tests("engine_inspect", set_up_engine, end_engine);
-}
+RUN_TESTS("engine_inspect", set_up_engine, end_engine)

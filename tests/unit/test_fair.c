@@ -372,7 +372,4 @@ TEST(idle_accounts_are_bounded)
     ck_assert_uint_le(fair.users.n, 1024);
 }
 
-int main(void)
-{
-    return run_tests("fair", set_up, tear_down);
-}
+RUN_TESTS("fair", set_up, tear_down)

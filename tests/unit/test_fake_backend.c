@@ -59,7 +59,4 @@ TEST(refuses_too_little_memory)
     ck_assert_ptr_nonnull(strstr(e.text, "kv_memory"));
 }
 
-int main(void)
-{
-    return run_tests("fake_backend", set_up, tear_down);
-}
+RUN_TESTS("fake_backend", set_up, tear_down)

@@ -601,7 +601,4 @@ TEST(messages_are_put_within_a_limit)
     ck_assert_uint_eq(frame_buffer_bytes(&buffer), n + 1);
 }
 
-int main(void)
-{
-    return run_tests("frame", NULL, tear_down);
-}
+RUN_TESTS("frame", NULL, tear_down)

@@ -59,7 +59,4 @@ TEST(walk_meets_each_value_once)
     id_map_deinit(&m);
 }
 
-int main(void)
-{
-    return run_tests("id_map", NULL, NULL);
-}
+RUN_TESTS("id_map", NULL, NULL)

@@ -89,7 +89,4 @@ TEST(refusals_begin_anew)
     ck_assert_uint_eq(e.limit_value, 30);
 }
 
-int main(void)
-{
-    return run_tests("limits", setup, teardown);
-}
+RUN_TESTS("limits", setup, teardown)

@@ -341,7 +341,4 @@ TEST(replaced_socket_is_mended_or_left)
     listener_free(l);
 }
 
-int main(void)
-{
-    return run_tests("listener", setup, teardown);
-}
+RUN_TESTS("listener", setup, teardown)

@@ -545,7 +545,4 @@ TEST(report_without_weights)
     free(text);
 }
 
-int main(void)
-{
-    return run_tests("model", make_dir, remove_dir);
-}
+RUN_TESTS("model", make_dir, remove_dir)

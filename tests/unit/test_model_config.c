@@ -286,7 +286,4 @@ TEST(bad_generation_config_is_refused, .n = 10)
     ck_assert_msg(strncmp(p.first.text, text, strlen(text)) == 0, "%s", p.first.text);
 }
 
-int main(void)
-{
-    return run_tests("model_config", NULL, NULL);
-}
+RUN_TESTS("model_config", NULL, NULL)

@@ -120,7 +120,4 @@ TEST(failed_allocation_is_out_of_memory, .n = N(cases))
     unlink(config);
 }
 
-int main(void)
-{
-    return run_tests("nomem", NULL, NULL);
-}
+RUN_TESTS("nomem", NULL, NULL)

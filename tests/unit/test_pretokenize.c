@@ -258,7 +258,4 @@ TEST(nfc_of_random_texts)
     }
 }
 
-int main(void)
-{
-    return run_tests("pretokenize", setup, teardown);
-}
+RUN_TESTS("pretokenize", setup, teardown)

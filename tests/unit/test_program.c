@@ -131,7 +131,4 @@ TEST(closed_streams_are_held)
     ck_assert_int_eq(WEXITSTATUS(status), 0);
 }
 
-int main(void)
-{
-    return run_tests("program", NULL, NULL);
-}
+RUN_TESTS("program", NULL, NULL)

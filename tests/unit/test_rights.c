@@ -98,7 +98,4 @@ TEST(the_peer_comes_from_the_kernel)
     ck_assert_int_lt(rights_of_peer(&r, fds[0], &peer, &admin), 0);
 }
 
-int main(void)
-{
-    return run_tests("rights", NULL, NULL);
-}
+RUN_TESTS("rights", NULL, NULL)

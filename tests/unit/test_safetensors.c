@@ -167,7 +167,4 @@ TEST(header_length, .n = 8)
     }
 }
 
-int main(void)
-{
-    return run_tests("safetensors", NULL, NULL);
-}
+RUN_TESTS("safetensors", NULL, NULL)

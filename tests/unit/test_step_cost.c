@@ -191,7 +191,4 @@ TEST(late_looks_even_out)
     ck_assert_double_le(step_cost_us(&cost, 32, 0), 1150);
 }
 
-int main(void)
-{
-    return run_tests("step_cost", set_up, NULL);
-}
+RUN_TESTS("step_cost", set_up, NULL)

@@ -283,7 +283,4 @@ TEST(random_ids_stream_as_they_decode)
     ck_assert_int_gt(n_stopped, 200);
 }
 
-int main(void)
-{
-    return run_tests("text_stream", setup, teardown);
-}
+RUN_TESTS("text_stream", setup, teardown)

@@ -368,7 +368,4 @@ TEST(megabyte_of_one_thing, .n = N(repeated))
     free(text);
 }
 
-int main(void)
-{
-    return run_tests("tokenizer", load_tiny, free_tiny);
-}
+RUN_TESTS("tokenizer", load_tiny, free_tiny)

@@ -316,7 +316,4 @@ TEST(missing_file)
     tokenizer_free(NULL);
 }
 
-int main(void)
-{
-    return run_tests("tokenizer_json", set_up, tear_down);
-}
+RUN_TESTS("tokenizer_json", set_up, tear_down)

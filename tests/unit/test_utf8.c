@@ -94,7 +94,4 @@ TEST(utf8_is_cleaned)
     ck_assert_str_eq(s, "a\xc3\xa9???b??????");
 }
 
-int main(void)
-{
-    return run_tests("utf8", NULL, NULL);
-}
+RUN_TESTS("utf8", NULL, NULL)

@@ -184,7 +184,4 @@ TEST(pieces_cover_the_memory, .n = 4 * N_SHAPES)
     }
 }
 
-int main(void)
-{
-    return run_tests("weights", NULL, NULL);
-}
+RUN_TESTS("weights", NULL, NULL)

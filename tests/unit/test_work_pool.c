@@ -235,7 +235,4 @@ TEST(removal_keeps_the_order)
     ck_assert(list_empty(&queue.works));
 }
 
-int main(void)
-{
-    return run_tests("work_pool", set_up, NULL);
-}
+RUN_TESTS("work_pool", set_up, NULL)
