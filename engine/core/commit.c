@@ -86,7 +86,7 @@ static void commit_rows(struct core *c, const struct step_entry *e, const struct
     const int32_t row = e->first_row;
 
     for (int32_t i = 0;; i++) {
-        bool accepted = i < e->n_drafts && (r->ids[row + i] == e->drafts[i] ||
+        bool accepted = i < e->n_drafts && (r->ids[row + i] == s->drafts[i] ||
                                             (PLANT(PLANT_DRAFT_AFTER_MISMATCH) && i > 0));
 
         commit_token(c, s, r, row + i, now_us);
@@ -97,10 +97,10 @@ static void commit_rows(struct core *c, const struct step_entry *e, const struct
         c->n_accepted++;
         core_list_blocks(c, s, s->n_written);
     }
-    if (e->n_drafts > 0) /* the others' positions are computed again, and charged again */
-        s->n_planned = s->n_written;
-    if (s->n_charged > s->n_planned && e->n_drafts > 0)
-        s->n_charged = s->n_planned;
+    if (e->n_drafts == 0)
+        return;
+    s->n_planned = s->n_written; /* the others' positions are computed again, and charged again */
+    s->n_charged = least(s->n_charged, s->n_planned);
 }
 
 static void commit_entry(struct core *c, const struct step_entry *e, const struct step_result *r,

@@ -57,7 +57,6 @@ void core_want_rows(struct step *st, struct step_entry *e, int32_t n_drafts)
 
     e->wanted = 1 + n_drafts;
     e->n_drafts = n_drafts;
-    e->drafts = s->drafts;
     e->counter = (uint32_t)(s->n_generated + s->n_sampling++);
     e->masks = s->masks;
     st->n_drafts += n_drafts;

@@ -65,7 +65,6 @@ struct request *request_new(const struct core_request *r, uint64_t order, uint64
         return NULL;
     q->id = r->id;
     q->client_id = r->client;
-    list_init(&q->in_core);
     q->deadline_us = r->deadline_us;
     q->priority = r->priority;
     q->n_prompt = r->n_prompt;
@@ -90,7 +89,6 @@ struct request *request_new(const struct core_request *r, uint64_t order, uint64
         s->choice = i;
         s->order = order + (uint64_t)i;
         s->slot = -1;
-        list_init(&s->link);
         list_init(&s->in_plan);
         list_init(&s->waiters);
         s->sampling = *r->sampling;

@@ -9,16 +9,12 @@ enum { MAX_BIAS = 4 * SAMPLING_MAX_BIAS }; /* of a step's updates */
 
 int step_init(struct step *st, const struct batch *max)
 {
-    int r;
-
     st->max = *max;
     st->max.n_rows = st->max.n_updates = max->n_seqs;
     st->max.n_bias = MAX_BIAS;
-    if (__builtin_mul_overflow(max->n_seqs, SAMPLING_MAX_STOP_IDS, &st->max.n_stop_ids))
+    if (__builtin_mul_overflow(max->n_seqs, SAMPLING_MAX_STOP_IDS, &st->max.n_stop_ids) ||
+        batch_layout(&st->max) < 0)
         return -EOVERFLOW;
-    r = batch_layout(&st->max);
-    if (r < 0)
-        return r;
     st->batch = calloc(1, st->max.bytes);
     st->entries = calloc((size_t)max->n_seqs, sizeof(*st->entries));
     st->copies = calloc((size_t)max->n_copies + 1, sizeof(*st->copies));
@@ -144,7 +140,7 @@ static void build_entry(struct batch *b, struct step_entry *e, int shift, struct
     else
         sequence_copy_tokens(s, e->start, n_known, tokens);
     for (int32_t i = 0; i < e->n_drafts; i++)
-        tokens[n_known + i] = e->drafts[i];
+        tokens[n_known + i] = s->drafts[i];
     for (int32_t i = 0, pos = e->start; i < e->n; i++, pos++) {
         positions[i] = pos;
         slots[i] = (s->table[pos >> shift] << shift) + (pos & mask);

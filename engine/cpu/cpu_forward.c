@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "engine/cpu/cpu_machine.h"
+#include "engine/util/machine.h"
 #include "engine/util/must.h"
 
 enum {
@@ -52,6 +52,7 @@ struct forward {
     const int32_t *ids;
     const struct layer_weights *layer;
     const float *norm; /* weights of the norm being computed */
+    void (*each)(const struct forward *f, int i);
     int layer_no;
     int row, n_rows; /* rows of the batch */
     int n_tiles;
@@ -191,46 +192,44 @@ static void product(const struct forward *f, float *y, size_t y_stride, const fl
     cpu_pool_run(f->o.pool, row_tasks * p.n_out_tasks, product_task, &p);
 }
 
-/* Calls run for tasks of TASK_ROWS rows of the slice. */
-static void each_rows(struct forward *f, void (*run)(void *ctx, int task, int thread))
+static void rows_task(void *ctx, int task, int thread)
 {
-    cpu_pool_run(f->o.pool, (f->n_rows + TASK_ROWS - 1) / TASK_ROWS, run, f);
-}
-
-#define EACH_ROW(f, task, i)                                                                       \
-    for (int i = (task)*TASK_ROWS; i < min_int((f)->n_rows, ((task) + 1) * TASK_ROWS); i++)
-
-/* Embeddings, and cosines and sines of the positions. */
-static void embed_task(void *ctx, int task, int thread)
-{
-    struct forward *f = ctx;
-    const struct matrix *w = &f->o.weights->embed;
-    const int half = f->c.head_dim / 2;
+    const struct forward *f = ctx;
+    const int end = min_int(f->n_rows, (task + 1) * TASK_ROWS);
 
     (void)thread;
-    EACH_ROW(f, task, i)
-    {
-        const int32_t token = batch_tokens(f->b)[f->row + i];
-        /* A row after BATCH_NUMERICS is discarded: any id will do. */
-        const int32_t id = token >= 0 ? token : f->ids[~token] >= 0 ? f->ids[~token] : 0;
-        const float pos = (float)batch_positions(f->b)[f->row + i];
+    for (int i = task * TASK_ROWS; i < end; i++)
+        f->each(f, i);
+}
 
-        f->o.ops->from_bf16(f->x + (size_t)i * f->hidden, matrix_row(w, id), (int)w->ld);
-        for (int j = 0; j < half; j++) {
-            const float angle = pos * f->inv_freq[j];
+/* Calls `each` for the rows of the slice, in tasks of TASK_ROWS. */
+static void each_row(struct forward *f, void (*each)(const struct forward *f, int i))
+{
+    f->each = each;
+    cpu_pool_run(f->o.pool, (f->n_rows + TASK_ROWS - 1) / TASK_ROWS, rows_task, f);
+}
 
-            f->cos[i * half + j] = (float)cos((double)angle);
-            f->sin[i * half + j] = (float)sin((double)angle);
-        }
+/* Embeddings, and cosines and sines of the positions. */
+static void embed_row(const struct forward *f, int i)
+{
+    const struct matrix *w = &f->o.weights->embed;
+    const int half = f->c.head_dim / 2;
+    const int32_t token = batch_tokens(f->b)[f->row + i];
+    /* A row after BATCH_NUMERICS is discarded: any id will do. */
+    const int32_t id = token >= 0 ? token : f->ids[~token] >= 0 ? f->ids[~token] : 0;
+    const float pos = (float)batch_positions(f->b)[f->row + i];
+
+    f->o.ops->from_bf16(f->x + (size_t)i * f->hidden, matrix_row(w, id), (int)w->ld);
+    for (int j = 0; j < half; j++) {
+        const float angle = pos * f->inv_freq[j];
+
+        f->cos[i * half + j] = (float)cos((double)angle);
+        f->sin[i * half + j] = (float)sin((double)angle);
     }
 }
 
-static void norm_task(void *ctx, int task, int thread)
+static void norm_row(const struct forward *f, int i)
 {
-    struct forward *f = ctx;
-
-    (void)thread;
-    EACH_ROW(f, task, i)
     f->o.ops->rms_norm(f->normed + (size_t)i * f->hidden, f->x + (size_t)i * f->hidden, f->norm,
                        f->c.hidden_dim, f->c.rms_norm_eps);
 }
@@ -238,7 +237,7 @@ static void norm_task(void *ctx, int task, int thread)
 static void norm_rows(struct forward *f, const struct matrix *w)
 {
     f->norm = w->data;
-    each_rows(f, norm_task);
+    each_row(f, norm_row);
 }
 
 /* The keys (0) or values (1) of a head in block 0. */
@@ -263,35 +262,29 @@ static void store_kv(const struct forward *f, int values, int head, int32_t slot
 }
 
 /* Adds biases, normalizes and rotates heads, and stores keys and values in their slots. */
-static void heads_task(void *ctx, int task, int thread)
+static void heads_row(const struct forward *f, int i)
 {
-    struct forward *f = ctx;
     const struct cpu_ops *ops = f->o.ops;
     const struct layer_weights *y = f->layer;
     const int dim = f->c.head_dim, n_rotated = f->c.n_heads + f->c.n_kv_heads;
+    const int32_t slot = batch_slots(f->b)[f->row + i];
+    float *row = f->qkv_out + (size_t)i * f->qkv;
 
-    (void)thread;
-    EACH_ROW(f, task, i)
-    {
-        float *row = f->qkv_out + (size_t)i * f->qkv;
-        const int32_t slot = batch_slots(f->b)[f->row + i];
+    if (y->qkv_bias.data)
+        ops->add(row, y->qkv_bias.data, (int)f->qkv);
+    for (int h = 0; h < n_rotated; h++) {
+        float *x = row + (size_t)h * (size_t)dim;
 
-        if (y->qkv_bias.data)
-            ops->add(row, y->qkv_bias.data, (int)f->qkv);
-        for (int h = 0; h < n_rotated; h++) {
-            float *x = row + (size_t)h * (size_t)dim;
+        if (y->q_norm.data)
+            ops->rms_norm(x, x, h < f->c.n_heads ? y->q_norm.data : y->k_norm.data, dim,
+                          f->c.rms_norm_eps);
+        ops->rope(x, f->cos + i * (dim / 2), f->sin + i * (dim / 2), dim / 2);
+    }
+    for (int h = 0; h < f->c.n_kv_heads; h++) {
+        const float *k = row + (size_t)(f->c.n_heads + h) * (size_t)dim;
 
-            if (y->q_norm.data)
-                ops->rms_norm(x, x, h < f->c.n_heads ? y->q_norm.data : y->k_norm.data, dim,
-                              f->c.rms_norm_eps);
-            ops->rope(x, f->cos + i * (dim / 2), f->sin + i * (dim / 2), dim / 2);
-        }
-        for (int h = 0; h < f->c.n_kv_heads; h++) {
-            const float *k = row + (size_t)(f->c.n_heads + h) * (size_t)dim;
-
-            store_kv(f, 0, h, slot, k);
-            store_kv(f, 1, h, slot, k + (size_t)f->c.n_kv_heads * (size_t)dim);
-        }
+        store_kv(f, 0, h, slot, k);
+        store_kv(f, 1, h, slot, k + (size_t)f->c.n_kv_heads * (size_t)dim);
     }
 }
 
@@ -324,18 +317,12 @@ static void attend_task(void *ctx, int task, int thread)
     f->o.ops->attend(&a);
 }
 
-static void silu_task(void *ctx, int task, int thread)
+static void silu_row(const struct forward *f, int i)
 {
-    struct forward *f = ctx;
     const size_t ffn = (size_t)f->c.ffn_dim;
+    const float *row = f->gate_up + (size_t)i * 2 * ffn;
 
-    (void)thread;
-    EACH_ROW(f, task, i)
-    {
-        const float *row = f->gate_up + (size_t)i * 2 * ffn;
-
-        f->o.ops->silu_mul(f->act + (size_t)i * f->ffn, row, row + ffn, f->c.ffn_dim);
-    }
+    f->o.ops->silu_mul(f->act + (size_t)i * f->ffn, row, row + ffn, f->c.ffn_dim);
 }
 
 static void run_layer(struct forward *f)
@@ -345,13 +332,13 @@ static void run_layer(struct forward *f)
 
     norm_rows(f, &y->attn_norm);
     product(f, f->qkv_out, f->qkv, f->normed, f->hidden, &y->qkv, n, false);
-    each_rows(f, heads_task);
+    each_row(f, heads_row);
     cpu_pool_run(f->o.pool, f->n_tiles * f->c.n_kv_heads, attend_task, f);
     product(f, f->x, f->hidden, f->attn, f->heads, &y->o, n, true);
 
     norm_rows(f, &y->mlp_norm);
     product(f, f->gate_up, 2 * (size_t)f->c.ffn_dim, f->normed, f->hidden, &y->gate_up, n, false);
-    each_rows(f, silu_task);
+    each_row(f, silu_row);
     product(f, f->x, f->hidden, f->act, f->ffn, &y->down, n, true);
 }
 
@@ -395,7 +382,7 @@ void forward_run(struct forward *f, const struct batch *b, const int32_t *ids)
     for (f->row = 0; f->row < b->n_tokens; f->row += SLICE_ROWS) {
         f->n_rows = min_int(b->n_tokens - f->row, SLICE_ROWS);
         cut_tiles(f);
-        each_rows(f, embed_task);
+        each_row(f, embed_row);
         for (f->layer_no = 0; f->layer_no < f->c.n_layers; f->layer_no++) {
             f->layer = &f->o.weights->layers[f->layer_no];
             run_layer(f);

@@ -11,7 +11,7 @@
 #include <string.h>
 
 #include "engine/util/checked.h"
-#include "engine/cpu/cpu_machine.h"
+#include "engine/util/machine.h"
 #include "engine/util/must.h"
 #include "engine/philox.h"
 
@@ -240,11 +240,11 @@ static int nucleus(struct candidate *c, int n, double mass)
     return lo > 0 ? lo : 1;
 }
 
-/* The k first of all ids, in no order; returns how many there are. */
-static int select_top(const struct sampler *s, struct candidate *c, const float *z, int k)
+/* The k first of the ids with z >= floor, in no order; returns how many there are. */
+static int select_top(const struct sampler *s, struct candidate *c, const float *z, int k,
+                      float floor)
 {
     const int n = s->vocab_size, room = k < n / 2 ? 2 * k : n;
-    float floor = -INFINITY;
     int m = 0;
 
     for (int i = 0; (i = s->ops->find_ge(z, i, n, floor)) < n; i++) {
@@ -257,15 +257,6 @@ static int select_top(const struct sampler *s, struct candidate *c, const float 
         }
     }
     return m > k ? nucleus(c, m, k) : m;
-}
-
-static int select_ge(const struct sampler *s, struct candidate *c, const float *z, float floor)
-{
-    int m = 0;
-
-    for (int i = 0; (i = s->ops->find_ge(z, i, s->vocab_size, floor)) < s->vocab_size; i++)
-        c[m++] = (struct candidate){z[i], i, 1.0};
-    return m;
 }
 
 /* One row's draw at a temperature above 0. */
@@ -336,14 +327,14 @@ static int draw_candidates(const struct sampler *s, const struct draw *d, struct
 
     *mass = 0.0;
     if (p->top_k > 0 && p->top_k < s->vocab_size) {
-        n = select_top(s, c, d->z, p->top_k);
+        n = select_top(s, c, d->z, p->top_k, -INFINITY);
     } else {
         if (p->top_p < 1.0f) {
             /* Ids whose total weight is below 1 - top_p are not needed to reach top_p. */
             *mass = s->ops->sum_exp(d->z, s->vocab_size, d->max, d->scale);
             least = log(0.99 * (1.0 - (double)p->top_p) * *mass / s->vocab_size);
         }
-        n = select_ge(s, c, d->z, draw_floor(d, least));
+        n = select_top(s, c, d->z, s->vocab_size, draw_floor(d, least));
     }
     for (int i = 0; i < n; i++) {
         c[i].weight = exp((double)draw_logit(d, c[i].z));
@@ -397,7 +388,8 @@ static void logprobs(const struct sampler *s, struct candidate *c, const float *
     out->logprob = logits[out->id] - max - log_sum;
     if (n_top <= 0)
         return;
-    n = select_top(s, c, logits, n_top < SAMPLING_MAX_LOGPROBS ? n_top : SAMPLING_MAX_LOGPROBS);
+    n = select_top(s, c, logits, n_top < SAMPLING_MAX_LOGPROBS ? n_top : SAMPLING_MAX_LOGPROBS,
+                   -INFINITY);
     for (int i = 0; i < n; i++) { /* selection sort: they are few */
         int best = i;
 

@@ -162,25 +162,17 @@ VEC_FUNC struct vec vec_load_bf16(const uint16_t *p)
     VEC_EACH(part_load_bf16(p + i * (PART_LANES)));
 }
 
-VEC_FUNC struct vec vec_add(struct vec a, struct vec b)
-{
-    VEC_EACH(a.p[i] + b.p[i]);
-}
+/* Defines a function of two vectors by what it does to part i of each. */
+#define VEC_BINARY(name, expr)                                                                     \
+    VEC_FUNC struct vec name(struct vec a, struct vec b)                                           \
+    {                                                                                              \
+        VEC_EACH(expr);                                                                            \
+    }
 
-VEC_FUNC struct vec vec_sub(struct vec a, struct vec b)
-{
-    VEC_EACH(a.p[i] - b.p[i]);
-}
-
-VEC_FUNC struct vec vec_mul(struct vec a, struct vec b)
-{
-    VEC_EACH(a.p[i] * b.p[i]);
-}
-
-VEC_FUNC struct vec vec_div(struct vec a, struct vec b)
-{
-    VEC_EACH(a.p[i] / b.p[i]);
-}
+VEC_BINARY(vec_add, a.p[i] + b.p[i])
+VEC_BINARY(vec_sub, a.p[i] - b.p[i])
+VEC_BINARY(vec_mul, a.p[i] * b.p[i])
+VEC_BINARY(vec_div, a.p[i] / b.p[i])
 
 VEC_FUNC struct vec vec_fma(struct vec a, struct vec b, struct vec c)
 {
@@ -205,15 +197,8 @@ VEC_FUNC part part_min(part a, part b)
 }
 #endif
 
-VEC_FUNC struct vec vec_max(struct vec a, struct vec b)
-{
-    VEC_EACH(part_max(a.p[i], b.p[i]));
-}
-
-VEC_FUNC struct vec vec_min(struct vec a, struct vec b)
-{
-    VEC_EACH(part_min(a.p[i], b.p[i]));
-}
+VEC_BINARY(vec_max, part_max(a.p[i], b.p[i]))
+VEC_BINARY(vec_min, part_min(a.p[i], b.p[i]))
 
 /* a, but 0 where x < lo. */
 VEC_FUNC struct vec vec_zero_below(struct vec a, struct vec x, struct vec lo)
