@@ -75,8 +75,8 @@ static int cuda_open(struct backend **out, const struct model *model,
         return err_set(e, -ENOTSUP, "CUDA: one device is supported, not %d",
                        options->n_devices > options->tp_size ? options->n_devices
                                                              : options->tp_size);
-    if (options->tier_bytes[TIER_HOST] || options->tier_bytes[TIER_DISK])
-        return err_set(e, -ENOTSUP, "CUDA: KV blocks can be kept on the device only");
+    if (options->tier_bytes[TIER_DISK])
+        return err_set(e, -ENOTSUP, "CUDA: KV blocks cannot be kept on disk");
     b = calloc(1, sizeof(*b));
     if (!b)
         return err_set(e, -ENOMEM, "out of memory");
@@ -125,7 +125,14 @@ static int cuda_idle(struct backend *b, struct err *e)
     int r;
 
     must(b->n_submitted == b->n_waited);
-    if (b->dead || (b->products_loaded && !b->tune))
+    if (b->dead)
+        return 0;
+    if (b->products_loaded && b->rank.host) { /* before anything is measured beside it */
+        host_tier_pin(b->rank.host);
+        if (host_tier_wait(b->rank.host))
+            return 1;
+    }
+    if (b->products_loaded && !b->tune)
         return 0;
     r = b->products_loaded ? tune_step(b->tune, e) : rank_load_products(&b->rank, e);
     if (r < 0)

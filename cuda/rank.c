@@ -1,7 +1,8 @@
 /* rank.c - see rank.h.
  *
- * One stream. A step is one copy of metadata and then either a captured graph (decodes alone) or
- * its kernels one by one; sampled ids come back by the last kernel's writes to host memory. */
+ * One stream for steps; copies of blocks have others (host_tier.h). A step is one copy of metadata
+ * and then either a captured graph (decodes alone) or its kernels one by one; sampled ids come back
+ * by the last kernel's writes to host memory. */
 #include "cuda/rank.h"
 
 #include <cublasLt.h>
@@ -10,6 +11,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "engine/util/must.h"
 
@@ -17,9 +19,11 @@ enum {
     POLLS = 2000, /* of an event before the thread sleeps for it: a few hundred microseconds */
     GRAPH_FINE = 16,
     GRAPH_RESERVE = 256 << 20, /* of device memory, for what the driver takes as graphs come */
-    ITEM_BLOCKS_PER_SM = 3,    /* blocks of decode attention that a multiprocessor has room for */
+    COPY_POLL_US = 50,
+    ITEM_BLOCKS_PER_SM = 3, /* blocks of decode attention that a multiprocessor has room for */
 };
 
+static const double COPY_WAIT = 1e-3;  /* seconds: contract 2 of a step without rows */
 static const double KV_FRACTION = 0.9; /* by default: some is left for others' contexts */
 
 /* Decodes of the graph that n run in: a power of two, above GRAPH_FINE a multiple of that. */
@@ -299,6 +303,9 @@ static int open_parts(struct rank *b, struct err *e)
                    "rope_table", e);
     if (r == 0)
         r = take_blocks(b, e);
+    if (r == 0 && b->options.tier_bytes[TIER_HOST])
+        r = host_tier_new(&b->host, d, b->options.tier_bytes[TIER_HOST], b->block_bytes,
+                          d->memory[DEVICE_KV], b->n_blocks, e);
     if (r == 0 && d->compute == 90)
         r = cuda_check(attn_maps_init(&f->maps, &f->kv, b->n_blocks, f->qkv,
                                       (c->n_heads + 2 * c->n_kv_heads) * c->head_dim,
@@ -316,6 +323,7 @@ void rank_deinit(struct rank *b)
     (void)cudaSetDevice(b->device.id);
     if (b->device.launch.stream)
         (void)cudaStreamSynchronize(b->device.launch.stream);
+    host_tier_free(b->host);
     drop_graphs(b);
     free(b->graphs.by_size);
     free(b->known.all);
@@ -421,7 +429,11 @@ void rank_info(const struct rank *b, struct backend_info *out)
         .kv_dtype = KV_DTYPE_BF16,
         .masks = true,
         .drafts = true,
+        .copies = b->host != NULL,
     };
+    if (b->host)
+        out->tiers[TIER_HOST] =
+            (struct backend_tier){host_tier_blocks(b->host), host_tier_pinned_bytes(b->host)};
     snprintf(out->devices[0], sizeof(*out->devices), "%.100s, %.0f GiB", b->device.name,
              (double)b->device.total_bytes / 0x1p30);
     snprintf(out->driver, sizeof(out->driver), "%s", b->device.driver);
@@ -485,9 +497,8 @@ static int enqueue_step(struct rank *b, const struct batch *batch, int slot, str
     int r = path == PATH_RESIDENT ? rank_take_tags(b, &counts->tag, e) : 0;
 
     if (r < 0 ||
-        (r = cuda_check(cudaMemcpyAsync(b->step_memory, b->slots[slot].pinned, bytes,
-                                        cudaMemcpyHostToDevice, stream),
-                        "copying a step", e)) < 0 ||
+        (r = cuda_check(step_copy(&b->device.launch, b->step_memory, b->slots[slot].pinned, bytes),
+                        "step_copy", e)) < 0 ||
         (r = enqueue_updates(b, &view, batch, e)) < 0)
         return r;
     if (graph && b->graphs.by_size[size])
@@ -511,15 +522,31 @@ int rank_submit(struct rank *b, const struct batch *batch, int slot, struct err 
     struct rank_slot *s = &b->slots[slot];
     int r = cuda_check(cudaSetDevice(b->device.id), "choosing the device", e);
 
-    must(batch->n_tokens > 0 && batch->n_tokens <= b->limits.max_tokens);
-    must(batch->n_seqs > 0 && batch->n_seqs <= b->options.max_seqs);
+    must(batch->n_tokens >= 0 && batch->n_tokens <= b->limits.max_tokens);
+    must(batch->n_seqs > 0 ? batch->n_seqs <= b->options.max_seqs : b->host != NULL);
     must(batch->n_rows <= b->options.max_seqs && batch->n_updates <= b->options.max_seqs);
-    must(batch->n_copies == 0); /* this backend has one tier */
+    must(batch->n_copies == 0 || b->host);
     s->step = batch->step;
     s->n_rows = batch->n_rows;
-    if (r == 0)
+    s->copies_only = batch->n_seqs == 0;
+    if (r == 0 && !s->copies_only)
         r = enqueue_step(b, batch, slot, e);
-    return r < 0 ? r : cuda_check(cudaEventRecord(s->done, b->device.launch.stream), "a step", e);
+    if (r == 0)
+        r = cuda_check(cudaEventRecord(s->done, b->device.launch.stream), "a step", e);
+    return r == 0 && b->host ? host_tier_submit(b->host, batch, s->done, e) : r;
+}
+
+/* Which copies have ended; where there is nothing else to wait for, waits for one. */
+static int take_copies(struct rank *b, bool wait, struct step_result *out, struct err *e)
+{
+    const double begin = monotonic_seconds();
+    int r = host_tier_poll(b->host, out, e);
+
+    while (r == 0 && wait && out->n_copies == 0 && monotonic_seconds() - begin < COPY_WAIT) {
+        (void)usleep(COPY_POLL_US);
+        r = host_tier_poll(b->host, out, e);
+    }
+    return r;
 }
 
 int rank_wait(struct rank *b, int slot, struct step_result *out, struct err *e)
@@ -542,5 +569,5 @@ int rank_wait(struct rank *b, int slot, struct step_result *out, struct err *e)
                                 .logprobs = m->host_logprobs[slot],
                                 .top_ids = m->host_top_ids[slot],
                                 .top_logprobs = m->host_top_logprobs[slot]};
-    return 0;
+    return b->host ? take_copies(b, s->copies_only, out, e) : 0;
 }

@@ -9,6 +9,7 @@
 #include "cuda/algo_file.h"
 #include "cuda/device.h"
 #include "cuda/forward.h"
+#include "cuda/host_tier.h"
 #include "cuda/step.h"
 #include "engine/backend.h"
 
@@ -19,6 +20,7 @@ struct rank_slot {
     cudaEvent_t done;
     uint64_t step;
     int32_t n_rows;
+    bool copies_only; /* no sequence has rows in it */
 };
 
 /* Decode steps as captured graphs of a few sizes; a batch runs in the smallest that holds it. */
@@ -43,6 +45,7 @@ struct rank {
     char *step_memory; /* where it goes */
     int32_t *history;  /* [max_seq_len] tokens of one sequence being loaded */
     int32_t n_blocks;
+    struct host_tier *host; /* NULL: there is none */
     uint64_t block_bytes;
     char key[ALGO_KEY];        /* of measurements: device, software, shape of the model */
     struct algo_records known; /* measured at earlier starts; unchanged from the first step on */

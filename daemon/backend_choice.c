@@ -73,7 +73,7 @@ struct backend_options backend_options_of(const struct options *o)
         .max_batch_tokens = (int32_t)o->max_batch_tokens,
         .max_seqs = (int32_t)o->max_seqs,
         .max_seq_len = (int32_t)o->max_seq_len,
-        .tier_bytes = {o->kv_memory.bytes},
+        .tier_bytes = {o->kv_memory.bytes, o->prefix_cache ? (uint64_t)o->host_memory : 0},
         .kv_fraction = o->kv_memory.fraction,
         .kv_dtype = (enum kv_dtype)o->kv_dtype,
         .n_threads = (int32_t)o->cpu_threads,

@@ -19,6 +19,7 @@ struct sources {
     Nvllm__V1__Blocks blocks;
     Nvllm__V1__Requests requests;
     Nvllm__V1__PrefixCache hits;
+    Nvllm__V1__HostMemory host;
     Nvllm__V1__Memory memory;
 };
 
@@ -59,6 +60,7 @@ static const char *why_waiting(const struct inspect_report *r, struct sources *f
         [INSPECT_WHY_PREFIX] = "another request is computing the prefix that they share",
         [INSPECT_WHY_SHARE] = "requests of higher priority, or of users served less, go first",
         [INSPECT_WHY_STEP] = "it starts in the next step",
+        [INSPECT_WHY_LOADING] = "its prefix is being copied from host memory",
     };
     const struct inspect_request *q = &r->requests[0];
     const size_t size = sizeof(from->text);
@@ -150,6 +152,7 @@ static const char *why_cached(const struct inspect_report *r, struct sources *fr
 
 FILLER(blocks, Blocks, blocks, void, BLOCK_SUMS_FIELDS)
 FILLER(hits, PrefixCache, prefix_cache, void, CACHE_HITS_FIELDS)
+FILLER(host, HostMemory, host_memory, struct engine_status, STATUS_HOST_FIELDS)
 FILLER(requests, Requests, requests, struct engine_status, STATUS_REQUESTS_FIELDS)
 FILLER(memory, Memory, memory, struct engine_status, STATUS_MEMORY_FIELDS)
 FILLER(status, Status, status, struct engine_status, STATUS_FIELDS)
@@ -167,7 +170,7 @@ FILLER(why_cached, Explanation, explanation, struct inspect_report, WHY_CACHED_F
 
 /* The engine numbers its enums as the protocol does. */
 _Static_assert((int)INSPECT_ENDING == (int)NVLLM__V1__REQUEST_STATE__REQUEST_ENDING, "states");
-_Static_assert((int)INSPECT_WHY_STEP == (int)NVLLM__V1__WAIT_REASON__WAIT_STEP, "reasons");
+_Static_assert((int)INSPECT_WHY_LOADING == (int)NVLLM__V1__WAIT_REASON__WAIT_LOADING, "reasons");
 
 /* ---- frames */
 

@@ -73,6 +73,8 @@ static const struct option table[] = {
     {"cache.kv_memory", KIND_MEMORY, AT(kv_memory), 0, 0, NULL, "auto",
      "memory for KV blocks; auto: 90% of what is free on a GPU; on the CPU as much as the weights "
      "take, 512M at least, and a quarter of the available memory at most"},
+    {"cache.host_memory", KIND_BYTES, AT(host_memory), 0, INT64_C(1) << 46, NULL, "0",
+     "host memory for cached KV blocks that device memory has no room for; 0: none"},
     {"cache.kv_dtype", KIND_CHOICE, AT(kv_dtype), 0, 0, "auto|f32|bf16", "auto",
      "type of cached keys and values; auto: f32 on the CPU, bf16 on a GPU"},
     {"cache.prefix_cache", KIND_CHOICE, AT(prefix_cache), 0, 0, "off|on", "on",

@@ -123,6 +123,7 @@ struct options {
     char *backend_module;
     int64_t block_len;
     struct option_memory kv_memory;
+    int64_t host_memory;
     int64_t kv_dtype; /* enum kv_dtype of backend.h */
     int64_t prefix_cache;
     int64_t scope; /* enum option_scope */

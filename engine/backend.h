@@ -53,7 +53,7 @@ struct backend_options {
 
 struct backend_tier {
     int32_t n_blocks; /* 0: the backend does not have this tier */
-    uint64_t bytes;   /* n_blocks * block_bytes */
+    uint64_t bytes;   /* n_blocks * block_bytes; of host memory what has been pinned so far */
 };
 
 /* What an opened backend offers. */

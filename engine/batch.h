@@ -23,7 +23,8 @@
  * `before` copies listed ahead of it; one marked `after` starts when the step has computed, so it
  * may read what the step wrote, and may take longer than the steps behind it. Neither its source is
  * rewritten nor its target read until a result names it as done. A step may have copies and no
- * rows; a step with no rows ends when a copy under way ends, if there is one.
+ * rows; a step with no rows ends when a copy under way ends, or about a millisecond later: so the
+ * core can plan what has come meanwhile.
  *
  * Owner: the core. A batch stays unchanged until the backend's wait() has returned that step; the
  * result belongs to the backend and holds until its next wait(). Backends copy what they keep of

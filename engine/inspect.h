@@ -96,6 +96,7 @@ enum inspect_why {
     INSPECT_WHY_PREFIX,
     INSPECT_WHY_SHARE,
     INSPECT_WHY_STEP,
+    INSPECT_WHY_LOADING,
 };
 
 /* The answer, which owns its arrays. What its kind does not use is zero. */

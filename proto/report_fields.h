@@ -39,6 +39,13 @@
 #define STATUS_BLOCKS_FIELDS(F) BLOCK_SUM_FIELDS(F, blocks_)
 #define STATUS_HITS_FIELDS(F)   HIT_FIELDS(F, prefix_)
 
+#define STATUS_HOST_FIELDS(F) \
+    F(COUNT, bytes,  q->backend.tiers[TIER_HOST].bytes, host_bytes,         bytes) \
+    F(COUNT, total,  q->core.host_blocks,               host_blocks_total,  total) \
+    F(COUNT, cached, q->core.host_cached,               host_blocks_cached, cached) \
+    F(COUNT, stored, q->core.blocks_stored,             blocks_stored,      stored) \
+    F(COUNT, loaded, q->core.blocks_loaded,             blocks_loaded,      loaded)
+
 #define STATUS_REQUESTS_FIELDS(F) \
     F(COUNT, running, q->core.requests_running,                 requests_running, running) \
     F(COUNT, waiting, q->core.requests_waiting + q->n_encoding, requests_waiting, waiting)
@@ -63,6 +70,7 @@
     F(TEXT,  server,        SERVER_NAME,                 server,          server) \
     F(COUNT, uptime_ms,     server_now_us() / 1000 - from->server->start_ms, uptime_ms, uptime_ms) \
     F(GROUP, blocks,        blocks,                      status_blocks,   blocks) \
+    F(GROUP, host_memory,   host,                        status_host,     host_memory) \
     F(GROUP, requests,      requests,                    status_requests, requests) \
     F(GROUP, prefix_cache,  hits,                        status_hits,     prefix_cache) \
     F(COUNT, preemptions,   q->core.preemptions,         preemptions,     preemptions) \
@@ -170,6 +178,7 @@
 #define REPORT_ROWS(R) \
     R(status_blocks,   nvllm_status,         Blocks,          STATUS_BLOCKS_FIELDS) \
     R(status_requests, nvllm_status,         Requests,        STATUS_REQUESTS_FIELDS) \
+    R(status_host,     nvllm_status,         HostMemory,      STATUS_HOST_FIELDS) \
     R(status_hits,     nvllm_status,         PrefixCache,     STATUS_HITS_FIELDS) \
     R(status_memory,   nvllm_status,         Memory,          STATUS_MEMORY_FIELDS) \
     R(status,          nvllm_status,         Status,          STATUS_FIELDS) \

@@ -1,7 +1,6 @@
 /* status.c - nvllmctl status, requests and blocks: what nvllmd does, and who holds the KV cache. */
 #include <inttypes.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/param.h>
 #include <unistd.h>
@@ -51,6 +50,11 @@ static void print_numbers(const struct nvllm_status *s)
     printf("%-14s%u of %u used (%.0f %%), %u cached, %u free; %u tokens each\n", "blocks",
            s->blocks_used, s->blocks_total, show_percent(s->blocks_used, s->blocks_total),
            s->blocks_cached, s->blocks_free, s->block_len);
+    if (s->host_blocks_total > 0)
+        printf("%-14s%u of %u blocks cached, %llu stored, %llu loaded; %.1f MiB are ready\n",
+               "host memory", s->host_blocks_cached, s->host_blocks_total,
+               (unsigned long long)s->blocks_stored, (unsigned long long)s->blocks_loaded,
+               show_mib(s->host_bytes));
     printf("%-14s%llu of %llu prompt tokens found (%.0f %%)\n", "prefix cache",
            (unsigned long long)s->prefix_hit_tokens, (unsigned long long)s->prefix_queried_tokens,
            show_percent(s->prefix_hit_tokens, s->prefix_queried_tokens));

@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/param.h>
 #include <termios.h>
 #include <unistd.h>
 
@@ -48,9 +49,7 @@ static void measure(struct top *t, const struct nvllm_status *s)
         return;
     for (int i = 0; i < N_RATES; i++) {
         if (t->seen_ms >= 0)
-            t->rates[i] = counts[i] < t->counts[i]
-                              ? 0
-                              : (double)(counts[i] - t->counts[i]) * 1000 / (double)ms;
+            t->rates[i] = (double)(counts[i] - MIN(t->counts[i], counts[i])) * 1000 / (double)ms;
         t->counts[i] = counts[i];
     }
     t->seen_ms = now;

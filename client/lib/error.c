@@ -96,11 +96,10 @@ NAMES(nvllm_request_state_name, enum nvllm_request_state,
       [NVLLM_REQUEST_PREFILL] = "prefill", [NVLLM_REQUEST_DECODE] = "decode",
       [NVLLM_REQUEST_PREEMPTED] = "preempted", [NVLLM_REQUEST_ENDING] = "ending")
 
-NAMES(
-    nvllm_wait_reason_name, enum nvllm_wait_reason,
-    "unknown", [NVLLM_WAIT_UNKNOWN] = "unknown", [NVLLM_WAIT_NOT] = "not",
-    [NVLLM_WAIT_ENCODING] = "encoding", [NVLLM_WAIT_SEQS] = "seqs", [NVLLM_WAIT_BLOCKS] = "blocks",
-    [NVLLM_WAIT_PREFIX] = "prefix", [NVLLM_WAIT_SHARE] = "share", [NVLLM_WAIT_STEP] = "step")
+NAMES(nvllm_wait_reason_name, enum nvllm_wait_reason, "unknown", [NVLLM_WAIT_UNKNOWN] = "unknown",
+      [NVLLM_WAIT_NOT] = "not", [NVLLM_WAIT_ENCODING] = "encoding", [NVLLM_WAIT_SEQS] = "seqs",
+      [NVLLM_WAIT_BLOCKS] = "blocks", [NVLLM_WAIT_PREFIX] = "prefix", [NVLLM_WAIT_SHARE] = "share",
+      [NVLLM_WAIT_STEP] = "step", [NVLLM_WAIT_LOADING] = "loading")
 
 struct nvllm_text nvllm_str(const char *s)
 {

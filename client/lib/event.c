@@ -147,7 +147,7 @@ void event_read_error(struct nvllm_error *out, const Nvllm__V1__Error *in)
 #define READ_STATE(field, member)              READ_ENUM(field, member, NVLLM_STATE_FAILED)
 #define READ_REQUEST_STATE(field, member)      READ_ENUM(field, member, NVLLM_REQUEST_ENDING)
 #define READ_PRIORITY(field, member)           READ_ENUM(field, member, NVLLM_PRIORITY_HIGH)
-#define READ_WAIT_REASON(field, member)        READ_ENUM(field, member, NVLLM_WAIT_STEP)
+#define READ_WAIT_REASON(field, member)        READ_ENUM(field, member, NVLLM_WAIT_LOADING)
 #define READ_IDS(field, member)                                                                    \
     out->member = in->field;                                                                       \
     out->n_##member = in->n_##field;

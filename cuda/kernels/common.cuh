@@ -13,8 +13,9 @@ static constexpr unsigned ALL_LANES = 0xffffffffu;
 
 // Waits until the preceding kernel has ended and its writes are visible, and lets the next one
 // launch. Reads of what that kernel wrote must bypass L1, which may hold older lines (__ldcg).
-// Before the wait a kernel may only read what no kernel of the step writes: weights, step metadata,
-// keys and values of earlier steps; and write nothing.
+// Before the wait a kernel may only read what no kernel of the step writes: weights, keys and
+// values of earlier steps and, but for the kernel behind step_copy(), step metadata; and write
+// nothing.
 __device__ __forceinline__ void chain_wait()
 {
 #if __CUDA_ARCH__ >= 900

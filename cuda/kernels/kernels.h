@@ -111,6 +111,9 @@ struct step_view {
     const struct logit_bias *bias;
 };
 
+/* Copies a multiple of 16 bytes from pinned host memory, without the device's copy engines. */
+cudaError_t step_copy(const struct launch *l, void *to, const void *from, size_t bytes);
+
 /* residual[i] = embedding of tokens[i]; ~r names what row r sampled in the step before. */
 cudaError_t embed(const struct launch *l, float *residual, const uint16_t *table,
                   const struct step_view *v, const int32_t *sampled, int n_tokens, int dim,

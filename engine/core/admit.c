@@ -149,27 +149,19 @@ static void begin(struct core *c, struct sequence *s, int32_t n_found, uint64_t 
     if (q->n_running++ == 0)
         c->n_requests_running++;
     q->user->n_running++;
-    s->loaded = s->tried_load = false;
+    s->loaded = false;
+    s->n_loads = 0;
     s->n_lacking = s->n_passed = 0;
     if (n_found > 0)
         prefix_cache_first(prefix_cache_node(c->cache, chain))->hits++;
-    if (s->ran)
+    if (s->n_preempted > 0)
         return;
-    s->ran = true;
     c->stats.queried_tokens += (uint64_t)q->n_prompt;
     c->stats.hit_tokens += (uint64_t)s->n_written;
     if (q->usage.start_us) /* another choice has begun, and this one may find what it computed */
         return;
     q->usage.start_us = now_us;
     q->usage.cached_tokens = s->n_written;
-}
-
-/* Choices of a request begin with the first: the others find what it computed. */
-static bool passes_sibling(const struct sequence *s)
-{
-    const struct sequence *first = &s->request->choices[0];
-
-    return s != first && !first->ran && first->state != SEQ_ENDED;
 }
 
 /* *promised grows when s is admitted. */
@@ -179,12 +171,12 @@ static enum admission admit(struct core *c, struct step *st, struct sequence *s,
     int32_t len = c->options.block_len;
     int32_t max = (core_n_chunked(c, s) - 1) / len; /* one token at least is computed */
     int32_t *table = c->tables + (size_t)c->free_slots[c->n_free_slots - 1] * (size_t)c->max_blocks;
-    uint64_t chain = prefix_cache_root(s->request->ns);
+    uint64_t chain = prefix_cache_chain(c->cache, &s->request->ns->root);
     bool alone = core_n_running(c) == 0 && list_empty(&c->draining);
     enum admission result = WAITS_FOR_PREFIX;
     int32_t n = 0;
 
-    if (!alone && (passes_sibling(s) ||
+    if (!alone && (sequence_waits_for_first(s) ||
                    (s->n_lacking > blocks_for(c, s, *promised) && c->planned < s->retry_step)))
         return NO_ROOM;
     while (n < max &&
@@ -219,7 +211,7 @@ static bool may_begin(struct core *c, const struct sequence *s, int32_t promised
 
     if (n >= rows || n >= c->options.max_batch_tokens)
         return false;
-    if (c->n_free_slots == 0 && !passes_sibling(s) &&
+    if (c->n_free_slots == 0 && !sequence_waits_for_first(s) &&
         (s->n_lacking == 0 || s->n_lacking <= blocks_for(c, s, promised)))
         core_claim_slot(c, s);
     return c->n_free_slots > 0;

@@ -17,6 +17,7 @@ int blocks_new(struct blocks **out, int32_t n_blocks)
     b->n_blocks = b->n_free = n_blocks;
     list_init(&b->free);
     list_init(&b->cached);
+    b->dirty = &b->cached;
     *out = b;
     return 0;
 }
@@ -41,12 +42,41 @@ static bool is_older(const struct list *a, const struct list *b)
     return block_of(a)->released < block_of(b)->released;
 }
 
+/* Puts a block in its place among the cached ones, which is the last one or near the first dirty
+ * one. What is behind a dirty one does not count as clean. */
+static void cache(struct blocks *b, struct block *k, bool clean)
+{
+    const bool ahead = b->dirty == &b->cached || is_older(&k->link, b->dirty);
+    struct list *at = ahead ? b->dirty : &b->cached;
+    int32_t n_behind = 0;
+
+    for (; at->prev != &b->cached && is_older(&k->link, at->prev); n_behind++)
+        at = at->prev;
+    list_append(at, &k->link);
+    b->n_cached++;
+    if (ahead && !clean) {
+        b->n_clean -= n_behind;
+        b->dirty = &k->link;
+    } else if (ahead) {
+        b->n_clean++;
+    }
+}
+
+static void uncache(struct blocks *b, struct block *k)
+{
+    if (&k->link == b->dirty)
+        b->dirty = k->link.next;
+    else if (b->dirty == &b->cached || is_older(&k->link, b->dirty))
+        b->n_clean--;
+    list_remove(&k->link);
+    b->n_cached--;
+}
+
 /* Puts a block without references where it belongs. */
-static void settle(struct blocks *b, struct block *k)
+static void settle(struct blocks *b, struct block *k, bool clean)
 {
     if (k->node) {
-        list_insert(&b->cached, &k->link, is_older);
-        b->n_cached++;
+        cache(b, k, clean);
     } else {
         list_append(&b->free, &k->link);
         b->n_free++;
@@ -78,26 +108,24 @@ void blocks_ref(struct blocks *b, int32_t block_id)
     struct block *k = block_at(b, block_id);
 
     must(k->refs > 0 || k->node);
-    if (k->refs++ > 0)
-        return;
-    list_remove(&k->link);
-    b->n_cached--;
+    if (k->refs++ == 0)
+        uncache(b, k);
 }
 
-void blocks_put_back(struct blocks *b, int32_t block_id)
+void blocks_put_back(struct blocks *b, int32_t block_id, bool clean)
 {
     struct block *k = block_at(b, block_id);
 
     must(k->refs > 0);
     if (--k->refs == 0)
-        settle(b, k);
+        settle(b, k, clean);
 }
 
 void blocks_unref(struct blocks *b, int32_t block_id)
 {
     if (blocks_refs(b, block_id) == 1)
         block_at(b, block_id)->released = ++b->n_released;
-    blocks_put_back(b, block_id);
+    blocks_put_back(b, block_id, false);
 }
 
 void blocks_list(struct blocks *b, int32_t block_id, struct node *node)
@@ -108,14 +136,18 @@ void blocks_list(struct blocks *b, int32_t block_id, struct node *node)
     k->node = node;
     if (k->refs > 0)
         return;
-    list_remove(&k->link);
-    b->n_cached--;
-    settle(b, k);
+    uncache(b, k);
+    settle(b, k, false);
 }
 
-int32_t blocks_next_cached(const struct blocks *b, int32_t block_id)
+int32_t blocks_id(const struct blocks *b, const struct list *cached)
 {
-    const struct list *l = block_id < 0 ? &b->cached : &blocks_at(b, block_id)->link;
+    return cached == &b->cached ? -1 : (int32_t)(block_of(cached) - b->block);
+}
 
-    return l->next == &b->cached ? -1 : (int32_t)(block_of(l->next) - b->block);
+void blocks_set_clean(struct blocks *b)
+{
+    must(b->dirty != &b->cached);
+    b->dirty = b->dirty->next;
+    b->n_clean++;
 }

@@ -27,8 +27,12 @@ struct blocks {
     int32_t n_blocks, n_free, n_cached;
     int32_t n_touched; /* the others were never used: free, in no list, so a start touches none */
     uint64_t n_released;
-    struct list free;     /* the block released last goes out first, one never used last */
-    struct list cached;   /* in order of release */
+    struct list free;   /* the block released last goes out first, one never used last */
+    struct list cached; /* in order of release */
+    /* The first n_clean of these can be evicted and nothing is lost: a lower tier has a copy or
+     * must not. Whether the others can has not been asked. */
+    int32_t n_clean;
+    struct list *dirty;   /* the first of the others; &cached: there is none */
     struct block block[]; /* [n_blocks] */
 };
 
@@ -38,15 +42,17 @@ void blocks_free(struct blocks *b);
 /* A free block, with one reference. False: there is none; cached ones may be left. */
 bool blocks_take(struct blocks *b, int32_t *block_id);
 void blocks_ref(struct blocks *b, int32_t block_id);   /* of a held or a cached block */
-void blocks_unref(struct blocks *b, int32_t block_id); /* the last one frees or caches it */
+void blocks_unref(struct blocks *b, int32_t block_id); /* the last one frees or caches it: dirty */
 /* The same, but a block that is then cached takes the place that it had before it was held. */
-void blocks_put_back(struct blocks *b, int32_t block_id);
+void blocks_put_back(struct blocks *b, int32_t block_id, bool clean);
 
 /* Lists a held block for a node of the prefix cache, or for NULL unlists a listed one. */
 void blocks_list(struct blocks *b, int32_t block_id, struct node *node);
 
-/* The cached block released first after this one, or first of all for -1; -1: none. */
-int32_t blocks_next_cached(const struct blocks *b, int32_t block_id);
+/* The block at a place in the cached list, such as cached.next or dirty; -1: its end. */
+int32_t blocks_id(const struct blocks *b, const struct list *cached);
+
+void blocks_set_clean(struct blocks *b); /* the first dirty one */
 
 static inline const struct block *blocks_at(const struct blocks *b, int32_t block_id)
 {

@@ -142,8 +142,7 @@ static int reserve_events(struct core *c, int64_t n)
 /* Has room: core_admit reserved what a call can tell, if events are taken after each. */
 void core_emit(struct core *c, const struct core_event *e)
 {
-    if (c->n_events == c->max_events)
-        must(reserve_events(c, 1) == 0);
+    must(reserve_events(c, 1) == 0);
     c->events[c->n_events++] = *e;
 }
 
@@ -209,7 +208,7 @@ static void drop_request(struct core *c, struct request *q)
 int core_admit(struct core *c, const struct core_request *r, uint64_t now_us)
 {
     struct request *q;
-    int64_t n_terminal = (int64_t)r->n + 1;
+    int64_t n_owed = c->n_alive + r->n + c->n_requests + 1; /* terminal events, with these */
     int64_t longest = (int64_t)r->n_prompt + r->max_tokens;
 
     must(r->n_prompt >= 1 && r->max_tokens >= 1 && r->n >= 1);
@@ -220,8 +219,7 @@ int core_admit(struct core *c, const struct core_request *r, uint64_t now_us)
         return CORE_E_TOO_LONG;
     if (core_blocks_for(c, (int32_t)longest - 1) > core_room(c, r))
         return CORE_E_NEVER_FITS;
-
-    if (reserve_events(c, c->n_events_owed + n_terminal + 2 * (int64_t)c->options.max_seqs) < 0)
+    if (reserve_events(c, n_owed + 2 * (int64_t)c->options.max_seqs) < 0)
         return -ENOMEM;
     q = request_new(r, c->last_order + 1, now_us);
     if (!q)
@@ -241,7 +239,6 @@ int core_admit(struct core *c, const struct core_request *r, uint64_t now_us)
     c->last_order += (uint64_t)q->n;
     c->n_requests++;
     c->n_alive += q->n;
-    c->n_events_owed += n_terminal;
     return CORE_OK;
 }
 
@@ -325,7 +322,6 @@ static void finish_request(struct core *c, struct request *q, uint64_t now_us)
     q->usage.end_us = now_us;
     e.usage = q->usage;
     core_emit(c, &e);
-    c->n_events_owed -= (int64_t)q->n + 1;
     must(id_map_take(&c->requests, q->id) == q);
     list_remove(&q->in_core);
     if (q->deadline_us)
@@ -341,33 +337,20 @@ static void finish_request(struct core *c, struct request *q, uint64_t now_us)
 void core_end_choice(struct core *c, struct sequence *s, enum core_reason reason, uint64_t now_us)
 {
     struct request *q = s->request;
-    bool last = --q->n_alive == 0;
 
-    c->n_alive--;
-    if (s->choice == 0)
-        q->reason = reason;
-    switch (s->state) {
-    case SEQ_WAITING:
-    case SEQ_WAITING_PREFIX:
-    case SEQ_LOADING:
+    must(s->state != SEQ_ENDED);
+    if (sequence_runs(s)) {
+        core_halt(c, s, SEQ_ENDED);
+        c->watermark -= (c->watermark + 7) / 8; /* its room is free for good */
+    } else if (s->state != SEQ_PREEMPTED) {     /* which goes on draining */
         core_unqueue(s);
         c->n_queued_tokens -= sequence_n_tokens(s);
-        s->state = SEQ_ENDED;
-        break;
-    case SEQ_PREEMPTED: /* goes on draining */
-        s->state = SEQ_ENDED;
-        break;
-    case SEQ_PREFILL:
-    case SEQ_DECODE:
-        q->n_draining++; /* keeps the request until its last event is told */
-        core_halt(c, s, SEQ_ENDED);
-        q->n_draining--;
-        c->watermark -= (c->watermark + 7) / 8; /* its room is free for good */
-        break;
-    case SEQ_ENDED:
-        must(!"ended twice");
     }
-    if (last)
+    s->state = SEQ_ENDED;
+    if (s->choice == 0)
+        q->reason = reason;
+    c->n_alive--;
+    if (--q->n_alive == 0)
         finish_request(c, q, now_us);
 }
 
@@ -441,6 +424,10 @@ void core_stats(const struct core *c, struct core_stats *out)
     out->blocks_cached = c->blocks->n_cached;
     out->blocks_free = c->blocks->n_free;
     out->blocks_pinned = c->cache->n_pinned;
+    out->host_blocks = c->options.tier_blocks[TIER_HOST];
+    out->host_cached = c->tiers[TIER_HOST] ? c->tiers[TIER_HOST]->n_cached : 0;
+    out->blocks_stored = c->n_copied[TIER_HOST];
+    out->blocks_loaded = c->n_copied[TIER_DEVICE];
     out->seqs_running = core_n_running(c);
     out->seqs_waiting = (int32_t)(c->n_alive - core_n_running(c));
     out->requests_running = c->n_requests_running;

@@ -110,6 +110,8 @@ struct core_event {
 struct core_stats {
     int32_t blocks_total, blocks_used, blocks_cached, blocks_free;
     int32_t blocks_pinned; /* of the used ones: held by pins, and maybe by sequences too */
+    int32_t host_blocks, host_cached;      /* of the host tier: all, and those that hold a copy */
+    uint64_t blocks_stored, blocks_loaded; /* copied down to the host tier, up from it */
     int32_t seqs_running, seqs_waiting;
     int32_t requests_running, requests_waiting; /* running: at least one choice runs */
     int32_t clients;                            /* that have requests */
@@ -203,8 +205,7 @@ enum {
 int core_inspect(struct inspect_report **out, struct core *c, const struct inspect_query *q,
                  const int32_t *prompt, int32_t n_prompt, uint64_t now_us);
 
-/* Blocks that may be pinned: half of the pool. A pin is also refused if an admitted request could
- * then never run; later requests that do not fit beside it are refused. */
+/* Blocks that may be pinned: half of the pool. */
 int32_t core_pin_limit(const struct core *c);
 
 #endif

@@ -1,5 +1,4 @@
-/* core_cache.c - inspect requests about the prefix cache: list, clear, pin, explain a prompt; see
- * core.h. */
+/* core_cache.c - queries about the prefix cache: list, clear, pin, explain a prompt; see core.h. */
 #include <errno.h>
 #include <stdlib.h>
 
@@ -11,11 +10,12 @@ static bool may_touch(const struct core *c, const struct inspect_query *q)
     return q->all || (q->viewer == q->client && !c->options.share_all);
 }
 
-/* The longest beginning of a prompt that is on the device. */
+/* The longest beginning of a prompt that is cached. */
 struct found {
     struct node *last; /* or the root; NULL: there is no such namespace */
     int32_t n_blocks;
     int32_t n_pinned; /* of these, the first ones */
+    int32_t n_lower;  /* of these, not on the device */
 };
 
 static struct found find(const struct core *c, struct cache_namespace *ns, const int32_t *prompt,
@@ -26,11 +26,11 @@ static struct found find(const struct core *c, struct cache_namespace *ns, const
 
     while (ns && f.n_blocks < max_blocks &&
            (n = prefix_cache_lookup(c->cache, prefix_cache_chain(c->cache, f.last),
-                                    prompt + f.n_blocks * c->options.block_len)) &&
-           n->location[TIER_DEVICE] >= 0) {
+                                    prompt + f.n_blocks * c->options.block_len))) {
         f.last = n;
         f.n_blocks++;
         f.n_pinned += n->n_pins > 0;
+        f.n_lower += n->location[TIER_DEVICE] < 0;
     }
     return f;
 }
@@ -169,7 +169,7 @@ static int pin(struct core *c, const struct inspect_query *q, const int32_t *pro
             return CORE_INSPECT_PIN_LIMIT;
         if (most_needed(c) > c->options.n_blocks - n_pinned && !PLANT(PLANT_PIN_NO_LIMIT))
             return CORE_INSPECT_PIN_BUSY;
-        if (f.n_blocks < n)
+        if (f.n_blocks - f.n_lower < n)
             return CORE_INSPECT_ABSENT;
     }
     prefix_cache_set_pin(c->cache, f.last, !q->unpin);
@@ -223,7 +223,6 @@ static int explain(const struct core *c, const struct inspect_query *q, const in
     out->prompt_tokens = n_prompt;
     out->cached_tokens = f.n_blocks > (n_prompt - 1) / len ? at - len : at;
     out->same_tokens = out->cached_tokens;
-    out->next_id = -1;
     out->compared = may_touch(c, q);
     if (!out->compared)
         return 0;

@@ -21,8 +21,7 @@ struct step_entry {
     int32_t start;         /* first position */
     int32_t n;             /* positions */
     int32_t token;         /* a decode's input: an id or ~row */
-    int32_t n_drafts;      /* a chunk's last positions hold these, not known tokens */
-    const int32_t *drafts; /* [n_drafts] */
+    int32_t n_drafts;      /* a chunk's last positions hold the sequence's drafts, so many */
     int32_t wanted;        /* its last rows, so many, are sampled from */
     int32_t first_row;     /* of these in batch.rows, once built */
     uint32_t counter;      /* of the token that the first of them samples */
@@ -91,7 +90,6 @@ struct core {
 
     struct core_event *events;
     int32_t n_events, max_events;
-    int64_t n_events_owed; /* terminal events that the requests alive can cause */
 
     struct core_stats stats; /* the counters that only grow */
     /* Counted for tests: */

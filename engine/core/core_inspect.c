@@ -36,7 +36,7 @@ static const struct {
     [SEQ_ENDED] = {0, INSPECT_ENDING, 0},
     [SEQ_WAITING] = {1, INSPECT_WAITING, 0},
     [SEQ_WAITING_PREFIX] = {2, INSPECT_WAITING_PREFIX, INSPECT_WHY_PREFIX},
-    [SEQ_LOADING] = {2, INSPECT_WAITING_PREFIX, INSPECT_WHY_PREFIX},
+    [SEQ_LOADING] = {2, INSPECT_WAITING_PREFIX, INSPECT_WHY_LOADING},
     [SEQ_PREEMPTED] = {3, INSPECT_PREEMPTED, INSPECT_WHY_BLOCKS},
     [SEQ_PREFILL] = {4, INSPECT_PREFILL, INSPECT_WHY_RUNS},
     [SEQ_DECODE] = {5, INSPECT_DECODE, INSPECT_WHY_RUNS},
@@ -235,8 +235,7 @@ static int list_requests(struct core *c, const struct inspect_query *q, const st
                          struct inspect_report *out)
 {
     const bool explains = q->kind == INSPECT_EXPLAIN_REQUEST;
-    const int32_t limit = explains ? 1 : q->limit;
-    const int32_t room = limit < c->n_requests ? limit : c->n_requests;
+    const int32_t room = least(explains ? 1 : q->limit, c->n_requests);
 
     out->requests = calloc((size_t)room + 1, sizeof(*out->requests));
     if (!out->requests)

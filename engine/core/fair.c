@@ -16,8 +16,7 @@
  * but for the first row granted, and at most PRECISION one-decode steps. So, with estimates that
  * are right:
  *
- * - each token of u, of that class, takes at most 1 / share(u) times as long as it would take
- * alone;
+ * - each token of u, of that class, takes at most 1 / share(u) times as long as it would alone;
  * - of two users that want more than they get over some time, the microseconds charged, divided by
  *   the shares, differ by at most one grant of each: a row, a chunk, or, where slots are short,
  *   what the requests in the slots take;

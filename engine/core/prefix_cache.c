@@ -269,13 +269,16 @@ void prefix_cache_drop(struct prefix_cache *p, struct node *n, enum tier tier)
 bool prefix_cache_take(struct prefix_cache *p, enum tier tier, int32_t within, int32_t *block_id)
 {
     struct blocks *b = p->tiers[tier];
-    int32_t id = -1;
+    int32_t id;
 
     if (blocks_take(b, block_id))
         return true;
-    while (within-- > 0 && (id = blocks_next_cached(b, id)) >= 0) {
-        if (is_in(blocks_node(b, id), TIER_DEVICE, tier))
+    for (; within > 0 && (id = blocks_id(b, b->cached.next)) >= 0; within--) {
+        if (is_in(blocks_node(b, id), TIER_DEVICE, tier)) {
+            blocks_ref(b, id);
+            blocks_unref(b, id); /* to the end */
             continue;
+        }
         prefix_cache_drop(p, blocks_node(b, id), tier);
         p->n_evicted += tier == TIER_DEVICE;
         return blocks_take(b, block_id);
@@ -283,13 +286,14 @@ bool prefix_cache_take(struct prefix_cache *p, enum tier tier, int32_t within, i
     return false;
 }
 
-struct node *prefix_cache_next_copy(const struct prefix_cache *p, enum tier from, enum tier to,
-                                    int32_t within)
+struct node *prefix_cache_next_copy(struct prefix_cache *p, enum tier from, enum tier to,
+                                    int32_t n_clean)
 {
-    int32_t id = -1;
+    struct blocks *b = p->tiers[from];
+    int32_t id;
 
-    while (within-- > 0 && (id = blocks_next_cached(p->tiers[from], id)) >= 0) {
-        struct node *n = blocks_node(p->tiers[from], id);
+    for (; b->n_clean < n_clean && (id = blocks_id(b, b->dirty)) >= 0; blocks_set_clean(b)) {
+        struct node *n = blocks_node(b, id);
 
         if (n->location[to] < 0 && !n->ns->private)
             return n;
@@ -345,30 +349,23 @@ void prefix_cache_insert(struct prefix_cache *p, uint64_t *chain, int32_t block_
         n->written_us = n->used_us = p->now_us;
 }
 
-/* Changes the number of pins that hold a node and all before it. A node with pins has one reference
- * to its device block. */
-static void count_pins(struct prefix_cache *p, struct node *n, int32_t change)
+/* A node with pins has one reference to its device block. */
+void prefix_cache_set_pin(struct prefix_cache *p, struct node *n, bool pinned)
 {
+    if (n->pinned == pinned)
+        return;
+    n->pinned = pinned;
     for (; n->parent; n = n->parent) {
-        bool was_held = n->n_pins > 0;
-
-        n->n_pins += change;
+        n->n_pins += pinned ? 1 : -1;
         must(n->n_pins >= 0);
-        if (was_held == (n->n_pins > 0))
+        if (n->n_pins > pinned) /* others hold it */
             continue;
-        p->n_pinned += was_held ? -1 : 1;
-        if (was_held)
+        p->n_pinned += pinned ? 1 : -1;
+        if (!pinned)
             blocks_unref(p->tiers[TIER_DEVICE], n->location[TIER_DEVICE]);
         else if (!PLANT(PLANT_PIN_NO_REF))
             blocks_ref(p->tiers[TIER_DEVICE], n->location[TIER_DEVICE]);
     }
-}
-
-void prefix_cache_set_pin(struct prefix_cache *p, struct node *n, bool pinned)
-{
-    if (n->pinned != pinned)
-        count_pins(p, n, pinned ? 1 : -1);
-    n->pinned = pinned;
 }
 
 static void remove_leaf(struct prefix_cache *p, struct node *n)

@@ -95,11 +95,6 @@ void prefix_cache_close(struct prefix_cache *p, struct cache_namespace *ns);
 
 /* ---- chains */
 
-static inline uint64_t prefix_cache_root(const struct cache_namespace *ns)
-{
-    return (uintptr_t)&ns->root;
-}
-
 /* A chain's number is the address of a root, which is even, or an odd number of a node's place in
  * the pool and its generation. */
 static inline uint64_t prefix_cache_chain(const struct prefix_cache *p, const struct node *n)
@@ -152,9 +147,8 @@ int32_t prefix_cache_remove(struct prefix_cache *p, struct node *n);
 /* ---- tiers */
 
 /* A block of the tier to write to, with one reference: a free one, or else a cached one, dropped
- * from its node. Of these it is one that no tier above has, among the `within` released
- * first, or none: a block that is copied down never displaces one that would be copied down again.
- * False: none. */
+ * from its node. Of these it is the oldest that no tier above has, among `within` that are
+ * looked at; the others, which are in use, go to the end. False: none. */
 bool prefix_cache_take(struct prefix_cache *p, enum tier tier, int32_t within, int32_t *block_id);
 
 /* Lists a block that the caller holds as the copy in the tier of a chain's last node. False, and
@@ -162,10 +156,10 @@ bool prefix_cache_take(struct prefix_cache *p, enum tier tier, int32_t within, i
 bool prefix_cache_place(struct prefix_cache *p, uint64_t chain, enum tier tier, int32_t block_id);
 /* Forgets the node's copy in a tier that has one; it must not be pinned there. */
 void prefix_cache_drop(struct prefix_cache *p, struct node *n, enum tier tier);
-/* Among the `within` cached blocks that go next from one tier, the node of the first that has no
- * copy in another one; or NULL. Nodes of private namespaces are not copied. */
-struct node *prefix_cache_next_copy(const struct prefix_cache *p, enum tier from, enum tier to,
-                                    int32_t within);
+/* While fewer than n_clean blocks of a tier can be evicted without a loss: the node of the first
+ * cached one that has no copy in another tier; or NULL. Private nodes are not copied. */
+struct node *prefix_cache_next_copy(struct prefix_cache *p, enum tier from, enum tier to,
+                                    int32_t n_clean);
 
 /* ---- pins and clearing */
 

@@ -415,8 +415,6 @@ int core_next(struct core *c, const struct batch **batch, uint64_t now_us)
 {
     struct step *st = &c->steps[(c->planned + 1) % BACKEND_IN_FLIGHT];
 
-    if (c->n_requests == 0 && c->max_copies == 0)
-        return CORE_IDLE;
     if (core_in_flight(c) == BACKEND_IN_FLIGHT)
         return CORE_WAIT;
     c->cache->now_us = now_us;
@@ -425,13 +423,9 @@ int core_next(struct core *c, const struct batch **batch, uint64_t now_us)
     if (c->n_requests > 0)
         schedule(c, st, now_us);
     core_copy_down(c, st);
-    if (st->head.n_seqs + st->head.n_copies == 0) {
-        if (c->n_requests == 0 && c->n_copies == 0)
-            return CORE_IDLE;
-        if (core_in_flight(c) > 0 || c->n_copies == 0) /* for a commit, or for masks */
-            return CORE_WAIT;
-        /* A step without rows ends with a copy. */
-    }
+    /* An empty step is for copies alone: with the last one, what waits for them can go on. */
+    if (st->head.n_seqs + st->head.n_copies == 0 && (core_in_flight(c) > 0 || c->n_copies == 0))
+        return c->n_requests + c->n_copies == 0 ? CORE_IDLE : CORE_WAIT;
     *batch = step_build(st, c->options.block_len);
     c->planned++;
     return CORE_OK;

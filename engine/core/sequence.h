@@ -38,8 +38,7 @@ struct sequence {
     int32_t n_generated, cap_generated;
     int32_t n_preempted;
     int32_t n_charged; /* positions charged to the user */
-    bool ran;          /* was admitted before */
-    bool tried_load;   /* has waited in LOADING since it ran last */
+    int8_t n_loads;    /* how often it has begun copies since it ran last */
 
     /* What the host says of the tokens after generated. */
     int32_t drafts[CORE_MAX_DRAFTS];
@@ -106,6 +105,14 @@ static inline int32_t sequence_n_tokens(const struct sequence *s)
 static inline bool sequence_runs(const struct sequence *s)
 {
     return s->state == SEQ_PREFILL || s->state == SEQ_DECODE;
+}
+
+/* Choices of a request begin with the first: the others find what it computed. */
+static inline bool sequence_waits_for_first(const struct sequence *s)
+{
+    const struct sequence *first = &s->request->choices[0];
+
+    return s != first && first->state < SEQ_PREFILL && first->n_preempted == 0;
 }
 
 /* Adds a sampled token; room for more is made as they come. False: no memory, nothing was added. */

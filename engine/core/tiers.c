@@ -4,16 +4,19 @@
  * delays a step. The copy has a reference to the source and one to the target until a result names
  * it: neither can be freed or rewritten before. Only then does the node know of the new copy.
  *
- * Down: the cached blocks that go next from a tier, as many as the steps in flight can take, are
- * copied to the tier below, which gives up only blocks that no tier above it has: so copying ends.
+ * Down: the cached blocks that go next from a tier, as many as the steps in flight and the longest
+ * sequence that comes up can take, are copied to the tier below, but no more than half of that. It
+ * gives up only blocks that no tier above it has.
  * Up: a sequence whose prefix goes on in a lower tier waits in SEQ_LOADING, without slot or blocks,
  * until the copies have ended; then it queues again and finds them, or does without: it begins
- * copies once each time it is admitted. */
+ * all of its copies once each time it is admitted, or some of them a few times. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "engine/core/core_impl.h"
+
+enum { MAX_LOADS = 4 }; /* of a sequence: where copies of others leave no room for all of its own */
 
 /* A copy never stays in a tier, so zeros are one that is not under way. */
 static bool is_idle(const struct core_copy *k)
@@ -58,7 +61,7 @@ static bool begin_copy(struct core *c, struct step *st, const struct node *n, en
 {
     const int32_t from = n->location[from_tier];
     const uint64_t node = prefix_cache_chain(c->cache, n); /* which making room may remove */
-    int32_t id, to;
+    int32_t to;
     bool taken;
 
     if (c->n_copies == c->max_copies)
@@ -66,17 +69,16 @@ static bool begin_copy(struct core *c, struct step *st, const struct node *n, en
     blocks_ref(c->tiers[from_tier], from); /* making room must not take it */
     taken = prefix_cache_take(c->cache, to_tier, blocks_of_steps(c), &to);
     if (!taken || PLANT(PLANT_COPY_NO_HOLD))
-        blocks_put_back(c->tiers[from_tier], from);
+        blocks_put_back(c->tiers[from_tier], from, false);
     if (!taken)
         return false;
     while (!is_idle(&c->copies[c->next_copy]))
         c->next_copy = (c->next_copy + 1) % c->max_copies;
-    id = c->next_copy;
-    c->next_copy = (id + 1) % c->max_copies;
-    c->copies[id] = (struct core_copy){node, (uint8_t)from_tier, (uint8_t)to_tier, from, to};
+    c->copies[c->next_copy] =
+        (struct core_copy){node, (uint8_t)from_tier, (uint8_t)to_tier, from, to};
     c->n_copies++;
     st->copies[st->head.n_copies++] = (struct batch_copy){
-        .id = (uint32_t)id,
+        .id = (uint32_t)c->next_copy,
         .from_tier = (uint8_t)from_tier,
         .to_tier = (uint8_t)to_tier,
         .when = COPY_AFTER,
@@ -90,21 +92,16 @@ static bool begin_copy(struct core *c, struct step *st, const struct node *n, en
     return true;
 }
 
-static void end_copy(struct core *c, const struct copy_result *r)
+static void end_copy(struct core *c, struct core_copy *k, bool ok)
 {
-    struct core_copy *k;
-
-    must(r->id < (uint32_t)c->max_copies);
-    k = &c->copies[r->id];
-    must(!is_idle(k));
-    if (r->ok || PLANT(PLANT_COPY_FAILURE))
+    if (ok || PLANT(PLANT_COPY_FAILURE))
         prefix_cache_place(c->cache, k->node, k->to_tier, k->to);
-    c->n_copied[k->to_tier] += r->ok;
-    c->copy_failed |= !r->ok;
+    c->n_copied[k->to_tier] += ok;
+    c->copy_failed |= !ok;
     if (k->to_tier < k->from_tier && !PLANT(PLANT_COPY_NO_HOLD))
         blocks_unref(c->tiers[k->from_tier], k->from); /* used again */
     else if (!PLANT(PLANT_COPY_NO_HOLD))
-        blocks_put_back(c->tiers[k->from_tier], k->from);
+        blocks_put_back(c->tiers[k->from_tier], k->from, ok);
     if (!PLANT(PLANT_COPY_NO_REF))
         blocks_unref(c->tiers[k->to_tier], k->to);
     *k = (struct core_copy){0};
@@ -115,7 +112,7 @@ bool core_load(struct core *c, struct step *st, struct sequence *s, int32_t n, i
                uint64_t chain)
 {
     const int32_t len = c->options.block_len;
-    bool waits = false;
+    bool waits = false, full = false;
 
     for (; c->max_copies > 0 && n < max; n++) {
         const struct node *node =
@@ -127,23 +124,46 @@ bool core_load(struct core *c, struct step *st, struct sequence *s, int32_t n, i
         chain = node ? prefix_cache_chain(c->cache, node) : 0; /* a copy may remove the node */
         /* A copy that is under way already may be another sequence's; below the device only copies
          * hold blocks. */
-        if (!node || (t != TIER_DEVICE && blocks_refs(c->tiers[t], node->location[t]) == 0 &&
-                      (s->tried_load || !begin_copy(c, st, node, t, TIER_DEVICE))))
+        if (!node)
             break;
+        if (t != TIER_DEVICE && blocks_refs(c->tiers[t], node->location[t]) == 0) {
+            full = c->n_copies == c->max_copies && s->n_loads < MAX_LOADS;
+            if (full || s->n_loads == MAX_LOADS || !begin_copy(c, st, node, t, TIER_DEVICE))
+                break;
+        }
         waits |= t != TIER_DEVICE;
     }
-    if (!waits)
+    if (!waits && !full)
         return false;
     core_hold_back(s, SEQ_LOADING, &c->loading);
-    s->tried_load = true;
+    s->n_loads = (int8_t)(full ? s->n_loads + 1 : MAX_LOADS);
     c->n_loads++;
     return true;
 }
 
+static struct core_copy *copy_of(struct core *c, const struct copy_result *r)
+{
+    must(r->id < (uint32_t)c->max_copies);
+    return &c->copies[r->id];
+}
+
 void core_commit_copies(struct core *c, const struct step_result *r)
 {
-    for (int32_t i = r->n_copies; i-- > 0 && !PLANT(PLANT_COPY_IGNORED);)
-        end_copy(c, &r->copies[i]); /* the first one goes first again */
+    const int32_t n = PLANT(PLANT_COPY_IGNORED) ? 0 : r->n_copies, before = c->n_copies;
+
+    for (int32_t i = 0; i < n; i++) {
+        struct core_copy *k = copy_of(c, &r->copies[i]);
+
+        if (k->to_tier > k->from_tier)
+            end_copy(c, k, r->copies[i].ok);
+    }
+    for (int32_t i = n; i-- > 0;) { /* up: a chain's tail is released first, and evicted first */
+        struct core_copy *k = copy_of(c, &r->copies[i]);
+
+        if (!is_idle(k))
+            end_copy(c, k, r->copies[i].ok);
+    }
+    must(before - c->n_copies == n); /* each was under way, and is named once */
     if (r->n_copies == 0 || PLANT(PLANT_LOADING_FORGOTTEN))
         return;
     SEQUENCE_EACH (s, &c->loading) {
@@ -162,7 +182,9 @@ void core_copy_down(struct core *c, struct step *st)
         return;
     for (int t = TIER_DEVICE; c->max_copies > 0 && t + 1 < N_TIERS; t++)
         while (c->tiers[t] && c->tiers[t + 1] &&
-               (n = prefix_cache_next_copy(c->cache, t, t + 1, blocks_of_steps(c))) &&
+               (n = prefix_cache_next_copy(
+                    c->cache, t, t + 1,
+                    least(c->max_copies, (c->options.tier_blocks[t + 1] + 1) / 2) - c->n_copies)) &&
                begin_copy(c, st, n, t, t + 1))
             ;
 }

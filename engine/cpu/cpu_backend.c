@@ -11,7 +11,7 @@
 #include <string.h>
 
 #include "engine/cpu/cpu_forward.h"
-#include "engine/cpu/cpu_machine.h"
+#include "engine/util/machine.h"
 #include "engine/cpu/cpu_pool.h"
 #include "engine/cpu/cpu_sampler.h"
 #include "engine/model/weights.h"
@@ -221,7 +221,7 @@ static int plan_kv(struct kv_pool *kv, const struct model_config *c,
     return 0;
 }
 
-/* Both pools; on a CPU only tests ask for the host tier. */
+/* Both pools. */
 static int take_kv(struct backend *b, struct err *e)
 {
     const uint64_t most = (uint64_t)(INT32_MAX / b->options.block_len);
@@ -238,7 +238,7 @@ static int take_kv(struct backend *b, struct err *e)
 
         tier->bytes = (uint64_t)tier->n_blocks * b->kv.block_bytes;
         if (tier->n_blocks > 0)
-            r = region_init(&b->tiers[t], t == TIER_HOST ? "the host tier" : "cache.kv_memory",
+            r = region_init(&b->tiers[t], t == TIER_HOST ? "cache.host_memory" : "cache.kv_memory",
                             tier->bytes, e);
     }
     b->kv.base = b->tiers[TIER_DEVICE].base;
@@ -257,7 +257,10 @@ int cpu_backend_check(const struct model *model, const struct backend_options *o
     r = plan_kv(&kv, model_config(model), o, weights, all - weights, e);
     if (r < 0)
         return r;
-    if ((uint64_t)kv.n_blocks * kv.block_bytes > all - weights)
+    if (o->tier_bytes[TIER_HOST] > all - weights)
+        return err_set(e, -ENOMEM, "cache.host_memory: %.1f MiB; this machine has %.1f MiB",
+                       (double)o->tier_bytes[TIER_HOST] / 0x1p20, (double)all / 0x1p20);
+    if ((uint64_t)kv.n_blocks * kv.block_bytes > all - weights - o->tier_bytes[TIER_HOST])
         return err_set(e, -ENOMEM,
                        "cache.kv_memory: %.1f MiB; this machine has %.1f MiB, of which the model's "
                        "weights need %.1f MiB",

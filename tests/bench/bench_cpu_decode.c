@@ -12,7 +12,7 @@
 #include <string.h>
 
 #include "engine/cpu/cpu_backend.h"
-#include "engine/cpu/cpu_machine.h"
+#include "engine/util/machine.h"
 #include "engine/cpu/cpu_pool.h"
 #include "engine/model/model.h"
 #include "tests/tools/backend_driver.h"

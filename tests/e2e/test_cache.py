@@ -3,7 +3,6 @@
 import json
 import random
 
-import harness
 from harness import Case, Daemon, scaled
 
 FEW_TOKENS = {"max_tokens": 4, "sampling": {"temperature": 0, "ignore_eos": True}}
@@ -50,6 +49,26 @@ class AcrossClients(Case):
             for salt in {}, {"cache_salt": b"a"}, {"cache_salt": b"b"}:
                 self.assertGreaterEqual(cached(**salt), 240)
 
+    def test_comes_back_from_host_memory(self):
+        """By turns two prompts of which the pool has room for one: each is found, with the same
+        tokens, and status counts what was copied."""
+        requests = [{"prompt_ids": {"ids": random_ids(seed, 400)}, **FEW_TOKENS} for seed in (3, 4)]
+        with Daemon("cache.kv_memory=8M", "cache.host_memory=64M", "scheduler.max_seq_len=450") as d, \
+                d.connect() as w:
+            first = [w.generate(**r) for r in requests]
+            host = d.wait_idle()["host_memory"]
+            self.assertGreater(host["stored"], 0)
+            self.assertGreater(host["total"], 100)
+            for i in (0, 1, 0, 1):
+                found = w.ask(explain={"prompt_ids": requests[i]["prompt_ids"]})["explanation"]
+                self.assertGreaterEqual(found["cached_tokens"], 384)
+                again = w.generate(**requests[i])
+                self.assertEqual(again.choices[0].ids, first[i].choices[0].ids)
+                self.assertGreaterEqual(again.done["usage"]["cached_tokens"], 384)
+            self.assertGreater(d.status()["host_memory"]["loaded"], 50)
+            self.assertRegex(d.ctl("status").stdout,
+                             rb"host memory +\d+ of \d+ blocks cached, \d+ stored, \d+ loaded; 64")
+
     def test_secret_is_kept_in_the_state_folder(self):
         """Drawn once, the same after a restart; one that others can read is refused by name."""
         folder = self.temporary_folder()
@@ -63,7 +82,3 @@ class AcrossClients(Case):
         d = Daemon(f"cache.state_folder={folder}", wait=False)
         self.assertEqual(d.process.wait(timeout=scaled(30, 60)), 2, d.log())
         self.assertIn(f"{secret}: mode 644", d.log())
-
-
-if __name__ == "__main__":
-    harness.main()

@@ -80,6 +80,37 @@ static void bench_decode(const char *name, int n, int n_prompt, int n_tokens, fl
     fflush(stdout);
 }
 
+/* What decodes lose while blocks move, and how fast these do. */
+static void bench_copies(int n, int n_prompt)
+{
+    static const int under_way[][2] = {{0, 0}, {512, 0}, {0, 512}, {512, 512}};
+    struct backend_info info;
+    double alone = 0.0;
+
+    nvllm_backend.info(backend, &info);
+    for (int k = 0; k < 4; k++) {
+        struct driver d = {.ops = &nvllm_backend,
+                           .backend = backend,
+                           .options = &options,
+                           .n_copies = {under_way[k][0], under_way[k][1]}};
+        struct drive_seq seqs[MAX_SEQS];
+        struct drive_times t;
+        struct err e;
+        double step;
+
+        for (int i = 0; i < n; i++)
+            seqs[i] = make_seq(n_prompt, 272, 0.0f, (uint64_t)i + 1);
+        err_must(drive(&d, seqs, n, &t, &e), &e);
+        step = (t.seconds - t.begun_seconds) / (double)(t.steps - t.begun_steps);
+        alone = k ? alone : step;
+        printf(
+            "bench=copies seqs=%d context=%d up=%d down=%d step_us=%.1f share=%.3f gb_per_s=%.1f\n",
+            n, n_prompt, under_way[k][0], under_way[k][1], step * 1e6, alone / step,
+            (double)d.n_copied * (double)info.block_bytes / t.seconds / 1e9);
+        fflush(stdout);
+    }
+}
+
 /* The time to the first token of one prompt: the median of a few runs. */
 static void bench_prefill(int n_prompt)
 {
@@ -183,13 +214,14 @@ int main(int argc, char **argv)
     const bool invariant = argc > 2 && is(argv[argc - 1], "invariant");
     const double begin = now_seconds();
     const char *words[4] = {0}; /* after the folder */
-    bool decode, mixed, prefill, tune, reached = true;
+    bool copies, decode, mixed, prefill, tune, reached = true;
     struct backend_info info;
     struct model *model;
     struct err e;
 
     for (int i = 2; i < argc - invariant && i < 6; i++)
         words[i - 2] = argv[i];
+    copies = is(words[0], "copies") && words[2];
     decode = is(words[0], "decode") && words[2];
     mixed = is(words[0], "mixed") && words[1];
     prefill = is(words[0], "prefill") && words[1];
@@ -198,8 +230,9 @@ int main(int argc, char **argv)
         fprintf(stderr,
                 "usage: %1$s MODEL_FOLDER [LENGTHS_FILE | short [CACHE_FOLDER | eager]]\n"
                 "       %1$s MODEL_FOLDER decode SEQS CONTEXT [CACHE_FOLDER]\n"
+                "       %1$s MODEL_FOLDER copies SEQS CONTEXT\n"
                 "       %1$s MODEL_FOLDER mixed LENGTHS_FILE\n"
-                "       %1$s MODEL_FOLDER prefill TOKENS\n"
+                "       %1$s MODEL_FOLDER prefill TOKENS [CACHE_FOLDER]\n"
                 "       %1$s MODEL_FOLDER tune [CACHE_FOLDER]\n"
                 "       %1$s attention\n"
                 "       %1$s sampler\n",
@@ -222,8 +255,9 @@ int main(int argc, char **argv)
                                        .max_seqs = MAX_SEQS,
                                        .max_seq_len = config->max_seq_len,
                                        .kv_fraction = 0.9};
-    if (!options.eager && !mixed && !prefill)
-        options.cache_folder = words[decode ? 3 : 1];
+    options.tier_bytes[TIER_HOST] = copies ? 8ull << 30 : 0;
+    if (!options.eager && !mixed && !copies)
+        options.cache_folder = words[decode ? 3 : prefill ? 2 : 1];
     err_must(nvllm_backend.open(&backend, model, &options, &e), &e);
     nvllm_backend.info(backend, &info);
     printf("bench=open model=%s device=\"%s\" seconds=%.3f weights_mb=%.0f blocks=%d\n",
@@ -236,6 +270,10 @@ int main(int argc, char **argv)
         const int n = atoi(words[1]);
 
         bench_decode("decode", n < 1 || n > MAX_SEQS ? 1 : n, atoi(words[2]), 144, 0.6f, 0);
+    } else if (copies) {
+        while (nvllm_backend.idle(backend, &e) == 1) /* until memory is pinned */
+            ;
+        bench_copies(atoi(words[1]), atoi(words[2]));
     } else if (prefill) {
         const int n = atoi(words[1]);
 

@@ -18,6 +18,7 @@ import clients
 import device
 import speed
 import stress
+import tiers
 from device import (Planted, Skip, answers_of, args, daemon, few, harness, median, model_config,
                     need_model, random_ids, row, verdict, wire)
 
@@ -41,6 +42,18 @@ def golden():
                     text = f"{clear - len(wrong)}/{clear} clear of {len(cases)} cases"
                     row(f"golden graphs={graphs} block {block_len} {name}",
                         verdict(clear and not wrong), text + "".join(f", {n}" for n in wrong[:4]))
+
+
+    # Of a pool for the longest case each is evicted before it comes back from host memory.
+    longest = max(len(c["prompt_ids"]) + c["max_tokens"] for c in cases)
+    pool = stress.pool_bytes(model_config(harness.MODEL), longest + 64) >> 10
+    with daemon(f"cache.kv_memory={pool}K", f"scheduler.max_seq_len={longest + 16}",
+                "cache.host_memory=1G") as d, d.connect() as w:
+        wrong = [n for _ in range(3) for n in golden_wrong(w, cases, True)]
+        loaded = d.wait_idle()["host_memory"].get("loaded", 0)
+    row("golden, a small pool", verdict(clear and not wrong and loaded),
+        f"{3 * clear - len(wrong)}/{3 * clear} clear, {pool >> 10} MiB of blocks, {loaded} blocks "
+        "came back from host memory" + "".join(f", {n}" for n in wrong[:4]))
 
 
 def golden_wrong(w, cases, alone):
@@ -249,6 +262,7 @@ PARTS = {f.__name__: f for f in (golden, seeds, prefix, starts, ledger, shapes, 
 PARTS["stress"] = stress.stress
 PARTS["clients"] = clients.clients
 PARTS["speed"] = speed.speed
+PARTS["host"] = tiers.host
 PARTS["invariant"] = speed.invariant
 
 

@@ -424,7 +424,4 @@ TEST(prefill_does_not_depend_on_chunks)
 }
 END_TEST
 
-int main(void)
-{
-    return run_tests_here("attention", set_up, device_tear_down);
-}
+RUN_TESTS_HERE("attention", set_up, device_tear_down)

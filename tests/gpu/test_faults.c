@@ -30,19 +30,23 @@ static void tear_down(void)
 }
 
 /* More blocks than memory, no block at all, a device that is not there, keys in float32; more than
- * grids and indices hold. */
+ * grids and indices hold; a host tier that is too small or too large; one on disk. */
 TEST(refusals_say_why)
 {
-    enum { WRONGS = 7 };
+    enum { WRONGS = 10 };
     struct backend_options o[WRONGS];
-    const int codes[WRONGS] = {-ENOMEM, -ENOMEM, -ENODEV, -ENOTSUP, -EINVAL, -EINVAL, -EINVAL};
+    const int codes[WRONGS] = {-ENOMEM, -ENOMEM, -ENODEV, -ENOTSUP, -EINVAL,
+                               -EINVAL, -EINVAL, -EINVAL, -ENOMEM,  -ENOTSUP};
     const char *const words[WRONGS] = {"KV blocks",
                                        "one block",
                                        "device 77",
                                        "bf16",
-                                       "scheduler.max_seqs: 65536 is over 65008",
+                                       "scheduler.max_seqs: 65536 exceeds 65008",
                                        "scheduler.max_batch_tokens",
-                                       "scheduler.max_seq_len: 1048561 is over 1048560"};
+                                       "scheduler.max_seq_len: 1048561 exceeds 1048560",
+                                       "cache.host_memory",
+                                       "cache.host_memory",
+                                       "disk"};
 
     for (int i = 0; i < WRONGS; i++)
         o[i] = options;
@@ -54,6 +58,9 @@ TEST(refusals_say_why)
     o[4].max_seqs = 65536;
     o[5].max_batch_tokens = INT32_MAX;
     o[6].max_seq_len = 1048561;
+    o[7].tier_bytes[TIER_HOST] = 100;
+    o[8].tier_bytes[TIER_HOST] = 1ull << 45;
+    o[9].tier_bytes[TIER_DISK] = 1 << 20;
     for (int i = 0; i < WRONGS; i++) {
         struct backend *b = NULL;
         struct err e = {{0}};

@@ -356,7 +356,4 @@ TEST(rope_store_follows_twin, .n = N(ropes))
 }
 END_TEST
 
-int main(void)
-{
-    return run_tests_here("ops", device_set_up, device_tear_down);
-}
+RUN_TESTS_HERE("ops", device_set_up, device_tear_down)

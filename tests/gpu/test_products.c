@@ -236,7 +236,4 @@ TEST(choices_never_change)
 }
 END_TEST
 
-int main(void)
-{
-    return run_tests_here("products", device_set_up, device_tear_down);
-}
+RUN_TESTS_HERE("products", device_set_up, device_tear_down)

@@ -374,7 +374,4 @@ TEST(logprobs_are_of_the_raw_row, .n = N(vocabs))
 }
 END_TEST
 
-int main(void)
-{
-    return run_tests_here("sampler", device_set_up, device_tear_down);
-}
+RUN_TESTS_HERE("sampler", device_set_up, device_tear_down)

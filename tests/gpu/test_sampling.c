@@ -245,7 +245,4 @@ TEST(seeds_repeat)
 }
 END_TEST
 
-int main(void)
-{
-    return run_tests_here("sampling", device_set_up, device_tear_down);
-}
+RUN_TESTS_HERE("sampling", device_set_up, device_tear_down)

@@ -9,7 +9,8 @@
 
 const char *blocks_verify(const struct blocks *b, const int32_t *refs)
 {
-    int32_t n_held = 0, n_free = b->n_blocks - b->n_touched, n_cached = 0;
+    int32_t n_held = 0, n_free = b->n_blocks - b->n_touched, n_cached = 0, n_clean = 0;
+    uint64_t released = 0;
 
     for (int32_t i = 0; i < b->n_blocks; i++) {
         n_held += refs[i] > 0;
@@ -19,9 +20,16 @@ const char *blocks_verify(const struct blocks *b, const int32_t *refs)
     LIST_EACH (const struct block, k, link, &b->free)
         if (n_free++ == b->n_free || k->node || refs[k - b->block])
             return "the free list has a block that is not free";
-    LIST_EACH (const struct block, k, link, &b->cached)
+    LIST_EACH (const struct block, k, link, &b->cached) {
         if (n_cached++ == b->n_cached || !k->node || refs[k - b->block])
             return "the cached list has a block that is held or not listed";
+        if (k->released <= released)
+            return "cached blocks are not in order of release";
+        released = k->released;
+        n_clean += n_clean == n_cached - 1 && &k->link != b->dirty;
+    }
+    if (n_clean != b->n_clean || (n_clean == n_cached && b->dirty != &b->cached))
+        return "the first dirty block is not behind as many as are clean";
     if (n_free != b->n_free || n_cached != b->n_cached)
         return "free and cached blocks are not as many as they are said to be";
     return n_held + n_free + n_cached == b->n_blocks ? NULL

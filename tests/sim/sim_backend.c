@@ -577,7 +577,8 @@ const char *sim_backend_wait(struct sim_backend *b, struct step_result *out)
         .logprobs = r->logprobs,
         .top_ids = r->top_ids,
         .top_logprobs = r->top_logprobs,
-        .n_copies = report_copies(b, b->pending[b->waited % BACKEND_IN_FLIGHT].batch->n_seqs == 0),
+        .n_copies = report_copies(b, b->pending[b->waited % BACKEND_IN_FLIGHT].batch->n_seqs == 0 &&
+                                         rng_one_in(&b->rng, 2)),
         .copies = b->ended,
     };
     return NULL;

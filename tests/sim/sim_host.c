@@ -63,10 +63,10 @@ void sim_host_planned(struct world *w, uint64_t step)
         for (int32_t k = 0; k < e->n_drafts; k++, c->due++) {
             int32_t place = c->n_told + k;
 
-            if (e->drafts[k] !=
+            if (e->sequence->drafts[k] !=
                 oracle_next(q, e->sequence->choice, hash, place, &w->backend_options))
                 break;
-            hash = sim_hash(hash, e->drafts[k], q->n_prompt + place);
+            hash = sim_hash(hash, e->sequence->drafts[k], q->n_prompt + place);
         }
     }
 }

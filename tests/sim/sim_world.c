@@ -346,7 +346,8 @@ static const char *check_turns(struct world *w, const struct batch *batch, bool 
     const struct step *st = &w->core->steps[batch->step % BACKEND_IN_FLIGHT];
     bool chunk = batch->n_decodes < batch->n_seqs;
 
-    w->n_without_chunk = prompts && !chunk && !blocks_short ? w->n_without_chunk + 1 : 0;
+    if (batch->n_seqs > 0) /* else it waits for copies, which hold the blocks */
+        w->n_without_chunk = prompts && !chunk && !blocks_short ? w->n_without_chunk + 1 : 0;
     if (w->n_without_chunk > (shared ? 2000 : 8))
         return "decodes starve prompts";
     for (int32_t i = 0; i < st->head.n_seqs; i++)
@@ -372,16 +373,15 @@ static const char *check_turns(struct world *w, const struct batch *batch, bool 
 static const char *check_shares(struct world *w, bool blocks_short)
 {
     struct core *c = w->core;
-    const struct sequence *s, *first;
+    const struct sequence *s;
     bool waits;
 
     FAIR_EACH (u, &c->fair)
         u->closed = false;
     s = fair_top(&c->fair);
-    first = s ? &s->request->choices[0] : NULL;
-    waits = s && (s == first || first->ran || first->state == SEQ_ENDED) && s->n_lacking == 0 &&
-            c->n_free_slots == 0 && list_empty(&c->draining) && !blocks_short &&
-            s->request->user->rows[0] == 0 && core_slot_victim(c, s);
+    waits = s && !sequence_waits_for_first(s) && s->n_lacking == 0 && c->n_free_slots == 0 &&
+            list_empty(&c->draining) && !blocks_short && s->request->user->rows[0] == 0 &&
+            core_slot_victim(c, s);
     w->n_kept_waiting = !waits ? 0 : s->order == w->kept_waiting ? w->n_kept_waiting + 1 : 1;
     w->kept_waiting = s ? s->order : 0;
     return w->n_kept_waiting > 3 ? "a client has more than its part while another waits" : NULL;

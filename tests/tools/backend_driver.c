@@ -16,6 +16,7 @@ struct flight {
     int32_t *tokens, *positions, *slots, *q_start, *kv_len, *tables, *row_seqs;
     struct batch_row *rows;
     struct batch_part_update *updates;
+    struct batch_copy *copies; /* [n_copies[0] + n_copies[1]] */
 };
 
 /* One call of drive(). */
@@ -29,6 +30,8 @@ struct run {
     int32_t *free_blocks; /* [n_free] */
     int n_free, n_blocks;
     bool *state_taken; /* [max_seqs] */
+    int n_under_way[2];
+    uint64_t n_begun_copies[2];
     struct flight flights[BACKEND_IN_FLIGHT];
 };
 
@@ -149,6 +152,7 @@ static void flight_init(struct flight *f, const struct run *d)
     f->row_seqs = take(seqs, 4);
     f->rows = take(seqs, sizeof(*f->rows));
     f->updates = take(seqs, sizeof(*f->updates));
+    f->copies = take((size_t)(d->d->n_copies[0] + d->d->n_copies[1]), sizeof(*f->copies));
 }
 
 static void flight_deinit(struct flight *f)
@@ -162,6 +166,7 @@ static void flight_deinit(struct flight *f)
     free(f->row_seqs);
     free(f->rows);
     free(f->updates);
+    free(f->copies);
     free(f->batch);
 }
 
@@ -225,6 +230,28 @@ static int add_rows(struct run *d, struct flight *f, int index, int n)
     return b->n_rows++;
 }
 
+/* Begins copies until as many are under way as there shall be, a quarter at a time. They end in
+ * their order. */
+static void add_copies(struct run *d, struct flight *f)
+{
+    for (int down = 0; down < 2; down++)
+        for (int n = d->d->n_copies[down], i = n / 4; i-- > 0 && d->n_under_way[down] < n;
+             d->n_under_way[down]++) {
+            const uint64_t id = d->n_begun_copies[down]++;
+            const int32_t place = (int32_t)(id % (uint64_t)n) + down * d->d->n_copies[0];
+            const int32_t device = d->free_blocks[place];
+
+            must(place < d->n_free);
+            f->copies[f->parts.n_copies++] =
+                (struct batch_copy){.id = (uint32_t)id * 2 + (uint32_t)down,
+                                    .from_tier = down ? TIER_DEVICE : TIER_HOST,
+                                    .to_tier = down ? TIER_HOST : TIER_DEVICE,
+                                    .when = COPY_AFTER,
+                                    .from = down ? device : place,
+                                    .to = down ? place : device};
+        }
+}
+
 /* Begins anew with what it has, once nothing of it is in flight; false: not yet. */
 static bool restart(struct drive_seq *s)
 {
@@ -256,7 +283,8 @@ static bool pack(struct run *d, struct flight *f, uint64_t step)
                                     .kv_len = f->kv_len,
                                     .block_table = f->tables,
                                     .rows = f->rows,
-                                    .updates = f->updates};
+                                    .updates = f->updates,
+                                    .copies = f->copies};
     for (int i = 0; i < d->n; i++) {
         struct drive_seq *s = &d->seqs[i];
 
@@ -278,7 +306,9 @@ static bool pack(struct run *d, struct flight *f, uint64_t step)
     for (int i = 0; i < d->n; i++)
         d->seqs[i].row_before = row_of[i];
     free(row_of);
-    if (f->parts.n_tokens == 0)
+    if (f->parts.n_tokens > 0)
+        add_copies(d, f);
+    else if (d->n_under_way[0] + d->n_under_way[1] == 0)
         return false;
     free(f->batch);
     f->batch = make_batch(&f->parts);
@@ -289,6 +319,9 @@ static void commit(struct run *d, const struct flight *f, const struct step_resu
                    struct drive_times *times, double begin)
 {
     must(r->step == f->parts.step && r->n_rows == f->parts.n_rows);
+    for (int i = 0; i < r->n_copies; i++)
+        d->n_under_way[r->copies[i].id & 1]--;
+    d->d->n_copied += (uint64_t)r->n_copies;
     for (int i = 0; i < r->n_rows; i++) {
         struct drive_seq *s = &d->seqs[f->row_seqs[i]];
 

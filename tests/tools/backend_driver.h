@@ -50,6 +50,9 @@ struct driver {
     bool one_in_flight;
     uint32_t scatter; /* seed of the order in which blocks are taken */
     uint64_t step;    /* the last one's number: backends may want them without gaps */
+    int n_copies[2];  /* of blocks that no sequence has, kept under way: up from the host tier, down
+                       */
+    uint64_t n_copied;
 };
 
 /* Greedy, with n_logprobs, and memory for all answers; the prompt must outlive it. */

@@ -8,7 +8,6 @@
 
 struct rig rig;
 
-static struct sampling plain_sampling;
 static int32_t prompt[RIG_MAX_PROMPT];
 
 void rig_defaults(void)
@@ -61,7 +60,7 @@ void rig_restart(void)
 
 struct core_request rig_request(int32_t text, int32_t n_prompt, int32_t max_tokens)
 {
-    plain_sampling = (struct sampling){.repetition_penalty = 1.0f, .n_logprobs = -1};
+    rig.sampling = (struct sampling){.repetition_penalty = 1.0f, .n_logprobs = -1};
     ck_assert_int_le(n_prompt, RIG_MAX_PROMPT);
     for (int32_t i = 0; i < n_prompt; i++)
         prompt[i] = text * 1000 + i;
@@ -73,7 +72,7 @@ struct core_request rig_request(int32_t text, int32_t n_prompt, int32_t max_toke
         .max_tokens = max_tokens,
         .n = 1,
         .prompt = prompt,
-        .sampling = &plain_sampling,
+        .sampling = &rig.sampling,
     };
 }
 
@@ -147,6 +146,25 @@ void rig_step(void)
 {
     ck_assert_ptr_nonnull(rig_next());
     rig_commit();
+}
+
+void rig_steps(int n)
+{
+    for (int i = 0; i < n; i++)
+        rig_step();
+}
+
+void rig_step_unverified(void)
+{
+    const struct batch *batch;
+    struct step_result result;
+    int32_t n;
+
+    ck_assert_int_eq(core_next(rig.core, &batch, 1), CORE_OK);
+    ck_assert_ptr_null(sim_backend_submit(rig.backend, batch));
+    ck_assert_ptr_null(sim_backend_wait(rig.backend, &result));
+    core_commit(rig.core, &result, 1);
+    core_events(rig.core, &n);
 }
 
 void rig_run(void)

@@ -17,6 +17,7 @@ struct rig {
     int32_t n_events; /* all that was ever told */
     struct core_event events[RIG_MAX_EVENTS];
     struct inspect_report *report; /* the last one */
+    struct sampling sampling;      /* of the last rig_request(): change it before that is asked */
 };
 
 /* 64 blocks of 4, 32 rows, 8 sequences, all else as a daemon has it. Change, then start. */
@@ -38,8 +39,10 @@ uint64_t rig_ask_as(uint64_t client, enum core_priority priority, int32_t text, 
 const struct batch *rig_next(void); /* submitted; NULL: CORE_WAIT or CORE_IDLE */
 void rig_commit(void);
 void rig_step(void); /* both */
-void rig_run(void);  /* until nothing is left */
-void rig_look(void); /* takes events and verifies */
+void rig_steps(int n);
+void rig_step_unverified(void); /* to measure time: nothing is looked at */
+void rig_run(void);             /* until nothing is left */
+void rig_look(void);            /* takes events and verifies */
 
 /* Asks, with a prompt of n tokens where the query has one; rig.report is the answer. */
 int rig_inspect(const struct inspect_query *q, const int32_t *prompt, int32_t n);

@@ -70,7 +70,7 @@ TEST(listed_block_is_cached)
     ck_assert(!blocks_take(pool, &b));
     blocks_ref(pool, a);
     expect(0, 0, 3);
-    ck_assert_int_eq(blocks_next_cached(pool, -1), -1);
+    ck_assert_int_eq(blocks_id(pool, pool->cached.next), -1);
 }
 
 /* The oldest cached block is the one released first, also after another was held again. */
@@ -84,14 +84,14 @@ TEST(oldest_is_first_let_go)
     blocks_unref(pool, b);
     blocks_unref(pool, a);
     blocks_unref(pool, c);
-    ck_assert_int_eq(blocks_next_cached(pool, -1), b);
+    ck_assert_int_eq(blocks_id(pool, pool->cached.next), b);
     blocks_ref(pool, a);
     blocks_unref(pool, a);
     blocks_list(pool, b, NULL);
     expect(1, 2, 0);
-    ck_assert_int_eq(blocks_next_cached(pool, -1), c);
+    ck_assert_int_eq(blocks_id(pool, pool->cached.next), c);
     blocks_list(pool, c, NULL);
-    ck_assert_int_eq(blocks_next_cached(pool, -1), a);
+    ck_assert_int_eq(blocks_id(pool, pool->cached.next), a);
 }
 
 /* A block unlisted while held is free once released. */
@@ -118,21 +118,55 @@ TEST(copied_block_keeps_its_place)
     blocks_ref(pool, a);
     blocks_unref(pool, b);
     expect(1, 1, 1);
-    ck_assert_int_eq(blocks_next_cached(pool, -1), b);
-    ck_assert_int_eq(blocks_next_cached(pool, b), -1);
+    ck_assert_int_eq(blocks_id(pool, pool->cached.next), b);
+    ck_assert_int_eq(blocks_id(pool, pool->block[b].link.next), -1);
     blocks_ref(pool, a);
-    blocks_put_back(pool, a);
-    ck_assert_int_eq(blocks_next_cached(pool, -1), b);
-    blocks_put_back(pool, a);
-    ck_assert_int_eq(blocks_next_cached(pool, -1), a);
-    ck_assert_int_eq(blocks_next_cached(pool, a), b);
+    blocks_put_back(pool, a, true);
+    ck_assert_int_eq(blocks_id(pool, pool->cached.next), b);
+    blocks_put_back(pool, a, true);
+    ck_assert_int_eq(blocks_id(pool, pool->cached.next), a);
+    ck_assert_int_eq(blocks_id(pool, pool->block[a].link.next), b);
     expect(1, 2, 0);
     blocks_ref(pool, a);
     blocks_list(pool, a, NULL);
     expect(1, 1, 1);
     ck_assert_ptr_null(blocks_verify(pool, (int32_t[]){a == 0, a == 1, a == 2}));
-    blocks_put_back(pool, a);
+    blocks_put_back(pool, a, true);
     expect(2, 1, 0);
+}
+
+/* Released blocks are dirty. Those looked at are clean until the first one that is put back dirty;
+ * what leaves or comes back among them counts no more, or again. */
+TEST(clean_ones_come_first)
+{
+    int32_t a = take(), b = take(), c = take();
+
+    blocks_list(pool, a, NODE);
+    blocks_list(pool, b, NODE);
+    blocks_list(pool, c, NODE);
+    ck_assert_int_eq(blocks_id(pool, pool->dirty), -1);
+    blocks_unref(pool, a);
+    blocks_unref(pool, b);
+    blocks_unref(pool, c);
+    ck_assert(blocks_id(pool, pool->dirty) == a && pool->n_clean == 0);
+    blocks_set_clean(pool);
+    blocks_set_clean(pool);
+    ck_assert(blocks_id(pool, pool->dirty) == c && pool->n_clean == 2);
+    blocks_ref(pool, a);
+    ck_assert(blocks_id(pool, pool->dirty) == c && pool->n_clean == 1);
+    blocks_ref(pool, c);
+    ck_assert(blocks_id(pool, pool->dirty) == -1 && pool->n_clean == 1);
+    blocks_put_back(pool, c, true);
+    ck_assert(blocks_id(pool, pool->dirty) == -1 && pool->n_clean == 2);
+    blocks_put_back(pool, a, false);
+    ck_assert(blocks_id(pool, pool->dirty) == a && pool->n_clean == 0);
+    ck_assert_ptr_null(blocks_verify(pool, (int32_t[]){0, 0, 0}));
+    blocks_set_clean(pool);
+    blocks_ref(pool, a);
+    blocks_unref(pool, a);
+    ck_assert(blocks_id(pool, pool->dirty) == b && pool->n_clean == 0);
+    ck_assert_int_eq(blocks_id(pool, pool->block[c].link.next), a);
+    ck_assert_ptr_null(blocks_verify(pool, (int32_t[]){0, 0, 0}));
 }
 
 /* Releasing a block that nobody holds is a bug and aborts. */
@@ -159,7 +193,4 @@ TEST(verify_counts_holders)
     ck_assert_ptr_nonnull(blocks_verify(pool, refs));
 }
 
-int main(void)
-{
-    return run_tests("blocks", set_up, tear_down);
-}
+RUN_TESTS("blocks", set_up, tear_down)

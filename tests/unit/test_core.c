@@ -79,7 +79,6 @@ TEST(no_step_past_max_tokens)
 TEST(stop_discards_the_row_in_flight)
 {
     struct core_request r = rig_request(1, 5, 10);
-    struct sampling s = *r.sampling;
     int32_t ids[SAMPLING_MAX_STOP_IDS];
     uint64_t id;
 
@@ -87,9 +86,8 @@ TEST(stop_discards_the_row_in_flight)
     rig_restart();
     for (int32_t i = 0; i < SAMPLING_MAX_STOP_IDS; i++)
         ids[i] = 100 + i;
-    s.stop_ids = ids;
-    s.n_stop_ids = SAMPLING_MAX_STOP_IDS;
-    r.sampling = &s;
+    rig.sampling.stop_ids = ids;
+    rig.sampling.n_stop_ids = SAMPLING_MAX_STOP_IDS;
     id = rig_ask(&r);
     rig_next();
     rig_next();
@@ -107,10 +105,8 @@ TEST(stop_discards_the_row_in_flight)
 TEST(bans_stops_until_min_tokens)
 {
     struct core_request r = rig_request(1, 5, 4);
-    struct sampling s = *r.sampling;
 
-    s.min_tokens = 2;
-    r.sampling = &s;
+    rig.sampling.min_tokens = 2;
     rig_ask(&r);
     for (int i = 0; i < 4; i++) {
         const struct batch *b = rig_next();
@@ -195,8 +191,7 @@ TEST(stop_ends_one_choice)
 
     r.n = 3;
     id = rig_ask(&r);
-    rig_step();
-    rig_step();
+    rig_steps(2);
     core_stop(rig.core, id, 1, rig.now_us);
     core_stop(rig.core, id, 1, rig.now_us); /* again: nothing */
     core_stop(rig.core, id, 3, rig.now_us); /* no such choice: nothing */
@@ -270,10 +265,8 @@ TEST(numerics_end_one_request)
 TEST(logprobs_where_asked_for)
 {
     struct core_request r = rig_request(1, 5, 2);
-    struct sampling s = *r.sampling;
 
-    s.n_logprobs = 3;
-    r.sampling = &s;
+    rig.sampling.n_logprobs = 3;
     rig_ask(&r);
     rig_run();
     ck_assert_int_eq(rig.events[0].logprobs.n_top, 3);
@@ -290,15 +283,13 @@ TEST(logprobs_where_asked_for)
 TEST(loads_history_where_needed)
 {
     struct core_request r = rig_request(1, 5, 2);
-    struct sampling s = *r.sampling;
     const struct batch *b;
 
-    s.presence_penalty = 1;
-    s.seed = 40;
-    r.sampling = &s;
+    rig.sampling.presence_penalty = 1;
+    rig.sampling.seed = 40;
     r.n = 2;
     rig_ask(&r);
-    memset(&s, 0xff, sizeof(s));
+    memset(&rig.sampling, 0xff, sizeof(rig.sampling));
     r = rig_request(2, 6, 2);
     rig_ask(&r);
     b = rig_next();
@@ -398,7 +389,4 @@ TEST(waiting_takes_no_memory_for_answers)
     free(pin);
 }
 
-int main(void)
-{
-    return run_tests("core", rig_set_up, rig_end);
-}
+RUN_TESTS("core", rig_set_up, rig_end)

@@ -295,7 +295,4 @@ TEST(explains_nothing_of_others)
     ck_assert_int_eq(rig.report->other[0], 1014);
 }
 
-int main(void)
-{
-    return run_tests("core_cache", rig_set_up, rig_end);
-}
+RUN_TESTS("core_cache", rig_set_up, rig_end)

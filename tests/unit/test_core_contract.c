@@ -81,13 +81,11 @@ TEST(wrong_drafts_change_nothing)
 TEST(drafts_are_refused)
 {
     struct core_request r = rig_request(1, 10, N);
-    struct sampling s = *r.sampling;
     uint64_t plain, penalized, id;
 
     plain = rig_ask_for(2, 10, N);
     r.drafts = true;
-    s.presence_penalty = 1;
-    r.sampling = &s;
+    rig.sampling.presence_penalty = 1;
     penalized = rig_ask(&r);
     id = request(true, false);
     rig_next();
@@ -176,6 +174,26 @@ static void start_with_host(int32_t copy_fail_one_in)
     }
 }
 
+/* On the host a chain is evicted from its tail, whether it went down last or came up. */
+static void check_host_order(void)
+{
+    const struct prefix_cache *p = rig.core->cache;
+    const struct blocks *host = rig.core->tiers[TIER_HOST];
+    int n_pairs = 0;
+
+    for (int32_t i = 0; i < p->n_nodes; i++) {
+        const struct node *n = &p->nodes[i];
+
+        if (!n->ns || n->depth == 0 || n->location[TIER_HOST] < 0 ||
+            n->parent->location[TIER_HOST] < 0)
+            continue;
+        ck_assert_uint_lt(blocks_at(host, n->location[TIER_HOST])->released,
+                          blocks_at(host, n->parent->location[TIER_HOST])->released);
+        n_pairs++;
+    }
+    ck_assert_int_gt(n_pairs, 5);
+}
+
 /* A prefix found in a lower tier alone is a hit once it is copied up. */
 TEST(prefix_comes_up_from_the_host)
 {
@@ -196,6 +214,7 @@ TEST(prefix_comes_up_from_the_host)
     ck_assert_int_eq(rig_count(other, CORE_TOKEN), 1);
     rig_run();
     ck_assert_int_eq(rig_finished(id)->usage.cached_tokens, 24);
+    check_host_order();
 }
 
 /* Where copies fail the prefix is computed; nothing is found that is not there. */
@@ -227,7 +246,4 @@ TEST(cancel_while_loading)
     ck_assert_int_eq(rig_stats().blocks_used, 0);
 }
 
-int main(void)
-{
-    return run_tests("core_contract", rig_set_up, rig_end);
-}
+RUN_TESTS("core_contract", rig_set_up, rig_end)

@@ -26,8 +26,7 @@ static void inspect(struct inspect_query *q, enum inspect_kind kind)
 /* Steps, and the requests of all. */
 static void list_after(int n_steps)
 {
-    for (int i = 0; i < n_steps; i++)
-        rig_step();
+    rig_steps(n_steps);
     rig_look_into(INSPECT_REQUESTS);
 }
 
@@ -194,8 +193,7 @@ TEST(viewers_see_their_own)
 
     ask(1, 1, 20, 9);
     mine = ask(2, 2, 20, 9);
-    rig_step();
-    rig_step();
+    rig_steps(2);
     inspect(&q, INSPECT_REQUESTS);
     ck_assert_int_eq(rig.report->n_requests, 1);
     ck_assert_int_eq(rig.report->total, 1);
@@ -237,8 +235,7 @@ TEST(maps_hide_how_others_use_blocks)
     ask(1, 4, 20, 9);
     ask(2, 5, 28, 9);
     ask(2, 5, 28, 9); /* waits, then shares the blocks */
-    for (int i = 0; i < 4; i++)
-        rig_step();
+    rig_steps(4);
     ck_assert_str_eq(map_of(0, true), "f33 c10 u10 s6 p5");
     ck_assert_str_eq(map_of(1, false), "f33 c5 u6 p5 o15");
     ck_assert_str_eq(map_of(2, false), "f33 c5 u4 s6 o16");
@@ -388,9 +385,7 @@ TEST(explains_why_one_waits)
     ck_assert_int_eq(why(c), INSPECT_WHY_SEQS);
     for (int32_t i = 0; i < 4; i++) /* more of others, who were served less */
         ask(2, 4 + i, 20, 30);
-    rig_step();
-    rig_step();
-    rig_step();
+    rig_steps(3);
     c = ask(1, 9, 20, 2);
     ck_assert_int_eq(why(c), INSPECT_WHY_SHARE);
     rig_run();
@@ -441,17 +436,8 @@ TEST(large_reports_are_quick)
         r.client = (uint64_t)i % 8;
         ck_assert_int_eq(core_admit(rig.core, &r, 1), CORE_OK);
     }
-    while (core_busy(rig.core)) {
-        const struct batch *batch;
-        struct step_result result;
-        int32_t n;
-
-        ck_assert_int_eq(core_next(rig.core, &batch, 1), CORE_OK);
-        ck_assert_ptr_null(sim_backend_submit(rig.backend, batch));
-        ck_assert_ptr_null(sim_backend_wait(rig.backend, &result));
-        core_commit(rig.core, &result, 1);
-        core_events(rig.core, &n);
-    }
+    while (core_busy(rig.core))
+        rig_step_unverified();
     ck_assert_int_ge(rig_stats().blocks_cached, N_CHAINS * 19);
     for (int32_t i = 0; i < 10000; i++) {
         struct core_request r = rig_request(i, 40, 2);
@@ -474,7 +460,4 @@ TEST(large_reports_are_quick)
         ck_assert_msg(ms[k] < 500, "a report took %.0f ms", ms[k]);
 }
 
-int main(void)
-{
-    return run_tests("core_inspect", rig_set_up, rig_end);
-}
+RUN_TESTS("core_inspect", rig_set_up, rig_end)

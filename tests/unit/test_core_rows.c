@@ -97,7 +97,4 @@ TEST(tiles_leave_prompts_half)
     }
 }
 
-int main(void)
-{
-    return run_tests("core_rows", rig_set_up, rig_end);
-}
+RUN_TESTS("core_rows", rig_set_up, rig_end)

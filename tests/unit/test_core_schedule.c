@@ -142,8 +142,7 @@ TEST(choices_share_the_prompt)
         r = rig_request(1, 22, 4);
         r.n = 4;
         id = rig_ask(&r);
-        rig_step();
-        rig_step();
+        rig_steps(2);
         ck_assert_int_eq(rig_stats().seqs_running, 4);
         ck_assert_int_eq(rig_stats().blocks_used, 5 + 4);
         rig_run();
@@ -222,17 +221,14 @@ TEST(decodes_take_turns)
     rig_restart();
     for (int32_t i = 0; i < 7; i++)
         ids[i] = rig_ask_for(i, 3, 60);
-    for (int i = 0; i < 30; i++)
-        rig_step();
+    rig_steps(30);
     for (int i = 0; i < 7; i++)
         before[i] = rig_count(ids[i], CORE_TOKEN);
-    for (int i = 0; i < 35; i++)
-        rig_step();
+    rig_steps(35);
     for (int i = 0; i < 7; i++)
         ck_assert_int_eq(rig_count(ids[i], CORE_TOKEN) - before[i], 15);
     late = rig_ask_for(7, 12, 1);
-    for (int i = 0; i < 12; i++)
-        rig_step();
+    rig_steps(12);
     ck_assert_int_eq(rig_count(late, CORE_TOKEN), 1);
     for (int i = 0; i < 7; i++)
         ck_assert_int_ge(rig_count(ids[i], CORE_TOKEN) - before[i], 15 + 3);
@@ -246,11 +242,9 @@ TEST(one_row_a_step)
     rig.options.max_batch_tokens = 1;
     rig_restart();
     a = rig_ask_for(1, 2, 50);
-    rig_step();
-    rig_step();
+    rig_steps(2);
     b = rig_ask_for(2, 10, 1);
-    for (int i = 0; i < 21; i++)
-        rig_step();
+    rig_steps(21);
     ck_assert_int_eq(rig_count(b, CORE_TOKEN), 1);
     ck_assert_int_ge(rig_count(a, CORE_TOKEN), 9);
 }
@@ -324,8 +318,7 @@ TEST(fair_between_clients)
             sizes[k][i] = n_prompt + n;
         }
     }
-    for (int i = 0; i < 60; i++)
-        rig_step();
+    rig_steps(60);
     for (int k = 0; k < 2; k++)
         for (int i = 0; i < N; i++)
             served[k] += rig_finished(ids[k][i]) ? sizes[k][i] : 0;
@@ -345,8 +338,7 @@ TEST(newest_of_lowest_class_is_preempted)
     low_old = rig_ask_as(1, CORE_LOW, 1, 7, 17);
     low_new = rig_ask_as(1, CORE_LOW, 2, 7, 17);
     normal = rig_ask_of(1, 3, 7, 17);
-    for (int i = 0; i < 3; i++)
-        rig_step();
+    rig_steps(3);
     later = rig_ask_as(1, CORE_LOW, 4, 7, 17);
     rig_run();
     ck_assert_uint_ge(rig_stats().preemptions, 1);
@@ -386,7 +378,6 @@ TEST(often_preempted_is_spared)
 TEST(preempted_in_flight_keeps_its_token)
 {
     struct core_request r;
-    struct sampling s;
     uint64_t a, b;
     bool reloaded = false;
 
@@ -394,9 +385,7 @@ TEST(preempted_in_flight_keeps_its_token)
     rig_restart();
     a = rig_ask_for(1, 7, 14);
     r = rig_request(2, 7, 14);
-    s = *r.sampling;
-    s.repetition_penalty = 1.2f;
-    r.sampling = &s;
+    rig.sampling.repetition_penalty = 1.2f;
     b = rig_ask(&r);
     rig_next();
     while (core_busy(rig.core)) { /* two steps in flight wherever there are two */
@@ -482,23 +471,11 @@ TEST(a_long_queue_is_not_slow)
         ck_assert_int_eq(core_admit(rig.core, &r, 1), CORE_OK);
     }
     us = -cpu_ms();
-    for (int i = 0; i < 1000; i++) {
-        const struct batch *batch;
-        struct step_result result;
-        int32_t n;
-
-        ck_assert_int_eq(core_next(rig.core, &batch, 1), CORE_OK);
-        ck_assert_ptr_null(sim_backend_submit(rig.backend, batch));
-        ck_assert_ptr_null(sim_backend_wait(rig.backend, &result));
-        core_commit(rig.core, &result, 1);
-        core_events(rig.core, &n);
-    }
+    for (int i = 0; i < 1000; i++)
+        rig_step_unverified();
     us += cpu_ms(); /* of a thousand steps, in ms: of one, in us */
     printf("a step with 10,000 waiting: %.1f us\n", us);
     ck_assert_msg(us < 1000, "a step takes %.0f us", us); /* a walk of the queue would be slower */
 }
 
-int main(void)
-{
-    return run_tests("core_schedule", rig_set_up, rig_end);
-}
+RUN_TESTS("core_schedule", rig_set_up, rig_end)

@@ -29,8 +29,7 @@ static void flood(uint64_t client)
         r.client = client;
         ck_assert_int_eq(core_admit(rig.core, &r, rig.now_us), CORE_OK);
     }
-    for (int i = 0; i < 30; i++)
-        rig_step();
+    rig_steps(30);
 }
 
 /* One request among another client's two hundred takes at most twice as long as alone, at any
@@ -112,8 +111,7 @@ TEST(what_fits_goes_ahead_up_to_a_bound)
     rig.options.n_blocks = 40;
     rig_restart();
     rig_ask_of(1, 1, 60, 100); /* holds 15 to 40 blocks, for 100 steps */
-    rig_step();
-    rig_step();
+    rig_steps(2);
     large = rig_ask_of(1, 2, 120, 4);
     for (int32_t i = 0; i < 200 && !rig_finished(large); i++) {
         const uint64_t id = rig_ask_of(1, 100 + i, 3, 1);
@@ -222,8 +220,7 @@ TEST(nobody_yields_for_nothing)
     for (int32_t i = 0; i < 8; i++)
         rig_ask_of(1, i, 4, 200);
     rig_ask_as(2, CORE_LOW, 20, 4, 4); /* of lower class */
-    for (int i = 0; i < 50; i++)
-        rig_step();
+    rig_steps(50);
     ck_assert_uint_eq(rig.core->n_yields, 0);
     rig_run();
 }
@@ -255,9 +252,7 @@ TEST(who_has_most_blocks_gives_way)
     rig_restart();
     first = rig_ask_of(1, 1, 40, 40);
     big = rig_ask_of(1, 2, 40, 30);
-    rig_step();
-    rig_step();
-    rig_step();
+    rig_steps(3);
     small = rig_ask_of(2, 3, 4, 30);
     rig_run();
     ck_assert_int_eq(rig_finished(small)->usage.preemptions, 0);
@@ -275,8 +270,7 @@ TEST(long_prompt_lets_others_begin)
     rig_ask_of(1, 1, 240, 2); /* eight steps */
     rig_step();
     id = rig_ask_of(2, 2, 20, 1);
-    rig_step();
-    rig_step();
+    rig_steps(2);
     ck_assert_ptr_nonnull(rig_finished(id));
     rig_run();
 }
@@ -291,15 +285,11 @@ TEST(use_is_counted)
     rig_ask(&r);
     use = CONTAINER_OF(rig.core->all.next, struct request, in_core)->user;
     ck_assert_int_eq(use->n_waiting, 12);
-    rig_step();
-    rig_step();
+    rig_steps(2);
     ck_assert_int_eq(use->n_running, 8);
     ck_assert_int_eq(use->n_waiting, 4);
     ck_assert_int_eq(use->n_blocks, rig_stats().blocks_used);
     rig_run(); /* leaving asserts that all is zero */
 }
 
-int main(void)
-{
-    return run_tests("core_share", rig_set_up, rig_end);
-}
+RUN_TESTS("core_share", rig_set_up, rig_end)

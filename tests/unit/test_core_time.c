@@ -342,7 +342,4 @@ TEST(priority_before_time, .timeout = 300)
     rig_end();
 }
 
-int main(void)
-{
-    return run_tests("core_time", set_up, NULL);
-}
+RUN_TESTS("core_time", set_up, NULL)

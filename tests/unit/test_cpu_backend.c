@@ -136,6 +136,10 @@ TEST(check_says_what_open_would)
     ck_assert_int_eq(cpu_backend_check(model, &o, &e), -ENOMEM);
     ck_assert_msg(strstr(e.text, "cache.kv_memory") && strstr(e.text, "this machine has"), "%s",
                   e.text);
+    o.tier_bytes[TIER_DEVICE] = 64 << 20;
+    o.tier_bytes[TIER_HOST] = (uint64_t)64 << 40;
+    ck_assert_int_eq(cpu_backend_check(model, &o, &e), -ENOMEM);
+    ck_assert_msg(strstr(e.text, "cache.host_memory"), "%s", e.text);
 }
 
 static double last_progress;
@@ -415,7 +419,4 @@ TEST(broken_batch_aborts, .n = 11, .signal = SIGABRT)
     hand_submit(&h);
 }
 
-int main(void)
-{
-    return run_tests("cpu_backend", setup, teardown);
-}
+RUN_TESTS("cpu_backend", setup, teardown)

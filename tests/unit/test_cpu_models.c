@@ -368,7 +368,4 @@ TEST(numerics_end_one_sequence)
     drop_model();
 }
 
-int main(void)
-{
-    return run_tests("cpu_models", NULL, NULL);
-}
+RUN_TESTS("cpu_models", NULL, NULL)

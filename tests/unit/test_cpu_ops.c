@@ -451,7 +451,4 @@ TEST(pool_runs_each_task_once, .n = 4)
     cpu_pool_free(NULL);
 }
 
-int main(void)
-{
-    return run_tests("cpu_ops", setup, NULL);
-}
+RUN_TESTS("cpu_ops", setup, NULL)

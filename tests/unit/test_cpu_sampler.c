@@ -450,7 +450,4 @@ TEST(numerics)
     ck_assert_int_eq(run(0, 0, false).id, BATCH_NUMERICS);
 }
 
-int main(void)
-{
-    return run_tests("cpu_sampler", NULL, close_sampler);
-}
+RUN_TESTS("cpu_sampler", NULL, close_sampler)

@@ -450,7 +450,4 @@ TEST(all_else_needs_a_restart)
     free(text);
 }
 
-int main(void)
-{
-    return run_tests("options", setup, teardown);
-}
+RUN_TESTS("options", setup, teardown)

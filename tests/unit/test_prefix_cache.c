@@ -83,7 +83,7 @@ static int32_t hold(uint64_t *chain, const int32_t *tokens)
 /* A chain of two blocks is found block by block, and each is held once more. */
 TEST(finds_a_chain)
 {
-    uint64_t chain = prefix_cache_root(ns), at = chain;
+    uint64_t chain = prefix_cache_chain(cache, &ns->root), at = chain;
     int32_t a = add(&chain, one);
     int32_t b = add(&chain, two);
 
@@ -98,19 +98,19 @@ TEST(finds_a_chain)
 /* Equal tokens after another prefix are another block. */
 TEST(parent_is_part_of_identity)
 {
-    uint64_t chain = prefix_cache_root(ns), root = chain;
+    uint64_t chain = prefix_cache_chain(cache, &ns->root), root = chain;
 
     add(&chain, one);
     add(&chain, two);
     ck_assert_int_eq(hold(&root, two), -1);
-    ck_assert_uint_eq(root, prefix_cache_root(ns));
+    ck_assert_uint_eq(root, prefix_cache_chain(cache, &ns->root));
     ck_assert_int_eq(hold(&chain, one), -1);
 }
 
 /* Of two equal blocks the first is listed, and the second's chain continues with it. */
 TEST(equal_block_stays_unlisted)
 {
-    uint64_t first = prefix_cache_root(ns), second = first;
+    uint64_t first = prefix_cache_chain(cache, &ns->root), second = first;
     int32_t a = add(&first, one);
     int32_t b = add(&second, one);
 
@@ -127,17 +127,17 @@ TEST(equal_block_stays_unlisted)
 TEST(namespaces_are_exact)
 {
     struct cache_namespace *other, *salted, *same;
-    uint64_t chain = prefix_cache_root(ns), at;
+    uint64_t chain = prefix_cache_chain(cache, &ns->root), at;
     int32_t a = add(&chain, one);
 
     ck_assert_int_eq(prefix_cache_open(cache, &other, 2, salt(""), false), 0);
     ck_assert_int_eq(prefix_cache_open(cache, &salted, 1, (struct text){"\0", 1}, false), 0);
     ck_assert_int_eq(prefix_cache_open(cache, &same, 1, salt(""), false), 0);
-    at = prefix_cache_root(other);
+    at = prefix_cache_chain(cache, &other->root);
     ck_assert_int_eq(hold(&at, one), -1);
-    at = prefix_cache_root(salted);
+    at = prefix_cache_chain(cache, &salted->root);
     ck_assert_int_eq(hold(&at, one), -1);
-    at = prefix_cache_root(same);
+    at = prefix_cache_chain(cache, &same->root);
     ck_assert_int_eq(hold(&at, one), a);
     prefix_cache_close(cache, other);
     prefix_cache_close(cache, salted);
@@ -152,12 +152,12 @@ TEST(namespace_outlives_its_requests)
     int32_t a;
 
     ck_assert_int_eq(prefix_cache_open(cache, &first, 9, salt("x"), false), 0);
-    root = chain = prefix_cache_root(first);
+    root = chain = prefix_cache_chain(cache, &first->root);
     a = add(&chain, one);
     blocks_unref(blocks, a);
     prefix_cache_close(cache, first);
     ck_assert_int_eq(prefix_cache_open(cache, &again, 9, salt("x"), false), 0);
-    ck_assert_uint_eq(prefix_cache_root(again), root);
+    ck_assert_uint_eq(prefix_cache_chain(cache, &again->root), root);
     ck_assert_int_eq(hold(&root, one), a);
     /* without a node or a holder it is forgotten */
     prefix_cache_remove(cache, blocks_node(blocks, a));
@@ -173,7 +173,7 @@ TEST(private_namespace_leaves_nothing)
     int32_t a, b;
 
     ck_assert_int_eq(prefix_cache_open(cache, &private, 1, salt(""), true), 0);
-    chain = prefix_cache_root(private);
+    chain = prefix_cache_chain(cache, &private->root);
     a = add(&chain, one);
     b = add(&chain, two);
     blocks_unref(blocks, a);
@@ -188,7 +188,7 @@ TEST(private_namespace_leaves_nothing)
 /* When no block is free, the one released first is reused and no longer found; others still are. */
 TEST(reuses_the_oldest)
 {
-    uint64_t chain = prefix_cache_root(ns), at;
+    uint64_t chain = prefix_cache_chain(cache, &ns->root), at;
     int32_t a = add(&chain, one);
     int32_t b = add(&chain, two);
     int32_t id;
@@ -201,7 +201,7 @@ TEST(reuses_the_oldest)
     }
     ck_assert_int_eq(take(TIER_DEVICE), b);
     ck_assert_uint_eq(cache->n_evicted, 1);
-    at = prefix_cache_root(ns);
+    at = prefix_cache_chain(cache, &ns->root);
     ck_assert_int_eq(hold(&at, one), a);
     ck_assert_int_eq(hold(&at, two), -1);
     ck_assert(!prefix_cache_take(cache, TIER_DEVICE, 1, &id));
@@ -210,7 +210,7 @@ TEST(reuses_the_oldest)
 /* A block computed again after its removal is a new node: the old tail is not found behind it. */
 TEST(tail_of_a_forgotten_parent_is_unreachable)
 {
-    uint64_t chain = prefix_cache_root(ns), again = chain, old_one;
+    uint64_t chain = prefix_cache_chain(cache, &ns->root), again = chain, old_one;
     int32_t a = add(&chain, one);
 
     old_one = chain;
@@ -224,7 +224,7 @@ TEST(tail_of_a_forgotten_parent_is_unreachable)
 /* Removing a node unlists all behind it, which could not be found: cached blocks become free. */
 TEST(removal_takes_what_is_behind)
 {
-    uint64_t chain = prefix_cache_root(ns), middle, at = chain;
+    uint64_t chain = prefix_cache_chain(cache, &ns->root), middle, at = chain;
     int32_t a = add(&chain, one), b, c;
 
     middle = chain;
@@ -248,7 +248,7 @@ TEST(removal_takes_what_is_behind)
  * behind it is found too, and it goes with its last copy. */
 TEST(outlives_its_device_block)
 {
-    const uint64_t root = prefix_cache_root(ns);
+    const uint64_t root = prefix_cache_chain(cache, &ns->root);
     uint64_t chain = root, at = root;
     int32_t a = add(&chain, one), b, host, id;
     struct node *n = prefix_cache_node(cache, chain);
@@ -276,7 +276,7 @@ TEST(outlives_its_device_block)
  * alone; a second such block stays unlisted. */
 TEST(comes_back_to_the_device)
 {
-    const uint64_t root = prefix_cache_root(ns);
+    const uint64_t root = prefix_cache_chain(cache, &ns->root);
 
     for (int computed = 0; computed < 2; computed++) {
         uint64_t chain = root, again = root;
@@ -300,11 +300,11 @@ TEST(comes_back_to_the_device)
     }
 }
 
-/* A full tier gives up its oldest copies, but none that a tier above has, and looks at no more than
- * it is told to. */
+/* A full tier gives up its oldest copies, but none that a tier above has, which count as used; and
+ * looks at no more than it is told to. */
 TEST(each_tier_evicts_for_itself)
 {
-    uint64_t chain = prefix_cache_root(ns);
+    uint64_t chain = prefix_cache_chain(cache, &ns->root);
     struct node *nodes[N_HOST];
     int32_t ids[N_HOST], host[N_HOST], id;
 
@@ -317,19 +317,20 @@ TEST(each_tier_evicts_for_itself)
     ck_assert(!prefix_cache_take(cache, TIER_HOST, N_HOST, &id));
     prefix_cache_drop(cache, nodes[1], TIER_DEVICE);
     prefix_cache_drop(cache, nodes[0], TIER_DEVICE);
-    ck_assert(!prefix_cache_take(cache, TIER_HOST, 1, &id));
-    ck_assert(prefix_cache_take(cache, TIER_HOST, 2, &id));
+    ck_assert(!prefix_cache_take(cache, TIER_HOST, N_HOST - 2, &id));
+    ck_assert_int_eq(blocks_id(tiers[TIER_HOST], tiers[TIER_HOST]->cached.next), host[1]);
+    ck_assert(prefix_cache_take(cache, TIER_HOST, 1, &id));
     ck_assert_int_eq(id, host[1]);
     ck_assert_ptr_null(blocks_node(blocks, ids[2])); /* it was behind the one that went */
     ck_assert_int_eq(nodes[0]->location[TIER_HOST], host[0]);
     ck_assert_uint_eq(cache->n_evicted, 0); /* of the device */
 }
 
-/* The next block to copy down is the oldest cached one without a copy there; not a block that is
- * held, private, or under a copy. */
+/* The next block to copy down is the oldest cached one without a copy there, where too few need
+ * none; not a block that is held, private, or under a copy. */
 TEST(next_copy_is_the_oldest)
 {
-    uint64_t chain = prefix_cache_root(ns), other;
+    uint64_t chain = prefix_cache_chain(cache, &ns->root), other;
     struct cache_namespace *private;
     int32_t a = add(&chain, one), b, c;
     struct node *first = prefix_cache_node(cache, chain), *second;
@@ -337,20 +338,21 @@ TEST(next_copy_is_the_oldest)
     b = add(&chain, two);
     second = prefix_cache_node(cache, chain);
     ck_assert_int_eq(prefix_cache_open(cache, &private, 1, salt(""), true), 0);
-    other = prefix_cache_root(private);
+    other = prefix_cache_chain(cache, &private->root);
     c = add(&other, two);
     ck_assert_ptr_null(prefix_cache_next_copy(cache, TIER_DEVICE, TIER_HOST, N_BLOCKS));
     blocks_unref(blocks, c);
     blocks_unref(blocks, b);
     blocks_unref(blocks, a);
-    ck_assert_ptr_null(prefix_cache_next_copy(cache, TIER_DEVICE, TIER_HOST, 1));
+    ck_assert_ptr_null(prefix_cache_next_copy(cache, TIER_DEVICE, TIER_HOST, 1)); /* c is clean */
     ck_assert_ptr_eq(prefix_cache_next_copy(cache, TIER_DEVICE, TIER_HOST, 2), second);
     blocks_ref(blocks, b);
     ck_assert_ptr_eq(prefix_cache_next_copy(cache, TIER_DEVICE, TIER_HOST, 2), first);
     copy(first, TIER_HOST);
-    ck_assert_ptr_null(prefix_cache_next_copy(cache, TIER_DEVICE, TIER_HOST, 2));
-    ck_assert_ptr_eq(prefix_cache_next_copy(cache, TIER_DEVICE, TIER_DISK, 2), first);
-    blocks_put_back(blocks, b);
+    ck_assert_ptr_null(prefix_cache_next_copy(cache, TIER_DEVICE, TIER_HOST, 3));
+    ck_assert_int_eq(blocks->n_clean, 2);
+    blocks_put_back(blocks, b, false);
+    ck_assert_ptr_eq(prefix_cache_next_copy(cache, TIER_DEVICE, TIER_HOST, 2), second);
     ck_assert_ptr_eq(prefix_cache_next_copy(cache, TIER_HOST, TIER_DISK, 1), first);
     prefix_cache_close(cache, private);
 }
@@ -359,7 +361,7 @@ TEST(next_copy_is_the_oldest)
  * copy is done. */
 TEST(a_copy_keeps_its_block)
 {
-    uint64_t chain = prefix_cache_root(ns);
+    uint64_t chain = prefix_cache_chain(cache, &ns->root);
     int32_t a = add(&chain, one), id;
 
     blocks_unref(blocks, a);
@@ -368,14 +370,14 @@ TEST(a_copy_keeps_its_block)
     ck_assert(blocks_node(blocks, a));
     ck_assert_int_eq(prefix_cache_clear(cache, 1, false), 1);
     ck_assert(!prefix_cache_take(cache, TIER_DEVICE, 1, &id));
-    blocks_put_back(blocks, a);
+    blocks_put_back(blocks, a, true);
     ck_assert_int_eq(take(TIER_DEVICE), a);
 }
 
 /* Removing a node frees its copies and those of all behind it, in every tier. */
 TEST(removed_from_all_tiers)
 {
-    uint64_t chain = prefix_cache_root(ns);
+    uint64_t chain = prefix_cache_chain(cache, &ns->root);
     struct node *first = blocks_node(blocks, add(&chain, one));
 
     copy(blocks_node(blocks, add(&chain, two)), TIER_DISK);
@@ -400,12 +402,13 @@ TEST(random_steps_on_three_tiers)
 
     srandom(11);
     for (int i = 0; i < N_CHAINS; i++)
-        chains[i] = prefix_cache_root(ns);
+        chains[i] = prefix_cache_chain(cache, &ns->root);
     for (int step = 0; step < 100000; step++) {
         int32_t tokens[LEN] = {(int32_t)(random() % 2)};
         uint64_t chain = chains[random() % N_CHAINS], *next = &chains[random() % N_CHAINS];
         struct node *n;
         enum tier from = (enum tier)(random() % 2), to = from + 1;
+        bool is_clean;
 
         switch (random() % 8) {
         case 0: /* a step computes a block */
@@ -416,7 +419,7 @@ TEST(random_steps_on_three_tiers)
             written[id] = tokens[0];
             held[n_held++] = id;
             refs[TIER_DEVICE][id]++;
-            *next = random() % 4 ? chain : prefix_cache_root(ns);
+            *next = random() % 4 ? chain : prefix_cache_chain(cache, &ns->root);
             break;
         case 2: /* a sequence shares one */
             if (n_held == MAX_HELD || !prefix_cache_hold(cache, &chain, tokens, &id))
@@ -438,14 +441,16 @@ TEST(random_steps_on_three_tiers)
             n = prefix_cache_next_copy(cache, from, to, 3);
             if (!n)
                 break;
+            is_clean = false;
             id = n->location[from];
             chain = prefix_cache_chain(cache, n);
             blocks_ref(tiers[from], id);
             if (prefix_cache_take(cache, to, 3, &lower)) { /* may evict the node */
-                n_copies += prefix_cache_place(cache, chain, to, lower);
+                is_clean = prefix_cache_place(cache, chain, to, lower);
+                n_copies += is_clean;
                 blocks_unref(tiers[to], lower);
             }
-            blocks_put_back(tiers[from], id);
+            blocks_put_back(tiers[from], id, is_clean);
             break;
         case 6: /* a copy up */
             n = prefix_cache_lookup(cache, chain, tokens);
@@ -482,7 +487,7 @@ static XXH128_hash_t digest_of(uint64_t client, const char *with_salt, const int
     int32_t a, b;
 
     ck_assert_int_eq(prefix_cache_open(cache, &in, client, salt(with_salt), false), 0);
-    chain = prefix_cache_root(in);
+    chain = prefix_cache_chain(cache, &in->root);
     a = add(&chain, first);
     b = add(&chain, second);
     digest = blocks_node(blocks, b)->digest;
@@ -518,7 +523,4 @@ TEST(digest_outlives_the_process)
             ck_assert(!XXH128_isEqual(d[0], d[i]));
 }
 
-int main(void)
-{
-    return run_tests("prefix_cache", set_up, tear_down);
-}
+RUN_TESTS("prefix_cache", set_up, tear_down)

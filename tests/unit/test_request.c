@@ -513,7 +513,4 @@ TEST(frames_become_requests)
     ck_assert_str_eq(e.field, "chat");
 }
 
-int main(void)
-{
-    return run_tests("request", setup, teardown);
-}
+RUN_TESTS("request", setup, teardown)

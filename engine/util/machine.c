@@ -1,5 +1,5 @@
-/* cpu_machine.c - see cpu_machine.h. */
-#include "engine/cpu/cpu_machine.h"
+/* machine.c - see machine.h. */
+#include "engine/util/machine.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -11,13 +11,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "engine/cpu/cpu_pool.h"
-
 enum { FILL_BYTES = 8 << 20 }; /* of a region_fill() */
-
-#ifndef MADV_POPULATE_WRITE
-#define MADV_POPULATE_WRITE 23
-#endif
 
 /* Reads the n values of the format from the first line of a file that has them. */
 __attribute__((format(scanf, 3, 4))) static bool scan(const char *path, int n, const char *format,
@@ -80,9 +74,7 @@ int machine_cores(void)
     if (cores < 1) /* there are more than a cpu_set_t holds */
         cores = (int)sysconf(_SC_NPROCESSORS_ONLN);
     each_cgroup(lower_to_quota, &cores);
-    if (cores < 1)
-        return 1;
-    return cores < CPU_POOL_MAX_THREADS ? cores : CPU_POOL_MAX_THREADS;
+    return cores < 1 ? 1 : cores;
 }
 
 void machine_cpu_name(char out[64])
@@ -150,13 +142,17 @@ int region_init(struct region *r, const char *what, size_t bytes, struct err *e)
 
 /* Populating does not change existing pages, to which other threads may be writing. Linux
  * before 5.14 lacks it and allocates pages when they are touched. */
+bool memory_populate(void *at, size_t bytes)
+{
+    return madvise(at, bytes, MADV_POPULATE_WRITE) == 0 || errno == EINTR;
+}
+
 bool region_fill(struct region *r)
 {
     const size_t left = r->bytes - r->filled, n = left < FILL_BYTES ? left : FILL_BYTES;
 
     if (n == 0)
         return false;
-    r->filled +=
-        madvise(r->base + r->filled, n, MADV_POPULATE_WRITE) < 0 && errno != EINTR ? left : n;
+    r->filled += memory_populate(r->base + r->filled, n) ? n : left;
     return true;
 }

@@ -1,7 +1,7 @@
-/* cpu_machine.h - the cores and the memory that this process may use. Reads /proc and /sys; any
+/* machine.h - the cores and the memory that this process may use. Reads /proc and /sys; any
  * thread. */
-#ifndef NVLLM_ENGINE_CPU_CPU_MACHINE_H
-#define NVLLM_ENGINE_CPU_CPU_MACHINE_H
+#ifndef NVLLM_ENGINE_UTIL_MACHINE_H
+#define NVLLM_ENGINE_UTIL_MACHINE_H
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -20,6 +20,9 @@ void machine_cpu_name(char out[64]);
 uint64_t machine_memory(void);
 
 uint64_t machine_memory_total(void); /* installed; control groups are ignored */
+
+/* Allocates pages of mapped memory; what they hold stays. False: pages come when touched, only. */
+bool memory_populate(void *at, size_t bytes);
 
 /* Zeroed anonymous memory, in huge pages if the system grants them. */
 struct region {
