@@ -116,6 +116,11 @@ int32_t host_tier_blocks(const struct host_tier *h)
     return h->n_blocks;
 }
 
+char *host_tier_memory(const struct host_tier *h)
+{
+    return h->memory.base;
+}
+
 uint64_t host_tier_pinned_bytes(const struct host_tier *h)
 {
     uint64_t bytes = 0;
@@ -214,6 +219,8 @@ int host_tier_submit(struct host_tier *h, const struct batch *b, cudaEvent_t ste
         const struct batch_copy *c = &batch_copies(b)[i];
         struct lane *l = &h->lanes[c->to_tier == TIER_HOST];
 
+        if (copy_is_of_disk(c))
+            continue;
         must(c->when == COPY_AFTER && c->from_tier + c->to_tier == TIER_HOST);
         must(l->n_copies - l->n_ended < (uint64_t)h->max_copies);
         *copy_at(h, l, l->n_copies++) = *c;

@@ -28,6 +28,7 @@ bool host_tier_wait(
     struct host_tier *h); /* a millisecond, while memory is being pinned; else false */
 
 int32_t host_tier_blocks(const struct host_tier *h);
+char *host_tier_memory(const struct host_tier *h);
 uint64_t host_tier_pinned_bytes(const struct host_tier *h); /* so far */
 
 /* Takes the copies of a step and starts what can start. The event is recorded where the step ends;

@@ -433,7 +433,8 @@ void rank_info(const struct rank *b, struct backend_info *out)
     };
     if (b->host)
         out->tiers[TIER_HOST] =
-            (struct backend_tier){host_tier_blocks(b->host), host_tier_pinned_bytes(b->host)};
+            (struct backend_tier){host_tier_blocks(b->host), host_tier_pinned_bytes(b->host),
+                                  host_tier_memory(b->host)};
     snprintf(out->devices[0], sizeof(*out->devices), "%.100s, %.0f GiB", b->device.name,
              (double)b->device.total_bytes / 0x1p30);
     snprintf(out->driver, sizeof(out->driver), "%s", b->device.driver);

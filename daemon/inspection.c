@@ -19,7 +19,7 @@ struct sources {
     Nvllm__V1__Blocks blocks;
     Nvllm__V1__Requests requests;
     Nvllm__V1__PrefixCache hits;
-    Nvllm__V1__HostMemory host;
+    Nvllm__V1__CacheTier host, disk;
     Nvllm__V1__Memory memory;
 };
 
@@ -60,7 +60,7 @@ static const char *why_waiting(const struct inspect_report *r, struct sources *f
         [INSPECT_WHY_PREFIX] = "another request is computing the prefix that they share",
         [INSPECT_WHY_SHARE] = "requests of higher priority, or of users served less, go first",
         [INSPECT_WHY_STEP] = "it starts in the next step",
-        [INSPECT_WHY_LOADING] = "its prefix is being copied from host memory",
+        [INSPECT_WHY_LOADING] = "its prefix is being copied from host memory or disk",
     };
     const struct inspect_request *q = &r->requests[0];
     const size_t size = sizeof(from->text);
@@ -152,7 +152,8 @@ static const char *why_cached(const struct inspect_report *r, struct sources *fr
 
 FILLER(blocks, Blocks, blocks, void, BLOCK_SUMS_FIELDS)
 FILLER(hits, PrefixCache, prefix_cache, void, CACHE_HITS_FIELDS)
-FILLER(host, HostMemory, host_memory, struct engine_status, STATUS_HOST_FIELDS)
+FILLER(host, CacheTier, cache_tier, struct engine_status, STATUS_HOST_FIELDS)
+FILLER(disk, CacheTier, cache_tier, struct engine_status, STATUS_DISK_FIELDS)
 FILLER(requests, Requests, requests, struct engine_status, STATUS_REQUESTS_FIELDS)
 FILLER(memory, Memory, memory, struct engine_status, STATUS_MEMORY_FIELDS)
 FILLER(status, Status, status, struct engine_status, STATUS_FIELDS)

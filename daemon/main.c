@@ -218,6 +218,11 @@ static char *model_name_of(const char *path, struct err *e)
     return name;
 }
 
+static void warn_of_disk(const char *text)
+{
+    log_text(LOG_LEVEL_WARNING, "cache_disk", text, "%s", "");
+}
+
 static int start_engine(struct engine **out, const struct options *o,
                         const struct backend_choice *choice, struct err *e)
 {
@@ -229,12 +234,19 @@ static int start_engine(struct engine **out, const struct options *o,
         .max_step_ms = (int32_t)o->max_step_ms,
         .prefix_cache = o->prefix_cache != 0,
         .share_all = o->scope == OPTION_SCOPE_ALL,
+        .disk_bytes = (uint64_t)o->disk,
+        .warn = warn_of_disk,
         .n_tokenizer_threads = (int32_t)o->tokenizer_threads,
         .event_bytes = EVENT_BYTES,
     };
-    const char *folder = *o->state_folder ? o->state_folder : getenv("STATE_DIRECTORY");
-    int r = cache_secret_load(options.cache_secret, folder, e);
+    const char *folder = *o->cache_folder ? o->cache_folder : getenv("STATE_DIRECTORY");
+    int r = 0;
 
+    options.disk_folder = folder;
+    if (options.disk_bytes && !folder)
+        r = err_set(e, -EINVAL, "cache.disk: there is no folder; set cache.folder");
+    if (r == 0)
+        r = cache_secret_load(options.cache_secret, folder, e);
     if (r == 0)
         r = engine_new(out, &options, e);
     if (r < 0)

@@ -124,10 +124,11 @@ struct options {
     int64_t block_len;
     struct option_memory kv_memory;
     int64_t host_memory;
+    int64_t disk;
+    char *cache_folder;
     int64_t kv_dtype; /* enum kv_dtype of backend.h */
     int64_t prefix_cache;
     int64_t scope; /* enum option_scope */
-    char *state_folder;
     int64_t max_batch_tokens;
     int64_t max_seqs;
     int64_t max_seq_len;

@@ -14,7 +14,7 @@
 #include "engine/model/model.h"
 
 enum {
-    BACKEND_ABI = 5,         /* changes when a struct of batch.h or this file does */
+    BACKEND_ABI = 6,         /* changes when a struct of batch.h or this file does */
     BACKEND_IN_FLIGHT = 2,   /* steps submitted and not yet waited for, at most */
     BACKEND_MAX_DEVICES = 8, /* of one backend */
 };
@@ -54,6 +54,8 @@ struct backend_options {
 struct backend_tier {
     int32_t n_blocks; /* 0: the backend does not have this tier */
     uint64_t bytes;   /* n_blocks * block_bytes; of host memory what has been pinned so far */
+    char *memory;     /* its blocks, one behind the other, where this process can read and write
+                       * them; else NULL */
 };
 
 /* What an opened backend offers. */

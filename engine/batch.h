@@ -76,6 +76,12 @@ struct batch_copy {
     int32_t from, to;
 };
 
+/* Such copies are not the backend's: engine_disk.c makes them. */
+static inline bool copy_is_of_disk(const struct batch_copy *c)
+{
+    return c->from_tier == TIER_DISK || c->to_tier == TIER_DISK;
+}
+
 /* The head. Counts first, then where the arrays begin, in bytes from the head's own begin. */
 struct batch {
     uint32_t version;   /* BATCH_VERSION */

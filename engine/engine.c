@@ -23,6 +23,7 @@ uint64_t engine_now_us(void)
 int engine_new(struct engine **out, const struct engine_options *options, struct err *e)
 {
     const char *cache_folder = options->backend_options.cache_folder;
+    const char *disk_folder = options->disk_folder;
     struct engine *g;
     int r;
 
@@ -33,6 +34,7 @@ int engine_new(struct engine **out, const struct engine_options *options, struct
     g->options = *options;
     g->options.model_folder = strdup(options->model_folder);
     g->options.backend_options.cache_folder = cache_folder ? strdup(cache_folder) : NULL;
+    g->options.disk_folder = disk_folder ? strdup(disk_folder) : NULL;
     list_init(&g->inbox);
     work_queue_init(&g->inspects);
     pthread_mutex_init(&g->lock, NULL);
@@ -40,7 +42,8 @@ int engine_new(struct engine **out, const struct engine_options *options, struct
     pthread_cond_init(&g->wake, NULL);
     g->event_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     r = g->event_fd < 0 ? -errno : 0;
-    if (!g->options.model_folder || (cache_folder && !g->options.backend_options.cache_folder))
+    if (!g->options.model_folder || (cache_folder && !g->options.backend_options.cache_folder) ||
+        (disk_folder && !g->options.disk_folder))
         r = -ENOMEM;
     if (r == 0)
         r = work_pool_new(&g->pool, options->n_tokenizer_threads);
@@ -75,12 +78,14 @@ void engine_free(struct engine *g)
     id_map_deinit(&g->jobs);
     engine_events_free(g->events.head);
     engine_events_free(g->out.head);
-    g->options.backend->close(g->backend); /* first: steps in flight read the core's batches */
+    engine_close_disk(g);                  /* which reads and writes the backend's memory */
+    g->options.backend->close(g->backend); /* before the core: steps in flight read its batches */
     core_free(g->core);
     tokenizer_free(g->tokenizer);
     model_close(g->model);
     free((char *)(uintptr_t)g->options.model_folder);
     free((char *)(uintptr_t)g->options.backend_options.cache_folder);
+    free((char *)(uintptr_t)g->options.disk_folder);
     free(g->shares);
     free(g->ends);
     if (g->event_fd >= 0)
@@ -382,11 +387,16 @@ static int open_core(struct engine *g, struct err *e)
     };
     int r;
 
-    for (int t = TIER_HOST; info->copies && t < N_TIERS; t++)
-        options.tier_blocks[t] = info->tiers[t].n_blocks;
+    if (info->copies)
+        options.tier_blocks[TIER_HOST] = info->tiers[TIER_HOST].n_blocks;
+    if (g->disk)
+        options.tier_blocks[TIER_DISK] = disk_tier_blocks(g->disk);
+    options.restores = g->disk != NULL;
     r = core_new(&g->core, &options);
     if (r < 0)
         return err_set(e, r, "core: %s", strerror(-r));
+    if (g->disk && (r = engine_start_disk(g, e)) < 0)
+        return r;
     g->cost.max_step_us = g->options.max_step_ms * 1e3;
     core_set_cost(g->core, &g->cost);
     pthread_mutex_lock(&g->lock); /* READY shows all of it */
@@ -433,5 +443,7 @@ int engine_load(struct engine *g, struct err *e)
     if (r < 0)
         return r;
     engine_read_memory(g);
+    if (g->options.disk_bytes && g->options.prefix_cache && engine_open_disk(g, e) < 0)
+        g->options.warn(e->text);
     return open_core(g, e);
 }

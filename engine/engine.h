@@ -33,8 +33,11 @@ struct engine_options {
     bool prefix_cache;
     bool share_all;
     uint8_t cache_secret[PREFIX_CACHE_SECRET]; /* of cache_secret_load() */
-    int32_t n_tokenizer_threads;               /* >= 2: one takes short texts only */
-    size_t event_bytes; /* untaken events at which the engine pauses; 0: no limit */
+    uint64_t disk_bytes;                       /* of KV blocks on disk; 0: none */
+    const char *disk_folder;                   /* with disk_bytes */
+    void (*warn)(const char *text); /* with disk_bytes: what is wrong with it; any thread */
+    int32_t n_tokenizer_threads;    /* >= 2: one takes short texts only */
+    size_t event_bytes;             /* untaken events at which the engine pauses; 0: no limit */
 };
 
 struct engine_packed {

@@ -136,6 +136,8 @@ void engine_answer(struct engine *g, struct job *j, const struct core_event *com
     default:
         r = core_inspect(&report, g->core, q, j->prompt.ids, (int32_t)j->prompt.n, engine_now_us());
     }
+    if (g->disk && q->kind == INSPECT_CACHE_CLEAR)
+        engine_forget_cleared(g);
     if (r == CORE_INSPECT_ABSENT && !computed) {
         r = compute(g, j);
         if (r == 0)

@@ -19,7 +19,8 @@ _Static_assert(SAMPLING_MAX_REQUEST_STOP_IDS + MODEL_MAX_EOS <= SAMPLING_MAX_STO
                "a request's stop ids and the model's end ids fit one list");
 
 enum {
-    ENGINE_NICE = -10, /* LimitNICE= of nvllmd.service */
+    ENGINE_NICE = -10,   /* LimitNICE= of nvllmd.service */
+    STORE_US = 10000000, /* that a stop may take to write to disk; its TimeoutStopSec= allows it */
 };
 
 /* ---- requests in */
@@ -295,6 +296,8 @@ static int submit(struct engine *g, const struct batch *batch, struct err *e)
     const size_t i = batch->step % BACKEND_IN_FLIGHT;
     int r;
 
+    if (g->disk)
+        engine_begin_copies(g, batch);
     g->batches[i] = batch;
     g->submitted_us[i] = engine_now_us();
     r = g->options.backend->submit(g->backend, batch, e);
@@ -317,6 +320,14 @@ static void learn_cost(struct engine *g, uint64_t step)
     core_set_cost(g->core, &g->cost);
 }
 
+/* Milliseconds: a step without rows waits for a copy, if the backend has not done so. */
+static int time_for_copies(const struct engine *g, uint64_t step)
+{
+    const size_t i = step % BACKEND_IN_FLIGHT;
+
+    return g->batches[i]->n_tokens == 0 && engine_now_us() - g->submitted_us[i] < 1000;
+}
+
 static int finish_oldest(struct engine *g, struct err *e)
 {
     struct step_result result;
@@ -326,7 +337,11 @@ static int finish_oldest(struct engine *g, struct err *e)
         return r;
     g->in_flight--;
     learn_cost(g, result.step);
+    if (g->disk)
+        engine_end_copies(g, &result, time_for_copies(g, result.step));
     core_commit(g->core, &result, engine_now_us());
+    if (g->disk)
+        engine_forget_ended(g, &result);
     collect(g);
     if (g->in_flight > 0)
         publish(g);
@@ -355,10 +370,12 @@ static int iterate(struct engine *g, struct err *e)
     if (r < 0)
         return r;
     answered = answer_next(g);
+    if (g->restoring)
+        engine_restore(g, 0);
     publish(g);
     if (g->in_flight == BACKEND_IN_FLIGHT || (g->in_flight > 0 && next != CORE_OK))
         return finish_oldest(g, e);
-    if (next == CORE_OK || answered)
+    if (next == CORE_OK || answered || g->restoring)
         return 0;
     must(next == CORE_IDLE); /* with nothing in flight, what fits runs */
     if (ops->idle)
@@ -371,6 +388,32 @@ static int iterate(struct engine *g, struct err *e)
 }
 
 /* ---- the end */
+
+/* Writes to disk what is cached, as far as time allows, unless requests are being dropped. */
+static void store_all(struct engine *g)
+{
+    const uint64_t until_us = engine_now_us() + STORE_US;
+    const struct batch *batch;
+    struct core_stats stats;
+    int next = CORE_OK, r = 0;
+    struct err e;
+
+    core_stats(g->core, &stats);
+    if (stats.requests_running + stats.requests_waiting > 0)
+        return;
+    while (g->restoring && engine_now_us() < until_us)
+        engine_restore(g, 0);
+    core_store_all(g->core);
+    while (r >= 0 && next != CORE_IDLE && engine_now_us() < until_us) {
+        next = CORE_WAIT;
+        if (g->in_flight < BACKEND_IN_FLIGHT)
+            next = core_next(g->core, &batch, engine_now_us());
+        if (next == CORE_OK)
+            r = submit(g, batch, &e);
+        else if (next == CORE_WAIT)
+            r = finish_oldest(g, &e);
+    }
+}
 
 static void fail_inbox(struct engine *g)
 {
@@ -420,6 +463,8 @@ void *engine_main(void *engine)
         engine_publish_state(g, ENGINE_READY);
         while (!g->quit && r >= 0)
             r = iterate(g, &e);
+        if (r >= 0 && g->disk)
+            store_all(g);
     }
     if (r < 0)
         fail(g, r, &e);

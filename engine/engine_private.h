@@ -8,6 +8,7 @@
 #include <stdatomic.h>
 
 #include "engine/step_cost.h"
+#include "engine/disk_tier.h"
 #include "engine/engine.h"
 #include "engine/text/text_stream.h"
 #include "engine/util/id_map.h"
@@ -94,6 +95,13 @@ struct engine {
     uint64_t resumed_us;     /* end of the last pause: earlier steps' times are not learnt */
     struct engine_end *ends; /* [max_seqs] */
     int in_flight;
+
+    struct disk_tier *disk; /* NULL: none */
+    char *above_disk;       /* memory of the tier above it, block after block */
+    bool restoring;
+    int32_t *disk_blocks;       /* [core_max_copies()] of each copy from or to disk, or -1 */
+    struct copy_result *copies; /* [2 * core_max_copies()] that have ended */
+    struct node_record *record; /* scratch */
 };
 
 /* engine.c */
@@ -120,6 +128,21 @@ void job_end(struct job *j, enum engine_event_type type, struct event_list *out)
 __attribute__((format(printf, 5, 6))) void job_fail(struct job *j, struct event_list *out,
                                                     enum engine_error error, const char *field,
                                                     const char *fmt, ...);
+
+/* engine_disk.c */
+/* Before there is a core. What goes wrong leaves the engine without the tier. */
+int engine_open_disk(struct engine *g, struct err *e);
+int engine_start_disk(struct engine *g, struct err *e); /* with the core */
+void engine_close_disk(struct engine *g);
+/* Gives the core records of an earlier process until then, or for 2 ms with 0. */
+void engine_restore(struct engine *g, uint64_t until_us);
+/* The batch's copies from and to disk. */
+void engine_begin_copies(struct engine *g, const struct batch *batch);
+/* Adds those that have ended to the result; where it has none, after wait_ms at most. */
+void engine_end_copies(struct engine *g, struct step_result *r, int wait_ms);
+/* Once the core has them: what it does not keep must not be found after a restart either. */
+void engine_forget_ended(struct engine *g, const struct step_result *r);
+void engine_forget_cleared(struct engine *g);
 
 /* engine_inspect.c */
 /* Takes the job over. computed: the core has computed the prompt that it pins; else NULL. */

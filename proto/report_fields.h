@@ -39,12 +39,16 @@
 #define STATUS_BLOCKS_FIELDS(F) BLOCK_SUM_FIELDS(F, blocks_)
 #define STATUS_HITS_FIELDS(F)   HIT_FIELDS(F, prefix_)
 
-#define STATUS_HOST_FIELDS(F) \
-    F(COUNT, bytes,  q->backend.tiers[TIER_HOST].bytes, host_bytes,         bytes) \
-    F(COUNT, total,  q->core.host_blocks,               host_blocks_total,  total) \
-    F(COUNT, cached, q->core.host_cached,               host_blocks_cached, cached) \
-    F(COUNT, stored, q->core.blocks_stored,             blocks_stored,      stored) \
-    F(COUNT, loaded, q->core.blocks_loaded,             blocks_loaded,      loaded)
+#define TIER_FIELDS(F, tier, prefix, n_bytes) \
+    F(COUNT, bytes,  n_bytes,                    prefix##bytes,         bytes) \
+    F(COUNT, total,  q->core.tiers[tier].total,  prefix##blocks_total,  total) \
+    F(COUNT, cached, q->core.tiers[tier].cached, prefix##blocks_cached, cached) \
+    F(COUNT, stored, q->core.tiers[tier].stored, prefix##blocks_stored, stored) \
+    F(COUNT, loaded, q->core.tiers[tier].loaded, prefix##blocks_loaded, loaded)
+
+#define STATUS_HOST_FIELDS(F) TIER_FIELDS(F, TIER_HOST, host_, q->backend.tiers[TIER_HOST].bytes)
+#define STATUS_DISK_FIELDS(F) \
+    TIER_FIELDS(F, TIER_DISK, disk_, q->core.tiers[TIER_DISK].cached * q->backend.block_bytes)
 
 #define STATUS_REQUESTS_FIELDS(F) \
     F(COUNT, running, q->core.requests_running,                 requests_running, running) \
@@ -71,6 +75,7 @@
     F(COUNT, uptime_ms,     server_now_us() / 1000 - from->server->start_ms, uptime_ms, uptime_ms) \
     F(GROUP, blocks,        blocks,                      status_blocks,   blocks) \
     F(GROUP, host_memory,   host,                        status_host,     host_memory) \
+    F(GROUP, disk,          disk,                        status_disk,     disk) \
     F(GROUP, requests,      requests,                    status_requests, requests) \
     F(GROUP, prefix_cache,  hits,                        status_hits,     prefix_cache) \
     F(COUNT, preemptions,   q->core.preemptions,         preemptions,     preemptions) \
@@ -178,7 +183,8 @@
 #define REPORT_ROWS(R) \
     R(status_blocks,   nvllm_status,         Blocks,          STATUS_BLOCKS_FIELDS) \
     R(status_requests, nvllm_status,         Requests,        STATUS_REQUESTS_FIELDS) \
-    R(status_host,     nvllm_status,         HostMemory,      STATUS_HOST_FIELDS) \
+    R(status_host,     nvllm_status,         CacheTier,       STATUS_HOST_FIELDS) \
+    R(status_disk,     nvllm_status,         CacheTier,       STATUS_DISK_FIELDS) \
     R(status_hits,     nvllm_status,         PrefixCache,     STATUS_HITS_FIELDS) \
     R(status_memory,   nvllm_status,         Memory,          STATUS_MEMORY_FIELDS) \
     R(status,          nvllm_status,         Status,          STATUS_FIELDS) \

@@ -43,6 +43,14 @@ static void print_memory(const struct nvllm_status *s)
     putchar('\n');
 }
 
+static void print_tier(const char *name, uint32_t cached, uint32_t total, uint64_t stored,
+                       uint64_t loaded, uint64_t bytes)
+{
+    if (total > 0)
+        printf("%-14s%u of %u blocks cached, %" PRIu64 " stored, %" PRIu64 " loaded; %.1f MiB\n",
+               name, cached, total, stored, loaded, show_mib(bytes));
+}
+
 static void print_numbers(const struct nvllm_status *s)
 {
     printf("%-14s%u running, %u waiting, %u connection%s\n", "requests", s->requests_running,
@@ -50,11 +58,10 @@ static void print_numbers(const struct nvllm_status *s)
     printf("%-14s%u of %u used (%.0f %%), %u cached, %u free; %u tokens each\n", "blocks",
            s->blocks_used, s->blocks_total, show_percent(s->blocks_used, s->blocks_total),
            s->blocks_cached, s->blocks_free, s->block_len);
-    if (s->host_blocks_total > 0)
-        printf("%-14s%u of %u blocks cached, %llu stored, %llu loaded; %.1f MiB are ready\n",
-               "host memory", s->host_blocks_cached, s->host_blocks_total,
-               (unsigned long long)s->blocks_stored, (unsigned long long)s->blocks_loaded,
-               show_mib(s->host_bytes));
+    print_tier("host memory", s->host_blocks_cached, s->host_blocks_total, s->host_blocks_stored,
+               s->host_blocks_loaded, s->host_bytes);
+    print_tier("disk", s->disk_blocks_cached, s->disk_blocks_total, s->disk_blocks_stored,
+               s->disk_blocks_loaded, s->disk_bytes);
     printf("%-14s%llu of %llu prompt tokens found (%.0f %%)\n", "prefix cache",
            (unsigned long long)s->prefix_hit_tokens, (unsigned long long)s->prefix_queried_tokens,
            show_percent(s->prefix_hit_tokens, s->prefix_queried_tokens));

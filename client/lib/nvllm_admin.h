@@ -209,7 +209,7 @@ enum nvllm_wait_reason {
     NVLLM_WAIT_PREFIX = 5,  /* another request is computing a shared prefix */
     NVLLM_WAIT_SHARE = 6,   /* its user has had its share; other users' requests go first */
     NVLLM_WAIT_STEP = 7,    /* it starts in the next step */
-    NVLLM_WAIT_LOADING = 8, /* its prefix is being copied from host memory */
+    NVLLM_WAIT_LOADING = 8, /* its prefix is being copied from host memory or disk */
 };
 
 /* "not", "encoding", …, "unknown". */

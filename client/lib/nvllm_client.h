@@ -397,12 +397,18 @@ struct nvllm_status {
     uint64_t other_bytes;
     uint64_t total_bytes;
     uint64_t free_bytes;
-    /* Cached blocks in host memory, see cache.host_memory in nvllmd.conf(5). */
+    /* Cached blocks in host memory and on disk, see cache.host_memory and cache.disk in
+     * nvllmd.conf(5). */
     uint64_t host_bytes; /* ready for copies; on a device less than asked for after a start */
     uint32_t host_blocks_total;
     uint32_t host_blocks_cached; /* with content that may be found again */
-    uint64_t blocks_stored;      /* copied to host memory since the start */
-    uint64_t blocks_loaded;      /* and back */
+    uint64_t host_blocks_stored; /* copied there since the start */
+    uint64_t host_blocks_loaded; /* and back */
+    uint64_t disk_bytes;         /* of the cached blocks */
+    uint32_t disk_blocks_total;
+    uint32_t disk_blocks_cached;
+    uint64_t disk_blocks_stored;
+    uint64_t disk_blocks_loaded;
 };
 
 enum nvllm_code nvllm_get_status(struct nvllm_client *client, int timeout_ms,

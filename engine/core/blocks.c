@@ -15,6 +15,7 @@ int blocks_new(struct blocks **out, int32_t n_blocks)
     if (!b)
         return -ENOMEM;
     b->n_blocks = b->n_free = n_blocks;
+    b->n_released = b->n_oldest = (uint64_t)n_blocks + 1;
     list_init(&b->free);
     list_init(&b->cached);
     b->dirty = &b->cached;
@@ -101,6 +102,19 @@ bool blocks_take(struct blocks *b, int32_t *block_id)
     b->n_free--;
     k->refs = 1;
     return true;
+}
+
+void blocks_take_oldest(struct blocks *b, int32_t block_id)
+{
+    struct block *k = block_at(b, block_id);
+
+    while (b->n_touched <= block_id)
+        list_append(&b->free, &b->block[b->n_touched++].link);
+    must(k->refs == 0 && !k->node);
+    list_remove(&k->link);
+    b->n_free--;
+    k->refs = 1;
+    k->released = --b->n_oldest;
 }
 
 void blocks_ref(struct blocks *b, int32_t block_id)

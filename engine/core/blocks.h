@@ -26,9 +26,9 @@ struct block {
 struct blocks {
     int32_t n_blocks, n_free, n_cached;
     int32_t n_touched; /* the others were never used: free, in no list, so a start touches none */
-    uint64_t n_released;
-    struct list free;   /* the block released last goes out first, one never used last */
-    struct list cached; /* in order of release */
+    uint64_t n_released, n_oldest; /* numbers of releases: given last; and first, going down */
+    struct list free;              /* the block released last goes out first, one never used last */
+    struct list cached;            /* in order of release */
     /* The first n_clean of these can be evicted and nothing is lost: a lower tier has a copy or
      * must not. Whether the others can has not been asked. */
     int32_t n_clean;
@@ -41,6 +41,8 @@ void blocks_free(struct blocks *b);
 
 /* A free block, with one reference. False: there is none; cached ones may be left. */
 bool blocks_take(struct blocks *b, int32_t *block_id);
+/* Takes this free block. When it is cached it will be the oldest. */
+void blocks_take_oldest(struct blocks *b, int32_t block_id);
 void blocks_ref(struct blocks *b, int32_t block_id);   /* of a held or a cached block */
 void blocks_unref(struct blocks *b, int32_t block_id); /* the last one frees or caches it: dirty */
 /* The same, but a block that is then cached takes the place that it had before it was held. */

@@ -424,10 +424,11 @@ void core_stats(const struct core *c, struct core_stats *out)
     out->blocks_cached = c->blocks->n_cached;
     out->blocks_free = c->blocks->n_free;
     out->blocks_pinned = c->cache->n_pinned;
-    out->host_blocks = c->options.tier_blocks[TIER_HOST];
-    out->host_cached = c->tiers[TIER_HOST] ? c->tiers[TIER_HOST]->n_cached : 0;
-    out->blocks_stored = c->n_copied[TIER_HOST];
-    out->blocks_loaded = c->n_copied[TIER_DEVICE];
+    for (int t = TIER_HOST; t < N_TIERS; t++)
+        out->tiers[t] = (struct core_tier){.total = c->options.tier_blocks[t],
+                                           .cached = c->tiers[t] ? c->tiers[t]->n_cached : 0,
+                                           .stored = c->n_stored[t],
+                                           .loaded = c->n_loaded[t]};
     out->seqs_running = core_n_running(c);
     out->seqs_waiting = (int32_t)(c->n_alive - core_n_running(c));
     out->requests_running = c->n_requests_running;

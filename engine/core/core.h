@@ -40,6 +40,8 @@ struct core_options {
                   * are found: where chunks and decodes round differently, a sequence's numbers do
                   * not change with preemptions and hits */
     int32_t tier_blocks[N_TIERS]; /* of the tiers below the device, 0: none; [TIER_DEVICE] unused */
+    bool restores;                /* core_restore() is called: until core_restored() nothing goes to
+                                   * disk */
     int32_t mask_words;           /* (vocab_size + 31) / 32, where max_masks */
     int32_t max_masks;            /* rows of a step with a mask; 0: no request may have masks */
     const uint8_t *cache_secret;  /* [PREFIX_CACHE_SECRET], copied; NULL, for tests: zeros */
@@ -110,8 +112,10 @@ struct core_event {
 struct core_stats {
     int32_t blocks_total, blocks_used, blocks_cached, blocks_free;
     int32_t blocks_pinned; /* of the used ones: held by pins, and maybe by sequences too */
-    int32_t host_blocks, host_cached;      /* of the host tier: all, and those that hold a copy */
-    uint64_t blocks_stored, blocks_loaded; /* copied down to the host tier, up from it */
+    struct core_tier {
+        int32_t total, cached;   /* blocks, and those that hold a copy */
+        uint64_t stored, loaded; /* copied down to the tier, up from it */
+    } tiers[N_TIERS];            /* [TIER_DEVICE] unused */
     int32_t seqs_running, seqs_waiting;
     int32_t requests_running, requests_waiting; /* running: at least one choice runs */
     int32_t clients;                            /* that have requests */
@@ -180,6 +184,24 @@ void core_commit(struct core *c, const struct step_result *result, uint64_t now_
 const struct core_event *core_events(struct core *c, int32_t *n);
 
 void core_stats(const struct core *c, struct core_stats *out);
+
+/* ---- the disk tier outlives the process where somebody keeps records of it */
+
+/* The record of what a copy to disk writes, which a batch has just asked for, without sum and
+ * check. False: it must not be found later. */
+struct node_record;
+bool core_record(const struct core *c, uint32_t copy, struct node_record *out);
+int32_t core_max_copies(const struct core *c); /* that are under way; above their ids */
+/* A disk block can be found, or a copy under way has it. */
+bool core_keeps(const struct core *c, int32_t block);
+
+/* What a disk block holds from an earlier process; a node's record comes after that of the node
+ * before it. False: it cannot be found any more. Then core_restored(), once. */
+bool core_restore(struct core *c, const struct node_record *r, int32_t block);
+void core_restored(struct core *c);
+
+/* From now on all cached blocks are copied down: core_next() until it returns CORE_IDLE. */
+void core_store_all(struct core *c);
 
 /* ---- inspection: the answers to the queries of inspect.h
  *

@@ -77,7 +77,8 @@ struct core {
     struct core_copy *copies; /* [max_copies] */
     int32_t n_copies, max_copies;
     int32_t next_copy; /* where a free id is looked for */
-    bool copy_failed;  /* since there was a request */
+    bool restoring;    /* what is on disk is not known yet: nothing is written there */
+    bool storing_all;
 
     struct step steps[BACKEND_IN_FLIGHT]; /* step n is steps[n % BACKEND_IN_FLIGHT] */
     uint64_t planned;                     /* number of the last step handed out */
@@ -91,11 +92,12 @@ struct core {
     struct core_event *events;
     int32_t n_events, max_events;
 
-    struct core_stats stats; /* the counters that only grow */
+    struct core_stats stats;                       /* the counters that only grow */
+    uint64_t n_stored[N_TIERS], n_loaded[N_TIERS]; /* copies down to each tier, and up from it */
     /* Counted for tests: */
-    uint64_t n_prefix_waits;             /* sequences that waited for a prefix */
-    uint64_t n_yields;                   /* preempted for another user's part */
-    uint64_t n_copied[N_TIERS], n_loads; /* copies into each tier, sequences that waited for them */
+    uint64_t n_prefix_waits; /* sequences that waited for a prefix */
+    uint64_t n_yields;       /* preempted for another user's part */
+    uint64_t n_loads;        /* sequences that waited for copies */
     uint64_t n_drafts, n_accepted;
 };
 

@@ -89,16 +89,51 @@ static XXH128_hash_t namespace_digest(const struct prefix_cache *p, uint64_t cli
     return XXH3_128bits_withSecret(&input, sizeof(input), p->secret, sizeof(p->secret));
 }
 
+static bool is_same(XXH128_hash_t a, XXH128_hash_t b)
+{
+    return a.low64 == b.low64 && a.high64 == b.high64;
+}
+
 struct cache_namespace *prefix_cache_find(const struct prefix_cache *p, uint64_t client,
                                           struct text salt)
 {
     XXH128_hash_t digest = namespace_digest(p, client, false, salt);
     struct cache_namespace *ns = id_map_get(&p->namespaces, digest.low64);
 
-    return ns && ns->client == client && ns->salt_len == salt.len &&
-                   (salt.len == 0 || memcmp(ns->salt, salt.data, salt.len) == 0)
+    if (!ns || ns->client != client)
+        return NULL;
+    if (ns->restored)
+        return is_same(ns->digest, digest) ? ns : NULL;
+    return ns->salt_len == salt.len && (salt.len == 0 || memcmp(ns->salt, salt.data, salt.len) == 0)
                ? ns
                : NULL;
+}
+
+/* Or NULL: no memory. */
+static struct cache_namespace *namespace_new(struct prefix_cache *p, XXH128_hash_t digest,
+                                             uint64_t client, struct text salt, bool private)
+{
+    struct cache_namespace *ns;
+    size_t bytes;
+
+    if (!size_add(&bytes, sizeof(*ns), salt.len))
+        return NULL;
+    ns = calloc(1, bytes);
+    if (!ns)
+        return NULL;
+    ns->root.ns = ns;
+    ns->root.depth = -1;
+    list_init(&ns->root.children);
+    ns->digest = digest;
+    ns->client = client;
+    ns->private = private;
+    ns->salt_len = salt.len;
+    if (salt.len)
+        memcpy(ns->salt, salt.data, salt.len);
+    if (private || id_map_put(&p->namespaces, digest.low64, ns) == 0)
+        return ns;
+    free(ns);
+    return NULL;
 }
 
 int prefix_cache_open(struct prefix_cache *p, struct cache_namespace **out, uint64_t client,
@@ -106,36 +141,15 @@ int prefix_cache_open(struct prefix_cache *p, struct cache_namespace **out, uint
 {
     struct cache_namespace *ns = private ? NULL : prefix_cache_find(p, client, salt);
     XXH128_hash_t digest = namespace_digest(p, client, false, salt);
-    size_t bytes;
 
-    if (ns) {
-        ns->n_holders++;
-        *out = ns;
-        return 0;
-    }
-    if (private || id_map_get(&p->namespaces, digest.low64)) { /* a collision shares nothing */
-        private = true;
-        digest = namespace_digest(p, ++p->n_private, true, (struct text){NULL, 0});
-    }
-    if (!size_add(&bytes, sizeof(*ns), salt.len))
-        return -ENOMEM;
-    ns = calloc(1, bytes);
+    if (!ns && !private && !id_map_get(&p->namespaces, digest.low64))
+        ns = namespace_new(p, digest, client, salt, false);
+    else if (!ns) /* a collision shares nothing */
+        ns = namespace_new(p, namespace_digest(p, ++p->n_private, true, (struct text){NULL, 0}),
+                           client, salt, true);
     if (!ns)
         return -ENOMEM;
-    ns->root.ns = ns;
-    ns->root.depth = -1;
-    list_init(&ns->root.children);
-    ns->digest = digest;
-    ns->client = client;
-    ns->n_holders = 1;
-    ns->private = private;
-    ns->salt_len = salt.len;
-    if (salt.len)
-        memcpy(ns->salt, salt.data, salt.len);
-    if (!private && id_map_put(&p->namespaces, digest.low64, ns) < 0) {
-        free(ns);
-        return -ENOMEM;
-    }
+    ns->n_holders++;
     *out = ns;
     return 0;
 }
@@ -191,7 +205,7 @@ static struct node **bucket_of(const struct prefix_cache *p, XXH128_hash_t diges
 static bool is_equal(const struct prefix_cache *p, const struct node *n, XXH128_hash_t digest,
                      const struct node *parent, const int32_t *tokens)
 {
-    return n->digest.low64 == digest.low64 && n->digest.high64 == digest.high64 &&
+    return is_same(n->digest, digest) &&
            (PLANT(PLANT_NO_COMPARE) ||
             (has_parent(n, parent) && memcmp(prefix_cache_tokens(p, n), tokens,
                                              (size_t)p->block_len * sizeof(*tokens)) == 0));
@@ -301,6 +315,19 @@ struct node *prefix_cache_next_copy(struct prefix_cache *p, enum tier from, enum
     return NULL;
 }
 
+struct node *prefix_cache_last_copy(const struct prefix_cache *p, enum tier from, enum tier to)
+{
+    const struct blocks *b = p->tiers[from];
+
+    for (const struct list *l = b->cached.prev; l != &b->cached; l = l->prev) {
+        struct node *n = blocks_node(b, blocks_id(b, l));
+
+        if (n->location[to] < 0 && !n->ns->private)
+            return n;
+    }
+    return NULL;
+}
+
 /* ---- insertion and removal */
 
 static struct node *node_new(struct prefix_cache *p, struct node *parent, const int32_t *tokens,
@@ -402,6 +429,61 @@ int32_t prefix_cache_remove(struct prefix_cache *p, struct node *n)
         if (at == n)
             return n_removed;
     }
+}
+
+/* ---- records */
+
+bool prefix_cache_record(const struct prefix_cache *p, const struct node *n,
+                         struct node_record *out)
+{
+    if (n->ns->private)
+        return false;
+    out->digest = n->digest;
+    out->parent = n->parent->digest;
+    out->namespace = n->ns->digest;
+    out->client = n->ns->client;
+    out->depth = n->depth;
+    out->reserved = 0;
+    memcpy(out->tokens, prefix_cache_tokens(p, n), (size_t)p->block_len * sizeof(*out->tokens));
+    return true;
+}
+
+/* The node of a namespace with this digest and depth. */
+static struct node *find_parent(const struct prefix_cache *p, struct cache_namespace *ns,
+                                XXH128_hash_t digest, int32_t depth)
+{
+    struct node *n = depth < 0 ? &ns->root : *bucket_of(p, digest);
+
+    while (n && (n->ns != ns || n->depth != depth || !is_same(n->digest, digest)))
+        n = n->next;
+    return n;
+}
+
+bool prefix_cache_restore(struct prefix_cache *p, const struct node_record *r, int32_t block_id)
+{
+    struct cache_namespace *ns = id_map_get(&p->namespaces, r->namespace.low64);
+    struct node *parent, *n = NULL;
+
+    if (!ns && r->depth == 0) {
+        ns = namespace_new(p, r->namespace, r->client, (struct text){NULL, 0}, false);
+        if (ns)
+            ns->restored = true;
+    }
+    if (!ns || ns->client != r->client || !is_same(ns->digest, r->namespace))
+        return false;
+    parent = find_parent(p, ns, r->parent, r->depth - 1);
+    if (parent)
+        n = find(p, r->digest, parent, r->tokens);
+    if (parent && !n) {
+        n = node_new(p, parent, r->tokens, r->digest);
+        n->written_us = n->used_us = p->now_us;
+    }
+    if (!n || n->location[TIER_DISK] >= 0)
+        return false;
+    blocks_take_oldest(p->tiers[TIER_DISK], block_id);
+    must(prefix_cache_place(p, prefix_cache_chain(p, n), TIER_DISK, block_id));
+    blocks_put_back(p->tiers[TIER_DISK], block_id, false);
+    return true;
 }
 
 int32_t prefix_cache_clear(struct prefix_cache *p, uint64_t client, bool all)

@@ -53,9 +53,21 @@ struct cache_namespace {
     XXH128_hash_t digest;
     uint64_t client;
     int64_t n_holders;
-    bool private; /* in no map, and its nodes go when it is closed */
+    bool private;  /* in no map, and its nodes go when it is closed */
+    bool restored; /* its salt is not known: the digest decides */
     size_t salt_len;
     char salt[];
+};
+
+/* A node as it is kept beside its block on disk, in the byte order of this machine. */
+struct node_record {
+    XXH128_hash_t sum;   /* of what follows, under the secret */
+    XXH128_hash_t check; /* of the block's bytes */
+    XXH128_hash_t digest, parent, namespace;
+    uint64_t client;
+    int32_t depth;
+    int32_t reserved; /* 0 */
+    int32_t tokens[]; /* [block_len] */
 };
 
 struct prefix_cache {
@@ -160,6 +172,19 @@ void prefix_cache_drop(struct prefix_cache *p, struct node *n, enum tier tier);
  * cached one that has no copy in another tier; or NULL. Private nodes are not copied. */
 struct node *prefix_cache_next_copy(struct prefix_cache *p, enum tier from, enum tier to,
                                     int32_t n_clean);
+
+/* The node of the cached block released last that has no copy in `to`; or NULL. Searches them all.
+ */
+struct node *prefix_cache_last_copy(const struct prefix_cache *p, enum tier from, enum tier to);
+
+/* ---- records: sum and check are the caller's */
+
+/* Fills in the record of a node. False: it must not outlive this process. */
+bool prefix_cache_record(const struct prefix_cache *p, const struct node *n,
+                         struct node_record *out);
+/* Lists a free block of the disk tier, which becomes the oldest, for the node of a record, which
+ * follows that of the node before it. False: that is not there, or the node has a copy on disk. */
+bool prefix_cache_restore(struct prefix_cache *p, const struct node_record *r, int32_t block_id);
 
 /* ---- pins and clearing */
 

@@ -38,7 +38,7 @@ struct sequence {
     int32_t n_generated, cap_generated;
     int32_t n_preempted;
     int32_t n_charged; /* positions charged to the user */
-    int8_t n_loads;    /* how often it has begun copies since it ran last */
+    int32_t n_loads;   /* copies that it has begun since it ran last */
 
     /* What the host says of the tokens after generated. */
     int32_t drafts[CORE_MAX_DRAFTS];

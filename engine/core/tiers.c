@@ -1,27 +1,38 @@
-/* tiers.c - moves cached blocks between tiers: down before they are evicted, up when they are hit.
+/* tiers.c - moves cached blocks between tiers: down before they are evicted, up when they are hit;
+ * always to the next tier that there is.
  *
  * Every copy starts when the step that carries it has computed and ends some steps later, so none
  * delays a step. The copy has a reference to the source and one to the target until a result names
  * it: neither can be freed or rewritten before. Only then does the node know of the new copy.
  *
  * Down: the cached blocks that go next from a tier, as many as the steps in flight and the longest
- * sequence that comes up can take, are copied to the tier below, but no more than half of that. It
- * gives up only blocks that no tier above it has.
+ * sequence that comes up can take, are copied to the tier below, but no more than half of that; at
+ * the end of the process all that there are, those used last first. A tier gives up only blocks
+ * that none above it has.
+ * What cannot be copied is not tried again until it is used again.
  * Up: a sequence whose prefix goes on in a lower tier waits in SEQ_LOADING, without slot or blocks,
- * until the copies have ended; then it queues again and finds them, or does without: it begins
- * all of its copies once each time it is admitted, or some of them a few times. */
+ * until the copies have ended; then it queues again and finds them, or begins the next ones. What
+ * cannot be copied is forgotten there, and each time it is admitted a sequence begins only so many
+ * copies, so that in the end it does without. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "engine/core/core_impl.h"
 
-enum { MAX_LOADS = 4 }; /* of a sequence: where copies of others leave no room for all of its own */
-
 /* A copy never stays in a tier, so zeros are one that is not under way. */
 static bool is_idle(const struct core_copy *k)
 {
     return k->from_tier == k->to_tier;
+}
+
+/* The next tier that there is. */
+static int tier_above(const struct core *c, int tier)
+{
+    do
+        tier--;
+    while (!c->tiers[tier]);
+    return tier;
 }
 
 /* Blocks that the steps in flight can take, at most. */
@@ -43,6 +54,7 @@ int core_tiers_init(struct core *c)
     }
     c->blocks = c->tiers[TIER_DEVICE];
     list_init(&c->loading);
+    c->restoring = c->options.restores;
     c->max_copies = lower && c->options.prefix_cache ? c->max_blocks + blocks_of_steps(c) : 0;
     c->copies = calloc((size_t)c->max_copies + 1, sizeof(*c->copies));
     return c->copies ? 0 : -ENOMEM;
@@ -94,14 +106,22 @@ static bool begin_copy(struct core *c, struct step *st, const struct node *n, en
 
 static void end_copy(struct core *c, struct core_copy *k, bool ok)
 {
+    const bool up = k->to_tier < k->from_tier;
+    struct node *node;
+
     if (ok || PLANT(PLANT_COPY_FAILURE))
         prefix_cache_place(c->cache, k->node, k->to_tier, k->to);
-    c->n_copied[k->to_tier] += ok;
-    c->copy_failed |= !ok;
-    if (k->to_tier < k->from_tier && !PLANT(PLANT_COPY_NO_HOLD))
+    if (up)
+        c->n_loaded[k->from_tier] += ok;
+    else
+        c->n_stored[k->to_tier] += ok;
+    c->storing_all &= ok; /* a disk that is full stays full */
+    if (up && !ok && (node = blocks_node(c->tiers[k->from_tier], k->from)))
+        prefix_cache_drop(c->cache, node, k->from_tier);
+    if (up && !PLANT(PLANT_COPY_NO_HOLD))
         blocks_unref(c->tiers[k->from_tier], k->from); /* used again */
     else if (!PLANT(PLANT_COPY_NO_HOLD))
-        blocks_put_back(c->tiers[k->from_tier], k->from, ok);
+        blocks_put_back(c->tiers[k->from_tier], k->from, true);
     if (!PLANT(PLANT_COPY_NO_REF))
         blocks_unref(c->tiers[k->to_tier], k->to);
     *k = (struct core_copy){0};
@@ -112,7 +132,7 @@ bool core_load(struct core *c, struct step *st, struct sequence *s, int32_t n, i
                uint64_t chain)
 {
     const int32_t len = c->options.block_len;
-    bool waits = false, full = false;
+    bool waits = false;
 
     for (; c->max_copies > 0 && n < max; n++) {
         const struct node *node =
@@ -127,16 +147,21 @@ bool core_load(struct core *c, struct step *st, struct sequence *s, int32_t n, i
         if (!node)
             break;
         if (t != TIER_DEVICE && blocks_refs(c->tiers[t], node->location[t]) == 0) {
-            full = c->n_copies == c->max_copies && s->n_loads < MAX_LOADS;
-            if (full || s->n_loads == MAX_LOADS || !begin_copy(c, st, node, t, TIER_DEVICE))
+            if (s->n_loads == N_TIERS * c->max_blocks)
                 break;
+            if (c->n_copies == c->max_copies) {
+                waits = true; /* until one of these has ended */
+                break;
+            }
+            if (!begin_copy(c, st, node, t, tier_above(c, t)))
+                break;
+            s->n_loads++;
         }
         waits |= t != TIER_DEVICE;
     }
-    if (!waits && !full)
+    if (!waits)
         return false;
     core_hold_back(s, SEQ_LOADING, &c->loading);
-    s->n_loads = (int8_t)(full ? s->n_loads + 1 : MAX_LOADS);
     c->n_loads++;
     return true;
 }
@@ -172,19 +197,62 @@ void core_commit_copies(struct core *c, const struct step_result *r)
     }
 }
 
+/* The next block of a tier to copy to the one below. */
+static struct node *next_down(const struct core *c, int from, int to)
+{
+    if (to == TIER_DISK && c->restoring)
+        return NULL;
+    if (c->storing_all)
+        return prefix_cache_last_copy(c->cache, from, to);
+    return prefix_cache_next_copy(c->cache, from, to,
+                                  least(c->max_copies, (c->options.tier_blocks[to] + 1) / 2) -
+                                      c->n_copies);
+}
+
+/* From the lowest tier up, so that what is copied to a tier does not push out what has no copy. */
 void core_copy_down(struct core *c, struct step *st)
 {
     const struct node *n;
 
-    if (c->n_requests > 0)
-        c->copy_failed = false;
-    if (c->copy_failed) /* while idle it is not tried again */
+    if (c->max_copies == 0)
         return;
-    for (int t = TIER_DEVICE; c->max_copies > 0 && t + 1 < N_TIERS; t++)
-        while (c->tiers[t] && c->tiers[t + 1] &&
-               (n = prefix_cache_next_copy(
-                    c->cache, t, t + 1,
-                    least(c->max_copies, (c->options.tier_blocks[t + 1] + 1) / 2) - c->n_copies)) &&
-               begin_copy(c, st, n, t, t + 1))
+    for (int to = N_TIERS - 1; to > TIER_DEVICE; to--)
+        while (c->tiers[to] && (n = next_down(c, tier_above(c, to), to)) &&
+               begin_copy(c, st, n, tier_above(c, to), to))
             ;
+}
+
+void core_store_all(struct core *c)
+{
+    c->storing_all = true;
+}
+
+/* ---- what is on disk, for those who keep records of it */
+
+bool core_record(const struct core *c, uint32_t copy, struct node_record *out)
+{
+    const struct node *n = prefix_cache_node(c->cache, c->copies[copy].node);
+
+    return n && prefix_cache_record(c->cache, n, out);
+}
+
+bool core_keeps(const struct core *c, int32_t block)
+{
+    return blocks_node(c->tiers[TIER_DISK], block) || blocks_refs(c->tiers[TIER_DISK], block) > 0;
+}
+
+int32_t core_max_copies(const struct core *c)
+{
+    return c->max_copies;
+}
+
+bool core_restore(struct core *c, const struct node_record *r, int32_t block)
+{
+    must(c->restoring);
+    return prefix_cache_restore(c->cache, r, block);
+}
+
+void core_restored(struct core *c)
+{
+    c->restoring = false;
 }

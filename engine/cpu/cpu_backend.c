@@ -95,7 +95,7 @@ static void run_copies(struct backend *b, const struct batch *batch, enum copy_w
     for (int i = 0; i < batch->n_copies; i++) {
         const struct batch_copy *c = &batch_copies(batch)[i];
 
-        if (c->when != when)
+        if (c->when != when || copy_is_of_disk(c))
             continue;
         memcpy(b->tiers[c->to_tier].base + (size_t)c->to * b->kv.block_bytes,
                b->tiers[c->from_tier].base + (size_t)c->from * b->kv.block_bytes,
@@ -240,6 +240,7 @@ static int take_kv(struct backend *b, struct err *e)
         if (tier->n_blocks > 0)
             r = region_init(&b->tiers[t], t == TIER_HOST ? "cache.host_memory" : "cache.kv_memory",
                             tier->bytes, e);
+        tier->memory = b->tiers[t].base;
     }
     b->kv.base = b->tiers[TIER_DEVICE].base;
     return r;
@@ -457,6 +458,8 @@ static void check_copies(const struct backend *b, const struct batch *batch)
         const struct batch_copy *c = &batch_copies(batch)[i];
 
         must(c->from_tier < N_TIERS && c->to_tier < N_TIERS && c->from_tier != c->to_tier);
+        if (copy_is_of_disk(c))
+            continue;
         must(c->from >= 0 && c->from < b->info.tiers[c->from_tier].n_blocks);
         must(c->to >= 0 && c->to < b->info.tiers[c->to_tier].n_blocks);
     }

@@ -433,6 +433,38 @@ uint64_t model_weight_bytes(const struct model *m)
     return m->bytes;
 }
 
+int model_fingerprint(const struct model *m, XXH128_hash_t *out, struct err *e)
+{
+    enum { BEGINNING = 4096 };
+    const struct model_config *c = &m->config;
+    const double numbers[] = {c->n_layers, c->n_heads,      c->n_kv_heads, c->head_dim,
+                              c->ffn_dim,  c->rms_norm_eps, c->rope_theta};
+    XXH3_state_t *state = XXH3_createState();
+    char bytes[BEGINNING];
+    int r = 0;
+
+    if (!state)
+        return err_set(e, -ENOMEM, "out of memory");
+    (void)XXH3_128bits_reset(state);
+    (void)XXH3_128bits_update(state, numbers, sizeof(numbers));
+    for (size_t f = 0; f < m->n_files; f++) {
+        for (size_t i = 0; r == 0 && i < m->files[f].tensors.n; i++) {
+            const struct tensor *t = &m->files[f].tensors.tensors[i];
+            const size_t n = t->bytes < BEGINNING ? (size_t)t->bytes : BEGINNING;
+
+            if (t->file < 0) /* not of the configuration */
+                continue;
+            r = model_read(m, t, 0, bytes, n, e);
+            (void)XXH3_128bits_update(state, t->name, strlen(t->name));
+            (void)XXH3_128bits_update(state, &t->bytes, sizeof(t->bytes));
+            (void)XXH3_128bits_update(state, bytes, n);
+        }
+    }
+    *out = XXH3_128bits_digest(state);
+    XXH3_freeState(state);
+    return r;
+}
+
 int model_read(const struct model *m, const struct tensor *t, uint64_t offset, void *dst,
                size_t bytes, struct err *e)
 {

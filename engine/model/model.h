@@ -10,6 +10,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
+#include <xxhash.h>
 
 #include "engine/util/err.h"
 
@@ -110,6 +111,8 @@ const struct model_defaults *model_defaults(const struct model *m);
 /* A tensor that the configuration needs by its full name; NULL for any other name. Each is there
  * and has the right shape. */
 const struct tensor *model_tensor(const struct model *m, const char *name);
+/* A hash of the configuration, and of the beginning of each tensor: other weights, another hash. */
+int model_fingerprint(const struct model *m, XXH128_hash_t *out, struct err *e);
 uint64_t model_weight_bytes(const struct model *m); /* of all these tensors, as stored */
 
 /* Reads bytes of a tensor from offset on, as stored. -EIO: the file has become shorter. */

@@ -31,11 +31,12 @@ static int dying_open(struct backend **out, const struct model *model,
 
 static void dying_info(const struct backend *b, struct backend_info *out)
 {
-    *out = (struct backend_info){.n_devices = 1,
-                                 .devices = {"a dying device"},
-                                 .tiers = {{1024, 1024 * (uint64_t)b->block_len}},
-                                 .block_bytes = (uint64_t)b->block_len,
-                                 .kv_dtype = KV_DTYPE_F32};
+    *out =
+        (struct backend_info){.n_devices = 1,
+                              .devices = {"a dying device"},
+                              .tiers = {{.n_blocks = 1024, .bytes = 1024 * (uint64_t)b->block_len}},
+                              .block_bytes = (uint64_t)b->block_len,
+                              .kv_dtype = KV_DTYPE_F32};
 }
 
 static int dying_submit(struct backend *b, const struct batch *batch, struct err *e)

@@ -69,16 +69,16 @@ class AcrossClients(Case):
             self.assertRegex(d.ctl("status").stdout,
                              rb"host memory +\d+ of \d+ blocks cached, \d+ stored, \d+ loaded; 64")
 
-    def test_secret_is_kept_in_the_state_folder(self):
+    def test_secret_is_kept_in_the_folder(self):
         """Drawn once, the same after a restart; one that others can read is refused by name."""
         folder = self.temporary_folder()
         secret = folder / "cache-secret"
-        with Daemon(f"cache.state_folder={folder}"):
+        with Daemon(f"cache.folder={folder}"):
             drawn = secret.read_bytes()
         self.assertEqual(secret.stat().st_mode & 0o777, 0o600)
         with Daemon(env={"STATE_DIRECTORY": str(folder)}):
             self.assertEqual(secret.read_bytes(), drawn)
         secret.chmod(0o644)
-        d = Daemon(f"cache.state_folder={folder}", wait=False)
+        d = Daemon(f"cache.folder={folder}", wait=False)
         self.assertEqual(d.process.wait(timeout=scaled(30, 60)), 2, d.log())
         self.assertIn(f"{secret}: mode 644", d.log())

@@ -45,7 +45,8 @@ static int size_pools(struct backend_info *info, const struct model_config *c,
                            (unsigned long long)info->block_bytes);
         if (n > (uint64_t)(INT32_MAX / o->block_len))
             n = (uint64_t)(INT32_MAX / o->block_len);
-        info->tiers[t] = (struct backend_tier){(int32_t)n, n * info->block_bytes};
+        info->tiers[t] =
+            (struct backend_tier){.n_blocks = (int32_t)n, .bytes = n * info->block_bytes};
     }
     info->masks = info->drafts = info->copies = true;
     return 0;

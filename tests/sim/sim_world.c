@@ -565,8 +565,8 @@ const char *sim_world_run(uint64_t seed, uint64_t n_steps, struct sim_counts *co
     counts->hit_tokens += stats.hit_tokens;
     counts->queried_tokens += stats.queried_tokens;
     counts->prefix_waits += w->core->n_prefix_waits;
-    counts->copies_down += w->core->n_copied[TIER_HOST] + w->core->n_copied[TIER_DISK];
-    counts->copies_up += w->core->n_copied[TIER_DEVICE];
+    counts->copies_down += w->core->n_stored[TIER_HOST] + w->core->n_stored[TIER_DISK];
+    counts->copies_up += w->core->n_loaded[TIER_HOST] + w->core->n_loaded[TIER_DISK];
     counts->loads += w->core->n_loads;
     counts->drafts += w->core->n_drafts;
     counts->accepted += w->core->n_accepted;

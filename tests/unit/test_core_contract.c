@@ -201,7 +201,7 @@ TEST(prefix_comes_up_from_the_host)
     uint64_t id, other;
 
     start_with_host(0);
-    ck_assert_uint_gt(rig.core->n_copied[TIER_HOST], 6);
+    ck_assert_uint_gt(rig.core->n_stored[TIER_HOST], 6);
     id = rig_ask_for(1, 25, 2);
     b = rig_next();
     ck_assert(b->n_seqs == 0 && b->n_copies == 6);
@@ -223,7 +223,7 @@ TEST(failed_copies_are_misses)
     uint64_t id;
 
     start_with_host(1);
-    ck_assert_uint_eq(rig.core->n_copied[TIER_HOST], 0);
+    ck_assert_uint_eq(rig.core->n_stored[TIER_HOST], 0);
     id = rig_ask_for(1, 25, 2);
     rig_run();
     ck_assert_int_eq(rig_finished(id)->usage.cached_tokens, 0);

@@ -59,7 +59,7 @@ TEST(defaults_are_those_of_the_manual)
     ck_assert_int_eq(o.max_seqs, 256);
     ck_assert_int_eq(o.prefix_cache, 1);
     ck_assert_int_eq(o.scope, OPTION_SCOPE_UID);
-    ck_assert_str_eq(o.state_folder, "");
+    ck_assert_str_eq(o.cache_folder, "");
     ck_assert_int_eq(o.max_frame_bytes, 4 << 20);
     ck_assert_int_eq(o.cuda_device, 0);
     ck_assert_int_eq(o.cuda_graphs, 1);
