@@ -73,28 +73,27 @@ int engine_start_disk(struct engine *g, struct err *e)
     for (int32_t i = 0; r == 0 && i < max; i++)
         g->disk_blocks[i] = -1;
     g->restoring = r == 0;
-    if (g->restoring && disk_tier_is_read(g->disk, RESTORE_US / 1000))
-        engine_restore(g, until);
+    engine_restore(g, until);
     return r;
 }
 
 void engine_restore(struct engine *g, uint64_t until_us)
 {
-    const struct node_record *r;
     int32_t block;
 
-    if (!until_us)
-        until_us = engine_now_us() + SLICE_US;
-    while (g->restoring && disk_tier_is_read(g->disk, 0) && engine_now_us() < until_us) {
+    while (g->restoring && engine_now_us() < until_us) {
+        if (!disk_tier_is_read(g->disk, 1))
+            continue;
         for (int i = 0; i < 64 && g->restoring; i++) {
-            r = disk_tier_next_record(g->disk, &block);
-            g->restoring = r != NULL;
+            const struct node_record *r = disk_tier_next_record(g->disk, &block);
+
             if (r && !core_restore(g->core, r, block))
                 disk_tier_forget(g->disk, block);
+            g->restoring = r != NULL;
         }
+        if (!g->restoring)
+            core_restored(g->core);
     }
-    if (!g->restoring)
-        core_restored(g->core);
 }
 
 void engine_begin_copies(struct engine *g, const struct batch *batch)

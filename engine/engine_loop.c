@@ -20,6 +20,7 @@ _Static_assert(SAMPLING_MAX_REQUEST_STOP_IDS + MODEL_MAX_EOS <= SAMPLING_MAX_STO
 
 enum {
     ENGINE_NICE = -10,   /* LimitNICE= of nvllmd.service */
+    RESTORE_US = 2000,   /* by which reading the index may hold up a step */
     STORE_US = 10000000, /* that a stop may take to write to disk; its TimeoutStopSec= allows it */
 };
 
@@ -370,8 +371,7 @@ static int iterate(struct engine *g, struct err *e)
     if (r < 0)
         return r;
     answered = answer_next(g);
-    if (g->restoring)
-        engine_restore(g, 0);
+    engine_restore(g, engine_now_us() + RESTORE_US);
     publish(g);
     if (g->in_flight == BACKEND_IN_FLIGHT || (g->in_flight > 0 && next != CORE_OK))
         return finish_oldest(g, e);
@@ -401,8 +401,7 @@ static void store_all(struct engine *g)
     core_stats(g->core, &stats);
     if (stats.requests_running + stats.requests_waiting > 0)
         return;
-    while (g->restoring && engine_now_us() < until_us)
-        engine_restore(g, 0);
+    engine_restore(g, until_us);
     core_store_all(g->core);
     while (r >= 0 && next != CORE_IDLE && engine_now_us() < until_us) {
         next = CORE_WAIT;

@@ -134,7 +134,7 @@ __attribute__((format(printf, 5, 6))) void job_fail(struct job *j, struct event_
 int engine_open_disk(struct engine *g, struct err *e);
 int engine_start_disk(struct engine *g, struct err *e); /* with the core */
 void engine_close_disk(struct engine *g);
-/* Gives the core records of an earlier process until then, or for 2 ms with 0. */
+/* Gives the core records of an earlier process until then. */
 void engine_restore(struct engine *g, uint64_t until_us);
 /* The batch's copies from and to disk. */
 void engine_begin_copies(struct engine *g, const struct batch *batch);

@@ -5,6 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "engine/util/plant.h"
+
 int blocks_new(struct blocks **out, int32_t n_blocks)
 {
     const size_t n = (size_t)n_blocks;
@@ -65,10 +67,10 @@ static void cache(struct blocks *b, struct block *k, bool clean)
 
 static void uncache(struct blocks *b, struct block *k)
 {
-    if (&k->link == b->dirty)
+    if (&k->link == b->dirty && !PLANT(PLANT_DIRTY_FORGOTTEN))
         b->dirty = k->link.next;
     else if (b->dirty == &b->cached || is_older(&k->link, b->dirty))
-        b->n_clean--;
+        b->n_clean -= !PLANT(PLANT_CLEAN_LOST);
     list_remove(&k->link);
     b->n_cached--;
 }
@@ -111,8 +113,9 @@ void blocks_take_oldest(struct blocks *b, int32_t block_id)
     while (b->n_touched <= block_id)
         list_append(&b->free, &b->block[b->n_touched++].link);
     must(k->refs == 0 && !k->node);
-    list_remove(&k->link);
-    b->n_free--;
+    if (!PLANT(PLANT_RESTORE_TAKEN))
+        list_remove(&k->link);
+    b->n_free -= !PLANT(PLANT_RESTORE_TAKEN);
     k->refs = 1;
     k->released = --b->n_oldest;
 }

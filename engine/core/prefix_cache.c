@@ -252,7 +252,7 @@ bool prefix_cache_place(struct prefix_cache *p, uint64_t chain, enum tier tier, 
     struct node *n = prefix_cache_node(p, chain);
 
     must(!n || n->parent);
-    if (!n || n->location[tier] >= 0)
+    if (!n || (n->location[tier] >= 0 && !PLANT(PLANT_PLACE_TWICE)))
         return false;
     blocks_list(p->tiers[tier], block_id, n);
     n->location[tier] = block_id;
@@ -271,7 +271,8 @@ static bool is_in(const struct node *n, int from, int to)
 void prefix_cache_drop(struct prefix_cache *p, struct node *n, enum tier tier)
 {
     must(n->location[tier] >= 0 && (tier != TIER_DEVICE || n->n_pins == 0));
-    if (!is_in(n, TIER_DEVICE, tier) && !is_in(n, tier + 1, N_TIERS)) {
+    if (!is_in(n, TIER_DEVICE, tier) && !is_in(n, tier + 1, N_TIERS) &&
+        !PLANT(PLANT_DROP_KEEPS_NODE)) {
         prefix_cache_remove(p, n);
         return;
     }
@@ -496,7 +497,8 @@ int32_t prefix_cache_clear(struct prefix_cache *p, uint64_t client, bool all)
 
         if (prefix_cache_is_in_reach(n, client, all) &&
             !(PLANT(PLANT_CLEAR_KEEPS_HELD) && id >= 0 &&
-              blocks_refs(p->tiers[TIER_DEVICE], id) > 0))
+              blocks_refs(p->tiers[TIER_DEVICE], id) > 0) &&
+            !(PLANT(PLANT_CLEAR_KEEPS_LOWER) && id < 0))
             n_removed += prefix_cache_remove(p, n);
     }
     return n_removed;

@@ -8,7 +8,7 @@
  * A node's digest is XXH3-128 over the digest of the node before it, that of the namespace and the
  * token ids, under a secret: two processes with one secret give a prefix the same digest. The
  * digest only finds candidates. Tokens and parent are compared, so a collision is a miss and never
- * a wrong answer.
+ * a wrong answer. After a restart the digest alone says which node a record's node follows.
  *
  * A chain is named by its last node, or by the root of its namespace, as one number. The number of
  * a node that is gone is not used again: a chain with that name finds nothing.

@@ -153,8 +153,10 @@ bool core_load(struct core *c, struct step *st, struct sequence *s, int32_t n, i
                 waits = true; /* until one of these has ended */
                 break;
             }
-            if (!begin_copy(c, st, node, t, tier_above(c, t)))
+            if (!begin_copy(c, st, node, t, tier_above(c, t))) {
+                waits |= PLANT(PLANT_LOAD_NO_ROOM);
                 break;
+            }
             s->n_loads++;
         }
         waits |= t != TIER_DEVICE;
@@ -200,7 +202,7 @@ void core_commit_copies(struct core *c, const struct step_result *r)
 /* The next block of a tier to copy to the one below. */
 static struct node *next_down(const struct core *c, int from, int to)
 {
-    if (to == TIER_DISK && c->restoring)
+    if (to == TIER_DISK && c->restoring && !PLANT(PLANT_RESTORE_OPEN))
         return NULL;
     if (c->storing_all)
         return prefix_cache_last_copy(c->cache, from, to);

@@ -54,7 +54,15 @@ extern int sim_plant; /* of the simulation alone */
     X(DRAFT_COUNTER, "the second row of drafts samples with the first one's counter")              \
     X(MASK_ROW, "a mask is that of the row before")                                                \
     X(MASK_PENDING, "a row is planned while its mask is not set")                                  \
-    X(HOST_IN_FLIGHT, "a sequence with drafts or masks has two rows in flight")
+    X(HOST_IN_FLIGHT, "a sequence with drafts or masks has two rows in flight")                    \
+    X(PLACE_TWICE, "a node takes a second copy in one tier")                                       \
+    X(RESTORE_TAKEN, "a block that holds something from before stays free")                        \
+    X(RESTORE_OPEN, "blocks are written to disk before it is known what is there")                 \
+    X(CLEAR_KEEPS_LOWER, "what is not on the device stays findable when the cache is cleared")     \
+    X(DROP_KEEPS_NODE, "a node stays when its last copy goes")                                     \
+    X(CLEAN_LOST, "a clean block that is held again still counts as clean")                        \
+    X(DIRTY_FORGOTTEN, "the first dirty block stays the first when it is held again")              \
+    X(LOAD_NO_ROOM, "a sequence waits for copies that found no room")
 
 #define PLANT_ENUM(name, text) PLANT_##name,
 enum { PLANT_NONE, PLANTS(PLANT_ENUM) };

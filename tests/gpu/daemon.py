@@ -47,13 +47,16 @@ def golden():
     # Of a pool for the longest case each is evicted before it comes back from host memory.
     longest = max(len(c["prompt_ids"]) + c["max_tokens"] for c in cases)
     pool = stress.pool_bytes(model_config(harness.MODEL), longest + 64) >> 10
-    with daemon(f"cache.kv_memory={pool}K", f"scheduler.max_seq_len={longest + 16}",
-                "cache.host_memory=1G") as d, d.connect() as w:
-        wrong = [n for _ in range(3) for n in golden_wrong(w, cases, True)]
-        loaded = d.wait_idle()["host_memory"].get("loaded", 0)
-    row("golden, a small pool", verdict(clear and not wrong and loaded),
-        f"{3 * clear - len(wrong)}/{3 * clear} clear, {pool >> 10} MiB of blocks, {loaded} blocks "
-        "came back from host memory" + "".join(f", {n}" for n in wrong[:4]))
+    for tier, host, disk in ("host_memory", "1G", "0"), ("disk", f"{2 * pool}K", "1G"):
+        with tempfile.TemporaryDirectory(prefix="nvllm-disk-") as folder, \
+                daemon(f"cache.kv_memory={pool}K", f"scheduler.max_seq_len={longest + 16}",
+                       f"cache.host_memory={host}", f"cache.disk={disk}",
+                       f"cache.folder={folder}") as d, d.connect() as w:
+            wrong = [n for _ in range(3) for n in golden_wrong(w, cases, True)]
+            loaded = d.wait_idle()[tier].get("loaded", 0)
+        row(f"golden, a small pool, {tier}", verdict(clear and not wrong and loaded),
+            f"{3 * clear - len(wrong)}/{3 * clear} clear, {pool >> 10} MiB of blocks, {loaded} "
+            "blocks came back" + "".join(f", {n}" for n in wrong[:4]))
 
 
 def golden_wrong(w, cases, alone):

@@ -1,6 +1,11 @@
-"""Prefixes that come back from host memory: right tokens, and the time to the first one."""
+"""Prefixes that come back from host memory or disk: right tokens, and the time to the first one."""
 
+import concurrent.futures
+import mmap
+import os
+import pathlib
 import random
+import tempfile
 import time
 
 import stress
@@ -43,6 +48,51 @@ def host_memory(name, model):
         f"{ratio:.2f} x their copy (bar {BAR}), not "
         f"{median(a.done['timing']['ttft_ms'] for a in first):.0f}; "
         f"{4 * pool >> 10} GiB pinned {pinned:.1f} s after READY")
+
+
+def disk():
+    """A prompt before and after a restart, and the ready message with an index."""
+    n, config = few(30000), model_config(need_model())
+    pool = stress.pool_bytes(config, few(33000)) >> 20
+    prompt = {"prompt_ids": {"ids": random_ids(random.Random(1), n, config["vocab_size"])},
+              "max_tokens": 2, "sampling": {"temperature": 0, "ignore_eos": True}}
+    answers, ready = [], []
+    with tempfile.TemporaryDirectory(prefix="nvllm-disk-") as folder:
+        options = [f"cache.kv_memory={pool}M", f"cache.host_memory={pool}M",
+                   f"cache.disk={2 * pool}M", f"cache.folder={folder}",
+                   "scheduler.max_batch_tokens=8192"]
+        for _ in range(3):
+            with daemon(*options, model=need_model()) as d, d.connect() as w:
+                ready.append(d.ready_seconds)
+                pinned_seconds(d, pool << 20)
+                answers.append(w.generate(**prompt))
+                begin = time.monotonic()
+                d.terminate()
+                stop = time.monotonic() - begin
+        rate = read_rate(pathlib.Path(folder) / "kv-blocks", stress.pool_bytes(config, n))
+    times = [a.done["timing"]["ttft_ms"] for a in answers]
+    cached = min(a.done["usage"].get("cached_tokens", 0) for a in answers[1:])
+    right = all(a.choices[0].ids == answers[0].choices[0].ids for a in answers)
+    ratio = median(times[1:]) / (stress.pool_bytes(config, n) / rate * 1e3)
+    row("restart, 0.6B", reached(ratio <= BAR) if right and cached >= 0.99 * n else verdict(False),
+        f"tokens={n} cached={cached} ttft_ms={median(times[1:]):.0f}: {ratio:.2f} x their bytes "
+        f"over the disk's {rate / 1e9:.2f} GB/s (bar {BAR}), not {times[0]:.0f}; "
+        f"READY {ready[0]:.2f} s, {median(ready[1:]):.2f} with an index; last stop {stop:.1f} s")
+
+
+def read_rate(path, n_bytes):
+    """Of the file's first bytes, past the page cache, with as many reads as the daemon has."""
+    part = 4 << 20
+
+    def read(fd, at, memory):
+        return os.preadv(fd, [memory], at)
+
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECT)
+        memory = [mmap.mmap(-1, part) for _ in range(4)]
+        begin = time.monotonic()
+        n = sum(pool.map(lambda i: read(fd, i * part, memory[i % 4]), range(n_bytes // part)))
+        return n / (time.monotonic() - begin)
 
 
 def pinned_seconds(d, wanted):

@@ -143,6 +143,15 @@ fail:
     return -ENOMEM;
 }
 
+void sim_backend_copy_disk(struct sim_backend *to, const struct sim_backend *from)
+{
+    const size_t n = (size_t)from->o.n_blocks[TIER_DISK] * (size_t)from->o.block_len;
+
+    memcpy(to->slots[TIER_DISK], from->slots[TIER_DISK], n * sizeof(*to->slots[TIER_DISK]));
+    for (size_t i = 0; i < n; i++)
+        to->slots[TIER_DISK][i].written_step = to->slots[TIER_DISK][i].read_step = 0;
+}
+
 void sim_backend_free(struct sim_backend *b)
 {
     if (!b)

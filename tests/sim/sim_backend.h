@@ -30,6 +30,9 @@ struct sim_backend;
 int sim_backend_new(struct sim_backend **out, const struct sim_backend_options *options);
 void sim_backend_free(struct sim_backend *b);
 
+/* A new backend's disk becomes that of another with the same options. */
+void sim_backend_copy_disk(struct sim_backend *to, const struct sim_backend *from);
+
 /* Each returns NULL, or a static text of what was wrong. A step is computed by run, or at the
  * latest by wait, in order. */
 const char *sim_backend_submit(struct sim_backend *b, const struct batch *batch);

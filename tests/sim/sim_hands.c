@@ -141,12 +141,15 @@ static const char *clear(struct world *w)
     bool all = w->options.share_all || rng_one_in(&w->rng, 4);
     struct inspect_report *r;
 
+    while (w->restoring) /* what is not known yet could not be cleared */
+        sim_disk_restore(w);
     q.clear_all = q.all = all;
     must(core_inspect(&r, w->core, &q, NULL, 0, w->now_us) == CORE_INSPECT_OK);
     inspect_report_free(r);
     w->counts->clears++;
     for (uint64_t i = 0; i < 5; i++)
         w->n_cleared[i] += all || i == client;
+    sim_disk_cleared(w);
     for (int32_t i = w->n_pins - 1; i >= 0; i--)
         if (all || w->pins[i].client == client)
             forget_pin(w, i);
@@ -248,6 +251,8 @@ const char *sim_hands_off(struct world *w)
     const char *wrong = check_pins(w);
     bool left;
 
+    while (w->restoring)
+        sim_disk_restore(w);
     must(core_inspect(&r, w->core, &q, NULL, 0, w->now_us) == CORE_INSPECT_OK);
     left = r->stats.blocks_free != r->stats.blocks_total;
     for (int t = TIER_HOST; t < N_TIERS; t++)

@@ -320,7 +320,9 @@ static const char *commit(struct world *w)
 
     if (wrong)
         return wrong;
+    sim_disk_waited(w, &result);
     core_commit(w->core, &result, w->now_us);
+    sim_disk_committed(w, &result);
     w->in_flight--;
     w->n_committed++;
     w->counts->steps++;
@@ -429,6 +431,7 @@ static const char *next(struct world *w)
             wrong = sim_fair_check(w, batch, n_preempted);
         if (!wrong)
             wrong = sim_backend_submit(w->backend, batch);
+        sim_disk_submitted(w, batch);
         w->in_flight++;
         break;
     case CORE_IDLE:
@@ -476,6 +479,8 @@ static const char *advance(struct world *w, bool arrivals)
     }
     if (w->speaks && rng_one_in(r, 2))
         sim_host(w);
+    if (w->restoring && rng_one_in(r, 4))
+        sim_disk_restore(w);
     if (!wrong && rng_one_in(r, 4))
         wrong = expire(w);
     if (!wrong && rng_one_in(r, 2))
@@ -528,13 +533,34 @@ static const char *drain(struct world *w)
     return wrong ? wrong : check_idle(w);
 }
 
+/* The process ends, as far as those outside can tell. */
+static const char *end(struct world *w)
+{
+    const int32_t hand_one_in = w->hand_one_in;
+    const char *wrong = NULL;
+
+    w->hand_one_in = INT32_MAX;
+    while (!wrong && w->n_alive > 0)
+        wrong = cancel(w);
+    if (!wrong)
+        wrong = drain(w);
+    w->hand_one_in = hand_one_in;
+    w->n_earlier += w->n_committed;
+    w->n_committed = w->last_token_step = 0;
+    return wrong;
+}
+
 static const char *live(struct world *w, uint64_t n_steps)
 {
     const char *wrong = NULL;
     uint64_t n = 0;
 
-    while (!wrong && w->n_committed < n_steps && n++ < n_steps * 64) {
+    while (!wrong && w->n_earlier + w->n_committed < n_steps && n++ < n_steps * 64) {
         wrong = advance(w, true);
+        if (!wrong && w->options.tier_blocks[TIER_DISK] && w->options.prefix_cache &&
+            !w->restoring && !PLANT(PLANT_SHORT_HASH) && /* records are linked by digests alone */
+            rng_one_in(&w->rng, 1000))
+            wrong = sim_restart(w, end);
         if (!wrong && !w->fair && !w->timed && rng_one_in(&w->rng, 2000))
             wrong = drain(w); /* an idle phase */
     }
@@ -557,6 +583,7 @@ const char *sim_world_run(uint64_t seed, uint64_t n_steps, struct sim_counts *co
     must(core_new(&w->core, &w->options) == 0);
     core_set_cost(w->core, &w->cost);
     must(sim_backend_new(&w->backend, &w->backend_options) == 0);
+    sim_disk_open(w);
     w->prefixes = oracle_prefixes_new(w->options.block_len);
     wrong = live(w, n_steps);
     core_stats(w->core, &stats);
@@ -576,6 +603,7 @@ const char *sim_world_run(uint64_t seed, uint64_t n_steps, struct sim_counts *co
         return wrong;
     for (int32_t i = 0; i < w->n_alive; i++)
         oracle_request_free(w->alive[i]);
+    sim_disk_close(w);
     core_free(w->core);
     sim_backend_free(w->backend);
     free(w);

@@ -1,5 +1,6 @@
 /* sim_world_impl.h - a world's state, shared by sim_world.c (requests and steps), sim_host.c
- * (drafts and masks), sim_hands.c (pins, clears and looks) and sim_fair.c (users' shares) alone. */
+ * (drafts and masks), sim_restart.c (the disk), sim_hands.c (pins, clears and looks) and sim_fair.c
+ * (users' shares) alone. */
 #ifndef NVLLM_TESTS_SIM_SIM_WORLD_IMPL_H
 #define NVLLM_TESTS_SIM_SIM_WORLD_IMPL_H
 
@@ -32,6 +33,7 @@ struct world {
 
     uint64_t now_us, last_id;
     uint64_t n_committed, last_token_step;
+    uint64_t n_earlier; /* steps of processes that were killed */
     int32_t in_flight;
     uint64_t kept_waiting;   /* the sequence that comes next, while it has a claim to a slot */
     int32_t n_kept_waiting;  /* steps in a row in which it did not get it */
@@ -61,7 +63,21 @@ struct world {
     uint64_t n_cleared[5];        /* times that a client's cache was cleared */
     struct pinned pins[MAX_PINS]; /* what must stay */
     int32_t n_pins;
+
+    struct disk *disk; /* of sim_restart.c */
+    bool restoring;
 };
+
+/* sim_restart.c */
+void sim_disk_open(struct world *w); /* with the core */
+void sim_disk_close(struct world *w);
+void sim_disk_submitted(struct world *w, const struct batch *batch);
+void sim_disk_waited(struct world *w, const struct step_result *result); /* before its commit */
+void sim_disk_committed(struct world *w, const struct step_result *result);
+void sim_disk_cleared(struct world *w);
+void sim_disk_restore(struct world *w); /* some more, while w->restoring */
+/* The process is killed now; end lets a copy of it come to its end. */
+const char *sim_restart(struct world *w, const char *(*end)(struct world *w));
 
 void sim_fair_choose_cost(struct world *w);
 void sim_fair_choose_light(struct world *w); /* a timed world */
