@@ -193,4 +193,24 @@ TEST(verify_counts_holders)
     ck_assert_ptr_nonnull(blocks_verify(pool, refs));
 }
 
+/* A certain free block is taken, used before or not; then it is the oldest of the cached ones. */
+TEST(takes_a_certain_one)
+{
+    int32_t a = take(), b;
+
+    blocks_list(pool, a, NODE);
+    blocks_unref(pool, a);
+    blocks_take_oldest(pool, 2);
+    expect(1, 1, 1);
+    blocks_list(pool, 2, NODE);
+    blocks_put_back(pool, 2, false);
+    expect(1, 2, 0);
+    ck_assert_int_eq(blocks_id(pool, pool->cached.next), 2);
+    b = take();
+    ck_assert(b != 2 && b != a);
+    blocks_list(pool, 2, NULL);
+    blocks_take_oldest(pool, 2);
+    expect(0, 1, 2);
+}
+
 RUN_TESTS("blocks", set_up, tear_down)

@@ -523,4 +523,50 @@ TEST(digest_outlives_the_process)
             ck_assert(!XXH128_isEqual(d[0], d[i]));
 }
 
+/* What records tell is found by another cache, each behind the node before it and by its own client
+ * alone; what has no node before it, or is there already, is not taken. */
+TEST(records_are_found_again)
+{
+    char memory[3][sizeof(struct node_record) + sizeof(one)];
+    struct node_record *r[3];
+    struct cache_namespace *salted, *other;
+    uint64_t chain = prefix_cache_chain(cache, &ns->root);
+
+    for (int i = 0; i < 2; i++) {
+        r[i] = (void *)memory[i];
+        blocks_unref(blocks, add(&chain, i == 0 ? one : two));
+        ck_assert(prefix_cache_record(cache, prefix_cache_node(cache, chain), r[i]));
+    }
+    ck_assert_int_eq(prefix_cache_open(cache, &salted, 1, salt("salt"), false), 0);
+    chain = prefix_cache_chain(cache, &salted->root);
+    blocks_unref(blocks, add(&chain, one));
+    r[2] = (void *)memory[2];
+    ck_assert(prefix_cache_record(cache, prefix_cache_node(cache, chain), r[2]));
+    prefix_cache_close(cache, salted);
+    tear_down();
+    set_up();
+    ck_assert(!prefix_cache_restore(cache, r[1], 3)); /* the one before is not there yet */
+    ck_assert(prefix_cache_restore(cache, r[0], 5));
+    ck_assert(prefix_cache_restore(cache, r[1], 3));
+    ck_assert(!prefix_cache_restore(cache, r[1], 4));
+    ck_assert(prefix_cache_restore(cache, r[2], 0));
+    chain = prefix_cache_chain(cache, &ns->root);
+    for (int i = 0; i < 2; i++) {
+        const struct node *n = prefix_cache_lookup(cache, chain, i == 0 ? one : two);
+
+        ck_assert_ptr_nonnull(n);
+        ck_assert_int_eq(n->location[TIER_DISK], i == 0 ? 5 : 3);
+        chain = prefix_cache_chain(cache, n);
+    }
+    ck_assert_int_eq(prefix_cache_open(cache, &salted, 1, salt("salt"), false), 0);
+    ck_assert_ptr_nonnull(
+        prefix_cache_lookup(cache, prefix_cache_chain(cache, &salted->root), one));
+    ck_assert_int_eq(prefix_cache_open(cache, &other, 2, salt("salt"), false), 0);
+    ck_assert_ptr_null(prefix_cache_lookup(cache, prefix_cache_chain(cache, &other->root), one));
+    prefix_cache_close(cache, other);
+    prefix_cache_close(cache, salted);
+    r[2]->client = 2; /* of a namespace that another has */
+    ck_assert(!prefix_cache_restore(cache, r[2], 6));
+}
+
 RUN_TESTS("prefix_cache", set_up, tear_down)
