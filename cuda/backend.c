@@ -75,8 +75,6 @@ static int cuda_open(struct backend **out, const struct model *model,
         return err_set(e, -ENOTSUP, "CUDA: one device is supported, not %d",
                        options->n_devices > options->tp_size ? options->n_devices
                                                              : options->tp_size);
-    if (options->tier_bytes[TIER_DISK])
-        return err_set(e, -ENOTSUP, "CUDA: KV blocks cannot be kept on disk");
     b = calloc(1, sizeof(*b));
     if (!b)
         return err_set(e, -ENOMEM, "out of memory");

@@ -10,7 +10,7 @@
 #include <string.h>
 
 enum {
-    RESTORE_US = 50000, /* by which restoring may delay READY */
+    RESTORE_US = 10000, /* by which restoring may delay READY */
     SLICE_US = 2000,    /* and a step */
 };
 

@@ -266,6 +266,7 @@ PARTS["stress"] = stress.stress
 PARTS["clients"] = clients.clients
 PARTS["speed"] = speed.speed
 PARTS["host"] = tiers.host
+PARTS["disk"] = tiers.disk
 PARTS["invariant"] = speed.invariant
 
 
