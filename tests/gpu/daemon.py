@@ -47,7 +47,7 @@ def golden():
     # Of a pool for the longest case each is evicted before it comes back from host memory.
     longest = max(len(c["prompt_ids"]) + c["max_tokens"] for c in cases)
     pool = stress.pool_bytes(model_config(harness.MODEL), longest + 64) >> 10
-    for tier, host, disk in ("host_memory", "1G", "0"), ("disk", f"{2 * pool}K", "1G"):
+    for tier, host, disk in ("host_memory", "1G", "0"), ("disk", f"{pool}K", "1G"):
         with tempfile.TemporaryDirectory(prefix="nvllm-disk-") as folder, \
                 daemon(f"cache.kv_memory={pool}K", f"scheduler.max_seq_len={longest + 16}",
                        f"cache.host_memory={host}", f"cache.disk={disk}",
