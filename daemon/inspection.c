@@ -90,6 +90,11 @@ static const char *why_cached(const struct inspect_report *r, struct sources *fr
     char *text = from->text;
     int n = snprintf(text, size, "%d of %d tokens are cached", r->cached_tokens, r->prompt_tokens);
 
+    if (r->found_in[TIER_HOST] > 0)
+        n += snprintf(text + n, size - (size_t)n, ", %d of them in host memory",
+                      r->found_in[TIER_HOST]);
+    if (r->found_in[TIER_DISK] > 0)
+        n += snprintf(text + n, size - (size_t)n, ", %d of them on disk", r->found_in[TIER_DISK]);
     if (r->compared)
         n += snprintf(text + n, size - (size_t)n,
                       "; a cached prompt begins with the same %d tokens", r->same_tokens);

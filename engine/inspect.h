@@ -80,6 +80,7 @@ struct inspect_client_blocks {
 struct inspect_prefix {
     uint64_t client;
     int32_t tokens, blocks;
+    int32_t found_in[N_TIERS]; /* of these, those whose highest copy is there */
     uint64_t hits;
     uint64_t written_us, used_us;
     int32_t holders;
@@ -121,12 +122,13 @@ struct inspect_report {
                                              * unpinned now (0: there was no such pin) */
     enum inspect_why why;                   /* EXPLAIN_REQUEST */
     int32_t blocks_needed, blocks_available;
-    int32_t prompt_tokens; /* EXPLAIN_PROMPT, PIN */
-    int32_t cached_tokens; /* EXPLAIN_PROMPT: that a request would find; PIN: found */
-    bool compared;         /* EXPLAIN_PROMPT: with prompts that go on differently */
-    int32_t same_tokens;   /* in the longest prefix shared with a cached prompt; if not compared,
-                            * cached_tokens */
-    int32_t next_id;       /* the first token that differs; -1: none */
+    int32_t prompt_tokens;     /* EXPLAIN_PROMPT, PIN */
+    int32_t cached_tokens;     /* EXPLAIN_PROMPT: that a request would find; PIN: found */
+    int32_t found_in[N_TIERS]; /* EXPLAIN_PROMPT: of these, tokens whose highest copy is there */
+    bool compared;             /* EXPLAIN_PROMPT: with prompts that go on differently */
+    int32_t same_tokens; /* in the longest prefix shared with a cached prompt; if not compared,
+                          * cached_tokens */
+    int32_t next_id;     /* the first token that differs; -1: none */
     int32_t n_other;
     int32_t other[INSPECT_OTHER_IDS]; /* tokens that cached prompts have in its place */
 };

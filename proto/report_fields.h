@@ -147,6 +147,8 @@
     F(COUNT, idle_ms,  since(q->used_us, from) / 1000,   idle_ms,  idle_ms) \
     F(COUNT, holders,  q->holders,                       holders,  holders) \
     F(FLAG,  pinned,   q->pinned,                        pinned,   pinned) \
+    F(COUNT, host_blocks, q->found_in[TIER_HOST],        host_blocks, host_blocks) \
+    F(COUNT, disk_blocks, q->found_in[TIER_DISK],        disk_blocks, disk_blocks) \
     F(IDS,   head_ids, head,                             head_ids, head_ids)
 
 #define CACHE_HITS_FIELDS(F) HIT_FIELDS(F, )
@@ -173,6 +175,8 @@
 #define WHY_CACHED_FIELDS(F) \
     F(COUNT, prompt_tokens, q->prompt_tokens, prompt_tokens, prompt_tokens) \
     F(COUNT, cached_tokens, q->cached_tokens, cached_tokens, cached_tokens) \
+    F(COUNT, host_tokens,   q->found_in[TIER_HOST], host_tokens, host_tokens) \
+    F(COUNT, disk_tokens,   q->found_in[TIER_DISK], disk_tokens, disk_tokens) \
     F(COUNT, same_tokens,   q->same_tokens,   same_tokens,   same_tokens) \
     F(TOKEN, next_id,       q->next_id,       next_id,       next_id) \
     F(IDS,   other_ids,     other,            other_ids,     other_ids) \

@@ -55,12 +55,12 @@ static uint64_t number(const json_t *o, const char *name)
     return (uint64_t)json_integer_value(json_object_get(o, name));
 }
 
-enum { TOKENS, BLOCKS, HITS, AGE, IDLE, HOLDERS, PINNED, USER, N_COLUMNS };
+enum { TOKENS, BLOCKS, HITS, AGE, IDLE, HOLDERS, TIER, PINNED, USER, N_COLUMNS };
 
 static const struct table_column columns_of_all[N_COLUMNS] = {
     [TOKENS] = {"TOKENS", 8, 0}, [BLOCKS] = {"BLOCKS", 7, 3}, [HITS] = {"HITS", 6, 6},
     [AGE] = {"AGE", 8, 2},       [IDLE] = {"IDLE", 8, 5},     [HOLDERS] = {"HOLDERS", 7, 1},
-    [PINNED] = {"", -3, 7},      [USER] = {"USER", -10, 4},
+    [TIER] = {"TIER", -6, 7},    [PINNED] = {"", -3, 8},      [USER] = {"USER", -10, 4},
 };
 
 static void fill_cells(struct table *t, const json_t *p)
@@ -73,6 +73,10 @@ static void fill_cells(struct table *t, const json_t *p)
     show_duration(t->cells[AGE], n, number(p, "age_ms") * 1000);
     show_duration(t->cells[IDLE], n, number(p, "idle_ms") * 1000);
     snprintf(t->cells[HOLDERS], n, "%" PRIu64, number(p, "holders"));
+    snprintf(t->cells[TIER], n, "%s", /* the lowest that it needs */
+             number(p, "disk_blocks")   ? "disk"
+             : number(p, "host_blocks") ? "host"
+                                        : "device");
     snprintf(t->cells[PINNED], n, "%s", json_is_true(json_object_get(p, "pinned")) ? "pin" : "");
     show_user(t->cells[USER], n, (uint32_t)number(p, "uid"));
 }

@@ -137,6 +137,8 @@ struct nvllm_cached_prefix {
     bool pinned;
     const int32_t *head_ids; /* [n_head_ids] its first tokens; none of others' prefixes */
     size_t n_head_ids;
+    uint32_t host_blocks; /* of blocks, those that would come from host memory */
+    uint32_t disk_blocks; /* and from disk */
 };
 
 struct nvllm_cache {
@@ -229,6 +231,8 @@ struct nvllm_explanation {
     const char *text;     /* one line for people */
     uint32_t same_tokens; /* in the longest prefix shared with a cached prompt: cached_tokens
                            * counts whole blocks only; equal to it where next_id is not told */
+    uint32_t host_tokens; /* of cached_tokens, those that would come from host memory */
+    uint32_t disk_tokens; /* and from disk */
 };
 
 /* One of request, prompt, prompt_ids and chat. */

@@ -14,8 +14,8 @@ static bool may_touch(const struct core *c, const struct inspect_query *q)
 struct found {
     struct node *last; /* or the root; NULL: there is no such namespace */
     int32_t n_blocks;
-    int32_t n_pinned; /* of these, the first ones */
-    int32_t n_lower;  /* of these, not on the device */
+    int32_t n_pinned;      /* of these, the first ones */
+    int32_t n_in[N_TIERS]; /* of these, those whose highest copy is there */
 };
 
 static struct found find(const struct core *c, struct cache_namespace *ns, const int32_t *prompt,
@@ -30,7 +30,7 @@ static struct found find(const struct core *c, struct cache_namespace *ns, const
         f.last = n;
         f.n_blocks++;
         f.n_pinned += n->n_pins > 0;
-        f.n_lower += n->location[TIER_DEVICE] < 0;
+        f.n_in[prefix_cache_highest(n)]++;
     }
     return f;
 }
@@ -63,9 +63,11 @@ static void fill_prefix(const struct core *c, const struct node *last, bool with
     out->tokens = out->blocks * len;
     if (with_head)
         out->n_head = least(out->tokens, INSPECT_HEAD_IDS);
-    for (const struct node *n = last; n->depth >= 0; n = n->parent)
+    for (const struct node *n = last; n->depth >= 0; n = n->parent) {
+        out->found_in[prefix_cache_highest(n)]++;
         for (int32_t i = 0, at = n->depth * len; i < len && at < out->n_head; i++, at++)
             out->head[at] = prefix_cache_tokens(c->cache, n)[i];
+    }
     out->hits = prefix_cache_first(last)->hits;
     out->written_us = last->written_us;
     out->used_us = last->used_us;
@@ -169,7 +171,7 @@ static int pin(struct core *c, const struct inspect_query *q, const int32_t *pro
             return CORE_INSPECT_PIN_LIMIT;
         if (most_needed(c) > c->options.n_blocks - n_pinned && !PLANT(PLANT_PIN_NO_LIMIT))
             return CORE_INSPECT_PIN_BUSY;
-        if (f.n_blocks - f.n_lower < n)
+        if (f.n_in[TIER_DEVICE] < n)
             return CORE_INSPECT_ABSENT;
     }
     prefix_cache_set_pin(c->cache, f.last, !q->unpin);
@@ -223,6 +225,10 @@ static int explain(const struct core *c, const struct inspect_query *q, const in
     out->prompt_tokens = n_prompt;
     out->cached_tokens = f.n_blocks > (n_prompt - 1) / len ? at - len : at;
     out->same_tokens = out->cached_tokens;
+    for (int t = 0; t < N_TIERS; t++)
+        out->found_in[t] = f.n_in[t] * len;
+    if (out->cached_tokens < at)
+        out->found_in[prefix_cache_highest(f.last)] -= len;
     out->compared = may_touch(c, q);
     if (!out->compared)
         return 0;

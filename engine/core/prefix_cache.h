@@ -132,6 +132,16 @@ static inline const int32_t *prefix_cache_tokens(const struct prefix_cache *p, c
     return p->tokens + (size_t)(n - p->nodes) * (size_t)p->block_len;
 }
 
+/* Where a node's bytes are read from. */
+static inline enum tier prefix_cache_highest(const struct node *n)
+{
+    int t = TIER_DEVICE;
+
+    while (n->location[t] < 0)
+        t++;
+    return (enum tier)t;
+}
+
 /* The first node of the chain that a node is in. */
 static inline struct node *prefix_cache_first(const struct node *n)
 {

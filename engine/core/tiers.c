@@ -137,10 +137,8 @@ bool core_load(struct core *c, struct step *st, struct sequence *s, int32_t n, i
     for (; c->max_copies > 0 && n < max; n++) {
         const struct node *node =
             prefix_cache_lookup(c->cache, chain, sequence_tokens(s, n * len, len, c->block_tokens));
-        int t = TIER_DEVICE;
+        const enum tier t = node ? prefix_cache_highest(node) : TIER_DEVICE;
 
-        while (node && node->location[t] < 0)
-            t++;
         chain = node ? prefix_cache_chain(c->cache, node) : 0; /* a copy may remove the node */
         /* A copy that is under way already may be another sequence's; below the device only copies
          * hold blocks. */

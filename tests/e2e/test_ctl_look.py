@@ -415,7 +415,7 @@ class Played(Case):
                                    "counts": {"queried_tokens": 1000, "hit_tokens": 250}}}
         text = self.ctl(answer, "cache", "show", "--limit", 1).stdout.decode()
         self.assertEqual(self.seen[0][1]["limit"], 1)
-        self.assertRegex(text, r" 320 +20 +3 +2 min +1.5 s +1 pin 4000000 +Hi \?\n")
+        self.assertRegex(text, r" 320 +20 +3 +2 min +1.5 s +1 device pin 4000000 +Hi \?\n")
         self.assertIn("… and 8 more\n", text)
         self.assertIn("250 of 1000 prompt tokens found (25 %), 4 blocks evicted, 20 pinned", text)
 
@@ -424,14 +424,15 @@ class Played(Case):
         prefix = {"uid": 0, "tokens": 320, "blocks": 20, "hits": 3, "age_ms": 90000, "idle_ms": 1500,
                   "holders": 1, "pinned": True, "head_ids": list(b"beginning " * 20)}
         answer = {"cache_report": {"prefixes": [prefix], "total": 1, "evictions": 0, "counts": {}}}
-        for columns in 120, 80, 60, 40, 21:
+        for columns in 120, 87, 80, 60, 40, 21:
             t = Typist(self, self.play(answer).path, "cache", size=(24, columns))
             shown, status = t.end()
             self.assertEqual(status, 0, shown)
             head, row = shown.split("\r\n")[:2]
             self.assertTrue(len(head) <= columns and len(row) == columns, (columns, shown))
             self.assertIn("beginning ", row)
-            self.assertEqual("HOLDERS" in head, columns >= 80)
+            self.assertEqual("HOLDERS" in head, columns > 80)
+            self.assertEqual("TIER" in head, columns >= 60)
             self.assertEqual("pin" in row, columns >= 40)
 
     def test_pin(self):

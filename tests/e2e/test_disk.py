@@ -1,6 +1,7 @@
 """KV blocks on disk: a prefix is found after a restart, and what is wrong on disk is a miss."""
 
 import os
+import json
 import random
 import resource
 import time
@@ -69,8 +70,14 @@ class Restart(Disk):
             self.assertGreater(disk["total"], disk["cached"])
             found = w.ask(explain={"prompt_ids": request(1)["prompt_ids"]})["explanation"]
             self.assertGreaterEqual(found["cached_tokens"], 384)
+            self.assertEqual(found["disk_tokens"], found["cached_tokens"])
+            self.assertIn(f"{found['disk_tokens']} of them on disk", found["text"])
+            self.assertRegex(d.ctl("cache").stdout, rb" disk ")
             w.generate(**request(1))
             self.assertGreaterEqual(d.status()["disk"]["loaded"], 24)
+            prefix = json.loads(d.ctl("cache", "--json").stdout)["prefixes"][0]
+            self.assertGreater(prefix["blocks"], 24)
+            self.assertLessEqual(prefix["disk_blocks"], 1)
             self.assertRegex(d.ctl("status").stdout,
                              rb"disk +\d+ of \d+ blocks cached, \d+ stored, \d+ loaded; \d")
 
