@@ -432,7 +432,7 @@ class Played(Case):
             self.assertTrue(len(head) <= columns and len(row) == columns, (columns, shown))
             self.assertIn("beginning ", row)
             self.assertEqual("HOLDERS" in head, columns > 80)
-            self.assertEqual("TIER" in head, columns >= 60)
+            self.assertEqual("TIER" in head, columns >= 40)
             self.assertEqual("pin" in row, columns >= 40)
 
     def test_pin(self):
