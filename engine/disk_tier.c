@@ -28,7 +28,8 @@ static const char magic[16] = "nvllm kv index 1";
 struct header {
     char magic[sizeof(magic)];
     uint64_t record_bytes;
-    char contents[PAGE - 24];
+    XXH128_hash_t secret; /* of the secret: under another one no record counts */
+    char contents[PAGE - 40];
 };
 _Static_assert(sizeof(struct header) == PAGE, "the first page of the index");
 
@@ -40,6 +41,7 @@ struct job {
     int32_t block;
     void *memory;
     bool ok;
+    bool revoked;              /* under the lock: OP_STORE is to leave no record */
     struct node_record record; /* OP_STORE; its tokens are behind it */
 };
 
@@ -52,7 +54,6 @@ struct disk_tier {
     int32_t block_len, n_blocks;
     uint8_t secret[PREFIX_CACHE_SECRET];
     void (*warn)(const char *text);
-    bool *recorded; /* [n_blocks] has a record, or will have one; of the engine thread */
     XXH128_hash_t
         *checks; /* [n_blocks] of the bytes; whose job has the block reads and writes it */
 
@@ -60,7 +61,8 @@ struct disk_tier {
     int n_threads;
     pthread_mutex_t lock; /* for all below */
     pthread_cond_t work, news;
-    struct list jobs, ended;
+    struct list loads, jobs, ended; /* loads go first */
+    bool *recorded;                 /* [n_blocks] has a record, or will have one */
     bool stop;
     bool troubled[N_TROUBLES];
     char *copies; /* [max_copies] jobs, each with room for a record */
@@ -142,15 +144,30 @@ static void trouble(struct disk_tier *d, enum trouble kind, const char *file, in
 
 /* ---- jobs: a thread of the tier */
 
-static int erase(struct disk_tier *d, struct job *j)
+static int erase(struct disk_tier *d, int32_t block)
 {
-    j->record.sum = (XXH128_hash_t){0, 0};
-    return write_all(d->index_fd, &j->record.sum, sizeof(j->record.sum), record_at(d, j->block));
+    struct node_record *zeros = calloc(1, d->record_bytes);
+    int r = zeros ? write_all(d->index_fd, zeros, d->record_bytes, record_at(d, block)) : -ENOMEM;
+
+    free(zeros);
+    return r;
+}
+
+/* Unless a newer store has been asked for, which erases by itself. */
+static int forget(struct disk_tier *d, const struct job *j)
+{
+    bool recorded;
+
+    pthread_mutex_lock(&d->lock);
+    recorded = d->recorded[j->block];
+    pthread_mutex_unlock(&d->lock);
+    return recorded ? 0 : erase(d, j->block);
 }
 
 static int store(struct disk_tier *d, struct job *j)
 {
-    int r = erase(d, j);
+    int r = erase(d, j->block);
+    bool revoked;
 
     if (r == 0 && !j->memory)
         return 0;
@@ -160,7 +177,11 @@ static int store(struct disk_tier *d, struct job *j)
         return r;
     j->record.check = d->checks[j->block] = XXH3_128bits(j->memory, d->block_bytes);
     j->record.sum = sum_of(d, &j->record);
-    return write_all(d->index_fd, &j->record, d->record_bytes, record_at(d, j->block));
+    r = write_all(d->index_fd, &j->record, d->record_bytes, record_at(d, j->block));
+    pthread_mutex_lock(&d->lock);
+    revoked = j->revoked;
+    pthread_mutex_unlock(&d->lock);
+    return revoked ? erase(d, j->block) : r;
 }
 
 static int load(struct disk_tier *d, struct job *j)
@@ -222,6 +243,7 @@ static int restore(struct disk_tier *d, int32_t *found)
         if (!is_same(rec->sum, sum_of(d, rec)) || rec->depth < 0 ||
             rec->depth > INT32_MAX / d->block_len) {
             trouble(d, TROUBLE_READ, INDEX_NAME, -EBADMSG);
+            (void)erase(d, i);
             continue;
         }
         d->checks[i] = rec->check;
@@ -240,8 +262,10 @@ static int restore_index(struct disk_tier *d)
     if (found && d->index && d->order)
         r = restore(d, found);
     free(found);
-    if (r < 0)
+    if (r < 0) { /* what is not known could not be cleared */
         d->n_order = 0;
+        (void)!ftruncate(d->index_fd, PAGE);
+    }
     return r;
 }
 
@@ -255,7 +279,7 @@ static void run(struct disk_tier *d, struct job *j)
     else if (j->op == OP_LOAD)
         r = load(d, j);
     else if (j->op == OP_FORGET)
-        r = erase(d, j);
+        r = forget(d, j);
     else
         r = restore_index(d);
     if (r < 0)
@@ -264,22 +288,33 @@ static void run(struct disk_tier *d, struct job *j)
     j->ok = r == 0;
 }
 
-/* Ends once there is no job left; copies that wait by then are left alone. */
+/* Under the lock: the next job, or NULL. Copies that wait when the tier is closed are left alone.
+ */
+static struct job *next_job(struct disk_tier *d)
+{
+    for (;;) {
+        struct list *from = list_empty(&d->loads) ? &d->jobs : &d->loads;
+        struct job *j = CONTAINER_OF(from->next, struct job, link);
+
+        if (list_empty(from))
+            return NULL;
+        list_remove(&j->link);
+        if (!d->stop || (j->op != OP_STORE && j->op != OP_LOAD))
+            return j;
+    }
+}
+
 static void *thread_main(void *tier)
 {
     struct disk_tier *d = tier;
+    struct job *j;
 
     pthread_mutex_lock(&d->lock);
-    while (!d->stop || !list_empty(&d->jobs)) {
-        struct job *j = CONTAINER_OF(d->jobs.next, struct job, link);
-
-        if (list_empty(&d->jobs)) {
+    while ((j = next_job(d)) || !d->stop) {
+        if (!j) {
             pthread_cond_wait(&d->work, &d->lock);
             continue;
         }
-        list_remove(&j->link);
-        if (d->stop && (j->op == OP_STORE || j->op == OP_LOAD))
-            continue;
         pthread_mutex_unlock(&d->lock);
         run(d, j);
         pthread_mutex_lock(&d->lock);
@@ -307,7 +342,9 @@ static void ask(struct disk_tier *d, struct job *j, enum op op, int32_t block, v
     j->block = block;
     j->memory = memory;
     pthread_mutex_lock(&d->lock);
-    list_append(&d->jobs, &j->link);
+    if (op == OP_STORE || op == OP_FORGET)
+        d->recorded[block] = op == OP_STORE && memory;
+    list_append(op == OP_LOAD ? &d->loads : &d->jobs, &j->link);
     pthread_cond_signal(&d->work);
     pthread_mutex_unlock(&d->lock);
 }
@@ -316,7 +353,7 @@ void disk_tier_store(struct disk_tier *d, uint32_t id, int32_t block, const void
                      const struct node_record *record)
 {
     memcpy(&copy_job(d, id)->record, record, d->record_bytes);
-    d->recorded[block] = memory != NULL;
+    copy_job(d, id)->revoked = false;
     ask(d, copy_job(d, id), OP_STORE, block, (void *)(uintptr_t)memory);
 }
 
@@ -327,12 +364,22 @@ void disk_tier_load(struct disk_tier *d, uint32_t id, int32_t block, void *memor
 
 void disk_tier_forget(struct disk_tier *d, int32_t block)
 {
-    struct job *j = d->recorded[block] ? calloc(1, sizeof(*j)) : NULL;
+    struct job *j;
+    bool recorded;
 
-    if (!j) /* without memory the record stays until the block is written again */
-        return;
-    d->recorded[block] = false;
-    ask(d, j, OP_FORGET, block, NULL);
+    pthread_mutex_lock(&d->lock);
+    recorded = d->recorded[block];
+    pthread_mutex_unlock(&d->lock);
+    j = recorded ? calloc(1, sizeof(*j)) : NULL;
+    if (j) /* without memory the record stays until the block is written again */
+        ask(d, j, OP_FORGET, block, NULL);
+}
+
+void disk_tier_revoke(struct disk_tier *d, uint32_t id)
+{
+    pthread_mutex_lock(&d->lock);
+    copy_job(d, id)->revoked = true;
+    pthread_mutex_unlock(&d->lock);
 }
 
 /* Under the lock: waits for news, or until wait_ms are over. */
@@ -388,7 +435,9 @@ const struct node_record *disk_tier_next_record(struct disk_tier *d, int32_t *bl
         return NULL;
     }
     *block = d->order[d->n_given++];
+    pthread_mutex_lock(&d->lock);
     d->recorded[*block] = true;
+    pthread_mutex_unlock(&d->lock);
     return record_of(d, *block);
 }
 
@@ -411,10 +460,12 @@ static int open_file(int *out, const struct disk_tier *d, const char *name, int 
     fd = open(path, O_RDWR | O_CREAT | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC | flags, 0600);
     if (fd < 0)
         return err_set(e, -errno, "cache.disk: %s: %s", path, strerror(errno));
-    if (fstat(fd, &st) < 0 || fchmod(fd, 0600) < 0)
+    if (fstat(fd, &st) < 0)
         r = err_set(e, -errno, "cache.disk: %s: %s", path, strerror(errno));
     else if (!S_ISREG(st.st_mode) || st.st_uid != geteuid())
         r = err_set(e, -EPERM, "cache.disk: %s: not a file of this user", path);
+    else if (fchmod(fd, 0600) < 0)
+        r = err_set(e, -errno, "cache.disk: %s: %s", path, strerror(errno));
     if (r < 0)
         close(fd);
     else
@@ -447,14 +498,17 @@ static int open_index(struct disk_tier *d, const struct disk_options *o, struct 
     if (r < 0)
         return r;
     if (flock(d->index_fd, LOCK_EX | LOCK_NB) < 0)
-        return err_set(e, -errno,
-                       "cache.disk: %s/%s: another process uses it; give each nvllmd a "
-                       "cache.folder of its own",
-                       d->folder, INDEX_NAME);
+        return err_set(e, -errno, "cache.disk: %s/%s: %s", d->folder, INDEX_NAME,
+                       errno == EWOULDBLOCK ? "another process uses it; give each nvllmd a "
+                                              "cache.folder of its own"
+                                            : strerror(errno));
     memcpy(want.magic, magic, sizeof(magic));
+    want.secret = XXH3_128bits(d->secret, sizeof(d->secret));
     snprintf(want.contents, sizeof(want.contents), "%s", o->contents);
-    (void)read_all(d->index_fd, &have, sizeof(have), 0);
-    if (fstat(d->index_fd, &st) < 0)
+    r = read_all(d->index_fd, &have, sizeof(have), 0);
+    if (r == -ENODATA) /* new, or cut */
+        r = 0;
+    if (r == 0 && fstat(d->index_fd, &st) < 0)
         r = -errno;
     if (r == 0 && memcmp(&want, &have, sizeof(want)) != 0) {
         if (st.st_size > 0)
@@ -478,10 +532,10 @@ static int open_files(struct disk_tier *d, const struct disk_options *o, struct 
 
     if (snprintf(d->folder, sizeof(d->folder), "%s", o->folder) >= (int)sizeof(d->folder))
         return err_set(e, -ENAMETOOLONG, "cache.folder: the path is too long");
-    if (n == 0 || n > INT32_MAX / 2)
-        return err_set(e, -EINVAL,
-                       "cache.disk: %.1f MiB, but one KV block takes %.1f MiB; raise it",
-                       (double)o->bytes / 0x1p20, (double)d->stride / 0x1p20);
+    if (n == 0 || n > INT32_MAX / 4)
+        return err_set(e, -EINVAL, "cache.disk: %.1f MiB, but one KV block takes %.1f MiB; %s",
+                       (double)o->bytes / 0x1p20, (double)d->stride / 0x1p20,
+                       n == 0 ? "raise it" : "lower it, or raise cache.block_len");
     d->n_blocks = (int32_t)n;
     r = open_index(d, o, e);
     if (r == 0)
@@ -510,6 +564,7 @@ int disk_tier_open(struct disk_tier **out, const struct disk_options *o, struct 
     pthread_mutex_init(&d->lock, NULL);
     pthread_cond_init(&d->work, NULL);
     pthread_cond_init(&d->news, NULL);
+    list_init(&d->loads);
     list_init(&d->jobs);
     list_init(&d->ended);
     r = open_files(d, o, e);
@@ -546,11 +601,14 @@ void disk_tier_close(struct disk_tier *d)
     pthread_mutex_unlock(&d->lock);
     for (int i = 0; i < d->n_threads; i++)
         pthread_join(d->threads[i], NULL);
+    LIST_EACH (struct job, j, link, &d->ended)
+        if (j->op == OP_STORE && j->revoked)
+            (void)erase(d, j->block);
     if (d->index_fd >= 0)
         close(d->index_fd);
     if (d->blocks_fd >= 0)
         close(d->blocks_fd);
-    LIST_EACH (struct job, j, link, &d->jobs) /* where no thread could be started */
+    LIST_EACH (struct job, j, link, &d->jobs) /* of OP_RESTORE, where there is no thread */
         free(j);
     pthread_cond_destroy(&d->news);
     pthread_cond_destroy(&d->work);

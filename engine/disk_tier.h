@@ -58,5 +58,7 @@ int32_t disk_tier_ended(struct disk_tier *d, struct copy_result *out, int32_t ma
 
 /* Erases the block's record, if it has one. */
 void disk_tier_forget(struct disk_tier *d, int32_t block);
+/* Lets a store that is under way leave no record. */
+void disk_tier_revoke(struct disk_tier *d, uint32_t id);
 
 #endif

@@ -369,7 +369,8 @@ void engine_read_memory(struct engine *g)
     pthread_mutex_unlock(&g->lock);
 }
 
-static int open_core(struct engine *g, struct err *e)
+/* With the disk tier, if there is one. */
+static int new_core(struct engine *g, struct err *e)
 {
     const struct backend_options *o = &g->options.backend_options;
     const struct backend_info *info = &g->status.backend;
@@ -395,14 +396,28 @@ static int open_core(struct engine *g, struct err *e)
     r = core_new(&g->core, &options);
     if (r < 0)
         return err_set(e, r, "core: %s", strerror(-r));
-    if (g->disk && (r = engine_start_disk(g, e)) < 0)
+    return g->disk ? engine_start_disk(g, e) : 0;
+}
+
+static int open_core(struct engine *g, struct err *e)
+{
+    int r = new_core(g, e);
+
+    if (r < 0 && g->disk) {
+        g->options.warn("cache.disk: no memory or thread for it; lower it");
+        engine_close_disk(g);
+        core_free(g->core);
+        g->core = NULL;
+        r = new_core(g, e);
+    }
+    if (r < 0)
         return r;
     g->cost.max_step_us = g->options.max_step_ms * 1e3;
     core_set_cost(g->core, &g->cost);
     pthread_mutex_lock(&g->lock); /* READY shows all of it */
     g->status.progress = 1;
-    g->status.block_len = o->block_len;
-    g->status.max_seq_len = o->max_seq_len;
+    g->status.block_len = g->options.backend_options.block_len;
+    g->status.max_seq_len = g->options.backend_options.max_seq_len;
     core_stats(g->core, &g->status.core);
     pthread_mutex_unlock(&g->lock);
     return 0;

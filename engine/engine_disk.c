@@ -22,13 +22,14 @@ static int describe(char *out, size_t size, const struct engine *g, struct err *
     XXH128_hash_t model;
     int r = model_fingerprint(g->model, &model, e);
 
-    if (r == 0)
+    if (r == 0) /* devices round differently; the CPU's instruction sets do not */
         snprintf(out, size,
-                 "model=%016llx%016llx backend=%s dtype=%d block_len=%d bytes=%llu tp=%d "
-                 "invariant=%d",
-                 (unsigned long long)model.high64, (unsigned long long)model.low64,
-                 g->options.backend->name, (int)info->kv_dtype, (int)o->block_len,
-                 (unsigned long long)info->block_bytes, (int)info->n_devices, o->invariant);
+                 "nvllm=%s model=%016llx%016llx backend=%s device=%s dtype=%d block_len=%d "
+                 "bytes=%llu devices=%d invariant=%d shared=%d",
+                 NVLLM_VERSION, (unsigned long long)model.high64, (unsigned long long)model.low64,
+                 g->options.backend->name, *info->driver ? info->devices[0] : "",
+                 (int)info->kv_dtype, (int)o->block_len, (unsigned long long)info->block_bytes,
+                 (int)info->n_devices, o->invariant, g->options.share_all);
     return r;
 }
 
@@ -73,7 +74,8 @@ int engine_start_disk(struct engine *g, struct err *e)
     for (int32_t i = 0; r == 0 && i < max; i++)
         g->disk_blocks[i] = -1;
     g->restoring = r == 0;
-    engine_restore(g, until);
+    if (r == 0 && disk_tier_is_read(g->disk, RESTORE_US / 1000))
+        engine_restore(g, until);
     return r;
 }
 
@@ -81,13 +83,15 @@ void engine_restore(struct engine *g, uint64_t until_us)
 {
     int32_t block;
 
+    if (!g->restoring || !disk_tier_is_read(g->disk, g->in_flight > 0 ? 0 : 1))
+        return;
     while (g->restoring && engine_now_us() < until_us) {
-        if (!disk_tier_is_read(g->disk, 1))
-            continue;
+        const uint64_t now_us = engine_now_us();
+
         for (int i = 0; i < 64 && g->restoring; i++) {
             const struct node_record *r = disk_tier_next_record(g->disk, &block);
 
-            if (r && !core_restore(g->core, r, block))
+            if (r && !core_restore(g->core, r, block, now_us))
                 disk_tier_forget(g->disk, block);
             g->restoring = r != NULL;
         }
@@ -143,6 +147,9 @@ void engine_forget_cleared(struct engine *g)
     for (int32_t i = 0; i < disk_tier_blocks(g->disk); i++)
         if (!core_keeps(g->core, i))
             disk_tier_forget(g->disk, i);
+    for (int32_t id = 0; id < core_max_copies(g->core); id++) /* stores under way among them */
+        if (g->disk_blocks[id] >= 0 && !core_record(g->core, (uint32_t)id, g->record))
+            disk_tier_revoke(g->disk, (uint32_t)id);
 }
 
 void engine_close_disk(struct engine *g)
@@ -151,4 +158,9 @@ void engine_close_disk(struct engine *g)
     free(g->copies);
     free(g->disk_blocks);
     free(g->record);
+    g->disk = NULL;
+    g->copies = NULL;
+    g->disk_blocks = NULL;
+    g->record = NULL;
+    g->restoring = false;
 }

@@ -122,8 +122,6 @@ void engine_answer(struct engine *g, struct job *j, const struct core_event *com
     struct inspect_report *report = NULL;
     int r;
 
-    if (q->kind == INSPECT_CACHE_CLEAR) /* what is not known yet could not be cleared */
-        engine_restore(g, UINT64_MAX);
     switch (computed ? computed->reason : CORE_REASON_NONE) {
     case CORE_REASON_CANCELLED:
         job_fail(j, &g->out, ENGINE_E_CANCELLED, NULL, "cancelled");

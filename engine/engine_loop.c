@@ -20,7 +20,7 @@ _Static_assert(SAMPLING_MAX_REQUEST_STOP_IDS + MODEL_MAX_EOS <= SAMPLING_MAX_STO
 
 enum {
     ENGINE_NICE = -10,   /* LimitNICE= of nvllmd.service */
-    RESTORE_US = 2000,   /* by which reading the index may hold up a step */
+    RESTORE_US = 2000,   /* in which records are restored between two steps */
     STORE_US = 10000000, /* that a stop may take to write to disk; its TimeoutStopSec= allows it */
 };
 
@@ -196,13 +196,19 @@ static bool answer_next(struct engine *g)
 {
     enum { REST = 9 };
     uint64_t began_us, ended_us;
+    struct job *j;
 
     if (list_empty(&g->inspects.works))
         return false;
     began_us = engine_now_us();
     if (g->in_flight > 0 && began_us < g->inspect_us)
         return false;
-    engine_answer(g, CONTAINER_OF(work_queue_take(&g->inspects), struct job, work), NULL);
+    j = CONTAINER_OF(work_queue_take(&g->inspects), struct job, work);
+    if (g->restoring && j->request.query.kind == INSPECT_CACHE_CLEAR) {
+        work_queue_add(&g->inspects, &j->work, j->request.client); /* not all is known yet */
+        return false;
+    }
+    engine_answer(g, j, NULL);
     ended_us = engine_now_us();
     g->inspect_us = ended_us + (ended_us - began_us) * REST;
     return true;
@@ -216,6 +222,7 @@ static bool handle(struct engine *g, const struct core_event *ev, struct engine_
     int r = 0;
     struct job *j;
 
+    g->broken_blocks |= g->disk && ev->reason == CORE_REASON_NUMERICS;
     pthread_mutex_lock(&g->lock);
     j = id_map_get(&g->jobs, ev->request);
     pthread_mutex_unlock(&g->lock);
@@ -321,12 +328,12 @@ static void learn_cost(struct engine *g, uint64_t step)
     core_set_cost(g->core, &g->cost);
 }
 
-/* Milliseconds: a step without rows waits for a copy, if the backend has not done so. */
-static int time_for_copies(const struct engine *g, uint64_t step)
+/* A step without rows waits for a copy, if the backend has not done so. */
+static int copy_wait_ms(const struct engine *g, uint64_t step)
 {
     const size_t i = step % BACKEND_IN_FLIGHT;
 
-    return g->batches[i]->n_tokens == 0 && engine_now_us() - g->submitted_us[i] < 1000;
+    return g->batches[i]->n_tokens == 0 && engine_now_us() - g->submitted_us[i] < 1000 ? 1 : 0;
 }
 
 static int finish_oldest(struct engine *g, struct err *e)
@@ -339,11 +346,14 @@ static int finish_oldest(struct engine *g, struct err *e)
     g->in_flight--;
     learn_cost(g, result.step);
     if (g->disk)
-        engine_end_copies(g, &result, time_for_copies(g, result.step));
+        engine_end_copies(g, &result, copy_wait_ms(g, result.step));
     core_commit(g->core, &result, engine_now_us());
     if (g->disk)
         engine_forget_ended(g, &result);
     collect(g);
+    if (g->broken_blocks) /* the core has dropped them */
+        engine_forget_cleared(g);
+    g->broken_blocks = false;
     if (g->in_flight > 0)
         publish(g);
     return 0;
@@ -389,28 +399,31 @@ static int iterate(struct engine *g, struct err *e)
 
 /* ---- the end */
 
-/* Writes to disk what is cached, as far as time allows, unless requests are being dropped. */
+/* Writes to disk what is cached, as far as time allows, unless requests are being dropped: by one
+ * tier down, and then by the next. */
 static void store_all(struct engine *g)
 {
     const uint64_t until_us = engine_now_us() + STORE_US;
     const struct batch *batch;
     struct core_stats stats;
-    int next = CORE_OK, r = 0;
+    int r = 0, next;
     struct err e;
 
     core_stats(g->core, &stats);
-    if (stats.requests_running + stats.requests_waiting > 0)
-        return;
     engine_restore(g, until_us);
-    core_store_all(g->core);
-    while (r >= 0 && next != CORE_IDLE && engine_now_us() < until_us) {
-        next = CORE_WAIT;
-        if (g->in_flight < BACKEND_IN_FLIGHT)
-            next = core_next(g->core, &batch, engine_now_us());
-        if (next == CORE_OK)
-            r = submit(g, batch, &e);
-        else if (next == CORE_WAIT)
-            r = finish_oldest(g, &e);
+    if (stats.requests_running + stats.requests_waiting > 0 || g->restoring)
+        return;
+    for (int t = TIER_HOST; t < N_TIERS; t++) {
+        core_store_all(g->core);
+        do {
+            next = CORE_WAIT;
+            if (g->in_flight < BACKEND_IN_FLIGHT)
+                next = core_next(g->core, &batch, engine_now_us());
+            if (next == CORE_OK)
+                r = submit(g, batch, &e);
+            else if (g->in_flight > 0)
+                r = finish_oldest(g, &e);
+        } while (r >= 0 && next != CORE_IDLE && engine_now_us() < until_us);
     }
 }
 

@@ -99,6 +99,7 @@ struct engine {
     struct disk_tier *disk; /* NULL: none */
     char *above_disk;       /* memory of the tier above it, block after block */
     bool restoring;
+    bool broken_blocks;         /* an output was not finite: the core drops what it came from */
     int32_t *disk_blocks;       /* [core_max_copies()] of each copy from or to disk, or -1 */
     struct copy_result *copies; /* [2 * core_max_copies()] that have ended */
     struct node_record *record; /* scratch */
@@ -130,11 +131,12 @@ __attribute__((format(printf, 5, 6))) void job_fail(struct job *j, struct event_
                                                     const char *fmt, ...);
 
 /* engine_disk.c */
-/* Before there is a core. What goes wrong leaves the engine without the tier. */
+/* Before there is a core. */
 int engine_open_disk(struct engine *g, struct err *e);
 int engine_start_disk(struct engine *g, struct err *e); /* with the core */
 void engine_close_disk(struct engine *g);
-/* Gives the core records of an earlier process until then. */
+/* Gives the core records of an earlier process until then. Where these are still being read, it
+ * waits for a millisecond, and only with no step in flight. */
 void engine_restore(struct engine *g, uint64_t until_us);
 /* The batch's copies from and to disk. */
 void engine_begin_copies(struct engine *g, const struct batch *batch);

@@ -197,10 +197,11 @@ bool core_keeps(const struct core *c, int32_t block);
 
 /* What a disk block holds from an earlier process; a node's record comes after that of the node
  * before it. False: it cannot be found any more. Then core_restored(), once. */
-bool core_restore(struct core *c, const struct node_record *r, int32_t block);
+bool core_restore(struct core *c, const struct node_record *r, int32_t block, uint64_t now_us);
 void core_restored(struct core *c);
 
-/* From now on all cached blocks are copied down: core_next() until it returns CORE_IDLE. */
+/* From now on nothing is copied down but what is cached now, one tier down: core_next() until it
+ * returns CORE_IDLE, then again for the next tier. Without memory nothing is. */
 void core_store_all(struct core *c);
 
 /* ---- inspection: the answers to the queries of inspect.h

@@ -45,6 +45,12 @@ struct core_copy {
     int32_t from, to;
 };
 
+/* A block to copy down before the process ends. */
+struct core_store {
+    uint64_t node;
+    uint8_t from_tier, to_tier;
+};
+
 struct core {
     struct core_options options;
     int32_t max_blocks;            /* of one sequence */
@@ -76,9 +82,11 @@ struct core {
 
     struct core_copy *copies; /* [max_copies] */
     int32_t n_copies, max_copies;
-    int32_t next_copy; /* where a free id is looked for */
-    bool restoring;    /* what is on disk is not known yet: nothing is written there */
-    bool storing_all;
+    int32_t next_copy;           /* where a free id is looked for */
+    bool restoring;              /* what is on disk is not known yet: nothing is written there */
+    int32_t n_storing;           /* copies to disk, of these under way */
+    struct core_store *to_store; /* [n_to_store] NULL before core_store_all() */
+    int32_t n_to_store;
 
     struct step steps[BACKEND_IN_FLIGHT]; /* step n is steps[n % BACKEND_IN_FLIGHT] */
     uint64_t planned;                     /* number of the last step handed out */

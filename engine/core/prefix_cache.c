@@ -316,19 +316,6 @@ struct node *prefix_cache_next_copy(struct prefix_cache *p, enum tier from, enum
     return NULL;
 }
 
-struct node *prefix_cache_last_copy(const struct prefix_cache *p, enum tier from, enum tier to)
-{
-    const struct blocks *b = p->tiers[from];
-
-    for (const struct list *l = b->cached.prev; l != &b->cached; l = l->prev) {
-        struct node *n = blocks_node(b, blocks_id(b, l));
-
-        if (n->location[to] < 0 && !n->ns->private)
-            return n;
-    }
-    return NULL;
-}
-
 /* ---- insertion and removal */
 
 static struct node *node_new(struct prefix_cache *p, struct node *parent, const int32_t *tokens,

@@ -43,6 +43,7 @@ struct node {
     int32_t location[N_TIERS];  /* block id, or -1 */
     int32_t n_pins;             /* that end here or behind; with one the device block is held */
     bool pinned;                /* a pin ends here */
+    bool loading;               /* a copy up is under way */
     uint64_t hits;              /* of a first node: sequences that began with it */
     uint64_t written_us, used_us;
 };
@@ -182,10 +183,6 @@ void prefix_cache_drop(struct prefix_cache *p, struct node *n, enum tier tier);
  * cached one that has no copy in another tier; or NULL. Private nodes are not copied. */
 struct node *prefix_cache_next_copy(struct prefix_cache *p, enum tier from, enum tier to,
                                     int32_t n_clean);
-
-/* The node of the cached block released last that has no copy in `to`; or NULL. Searches them all.
- */
-struct node *prefix_cache_last_copy(const struct prefix_cache *p, enum tier from, enum tier to);
 
 /* ---- records: sum and check are the caller's */
 

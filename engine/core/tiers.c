@@ -20,6 +20,9 @@
 
 #include "engine/core/core_impl.h"
 
+/* Copies to disk under way, at most: more are not faster, and others have to wait for them. */
+enum { MAX_STORES = 32 };
+
 /* A copy never stays in a tier, so zeros are one that is not under way. */
 static bool is_idle(const struct core_copy *k)
 {
@@ -65,10 +68,11 @@ void core_tiers_deinit(struct core *c)
     for (int t = 0; t < N_TIERS; t++)
         blocks_free(c->tiers[t]);
     free(c->copies);
+    free(c->to_store);
 }
 
 /* False: too many are under way, or the tier has no block to give. */
-static bool begin_copy(struct core *c, struct step *st, const struct node *n, enum tier from_tier,
+static bool begin_copy(struct core *c, struct step *st, struct node *n, enum tier from_tier,
                        enum tier to_tier)
 {
     const int32_t from = n->location[from_tier];
@@ -84,6 +88,9 @@ static bool begin_copy(struct core *c, struct step *st, const struct node *n, en
         blocks_put_back(c->tiers[from_tier], from, false);
     if (!taken)
         return false;
+    if (to_tier < from_tier && prefix_cache_node(c->cache, node))
+        n->loading = true;
+    c->n_storing += to_tier == TIER_DISK;
     while (!is_idle(&c->copies[c->next_copy]))
         c->next_copy = (c->next_copy + 1) % c->max_copies;
     c->copies[c->next_copy] =
@@ -107,19 +114,25 @@ static bool begin_copy(struct core *c, struct step *st, const struct node *n, en
 static void end_copy(struct core *c, struct core_copy *k, bool ok)
 {
     const bool up = k->to_tier < k->from_tier;
-    struct node *node;
+    struct node *node = prefix_cache_node(c->cache, k->node);
 
+    if (up && node)
+        node->loading = false;
     if (ok || PLANT(PLANT_COPY_FAILURE))
         prefix_cache_place(c->cache, k->node, k->to_tier, k->to);
     if (up)
         c->n_loaded[k->from_tier] += ok;
     else
         c->n_stored[k->to_tier] += ok;
-    c->storing_all &= ok; /* a disk that is full stays full */
+    c->n_storing -= k->to_tier == TIER_DISK;
+    if (!up && !ok)
+        c->n_to_store = 0; /* a disk that is full stays full */
     if (up && !ok && (node = blocks_node(c->tiers[k->from_tier], k->from)))
         prefix_cache_drop(c->cache, node, k->from_tier);
     if (up && !PLANT(PLANT_COPY_NO_HOLD))
         blocks_unref(c->tiers[k->from_tier], k->from); /* used again */
+    else if (c->to_store && !PLANT(PLANT_COPY_NO_HOLD))
+        blocks_unref(c->tiers[k->from_tier], k->from); /* its place does not matter any more */
     else if (!PLANT(PLANT_COPY_NO_HOLD))
         blocks_put_back(c->tiers[k->from_tier], k->from, true);
     if (!PLANT(PLANT_COPY_NO_REF))
@@ -135,16 +148,15 @@ bool core_load(struct core *c, struct step *st, struct sequence *s, int32_t n, i
     bool waits = false;
 
     for (; c->max_copies > 0 && n < max; n++) {
-        const struct node *node =
+        struct node *node =
             prefix_cache_lookup(c->cache, chain, sequence_tokens(s, n * len, len, c->block_tokens));
         const enum tier t = node ? prefix_cache_highest(node) : TIER_DEVICE;
 
         chain = node ? prefix_cache_chain(c->cache, node) : 0; /* a copy may remove the node */
-        /* A copy that is under way already may be another sequence's; below the device only copies
-         * hold blocks. */
+        /* A copy up that is under way already may be another sequence's. */
         if (!node)
             break;
-        if (t != TIER_DEVICE && blocks_refs(c->tiers[t], node->location[t]) == 0) {
+        if (t != TIER_DEVICE && !node->loading) {
             if (s->n_loads == N_TIERS * c->max_blocks)
                 break;
             if (c->n_copies == c->max_copies) {
@@ -175,6 +187,7 @@ static struct core_copy *copy_of(struct core *c, const struct copy_result *r)
 void core_commit_copies(struct core *c, const struct step_result *r)
 {
     const int32_t n = PLANT(PLANT_COPY_IGNORED) ? 0 : r->n_copies, before = c->n_copies;
+    bool wake = n > 0 && before == c->max_copies; /* for room */
 
     for (int32_t i = 0; i < n; i++) {
         struct core_copy *k = copy_of(c, &r->copies[i]);
@@ -185,11 +198,13 @@ void core_commit_copies(struct core *c, const struct step_result *r)
     for (int32_t i = n; i-- > 0;) { /* up: a chain's tail is released first, and evicted first */
         struct core_copy *k = copy_of(c, &r->copies[i]);
 
-        if (!is_idle(k))
-            end_copy(c, k, r->copies[i].ok);
+        if (is_idle(k))
+            continue;
+        end_copy(c, k, r->copies[i].ok);
+        wake = true;
     }
     must(before - c->n_copies == n); /* each was under way, and is named once */
-    if (r->n_copies == 0 || PLANT(PLANT_LOADING_FORGOTTEN))
+    if (!wake || PLANT(PLANT_LOADING_FORGOTTEN))
         return;
     SEQUENCE_EACH (s, &c->loading) {
         core_unqueue(s);
@@ -197,34 +212,70 @@ void core_commit_copies(struct core *c, const struct step_result *r)
     }
 }
 
-/* The next block of a tier to copy to the one below. */
-static struct node *next_down(const struct core *c, int from, int to)
+static bool may_store(const struct core *c, int to)
 {
-    if (to == TIER_DISK && c->restoring && !PLANT(PLANT_RESTORE_OPEN))
-        return NULL;
-    if (c->storing_all)
-        return prefix_cache_last_copy(c->cache, from, to);
-    return prefix_cache_next_copy(c->cache, from, to,
-                                  least(c->max_copies, (c->options.tier_blocks[to] + 1) / 2) -
-                                      c->n_copies);
+    return to != TIER_DISK ||
+           (c->n_storing < MAX_STORES && (!c->restoring || PLANT(PLANT_RESTORE_OPEN)));
+}
+
+/* What is left of core_store_all(). */
+static void store(struct core *c, struct step *st)
+{
+    for (; c->n_to_store > 0; c->n_to_store--) {
+        const struct core_store *k = &c->to_store[c->n_to_store - 1];
+        struct node *n = prefix_cache_node(c->cache, k->node);
+
+        if (n && n->location[k->from_tier] >= 0 && n->location[k->to_tier] < 0 &&
+            (c->n_copies == c->max_copies || !may_store(c, k->to_tier)))
+            return; /* later */
+        if (n && n->location[k->from_tier] >= 0 && n->location[k->to_tier] < 0)
+            (void)begin_copy(c, st, n, k->from_tier, k->to_tier);
+    }
 }
 
 /* From the lowest tier up, so that what is copied to a tier does not push out what has no copy. */
 void core_copy_down(struct core *c, struct step *st)
 {
-    const struct node *n;
+    struct node *n;
 
     if (c->max_copies == 0)
         return;
+    if (c->to_store) {
+        store(c, st);
+        return;
+    }
     for (int to = N_TIERS - 1; to > TIER_DEVICE; to--)
-        while (c->tiers[to] && (n = next_down(c, tier_above(c, to), to)) &&
-               begin_copy(c, st, n, tier_above(c, to), to))
+        while (
+            c->tiers[to] && may_store(c, to) &&
+            (n = prefix_cache_next_copy(c->cache, tier_above(c, to), to,
+                                        least(c->max_copies, (c->options.tier_blocks[to] + 1) / 2) -
+                                            c->n_copies)) &&
+            begin_copy(c, st, n, tier_above(c, to), to))
             ;
 }
 
+/* Taken from the end: first what goes to the lowest tier, of that what was used last. */
 void core_store_all(struct core *c)
 {
-    c->storing_all = true;
+    size_t max = 1;
+
+    for (int t = TIER_DEVICE; t < N_TIERS; t++)
+        max += c->tiers[t] ? (size_t)c->tiers[t]->n_cached : 0;
+    free(c->to_store);
+    c->n_to_store = 0;
+    c->to_store = calloc(max, sizeof(*c->to_store));
+    for (int to = TIER_HOST; c->to_store && to < N_TIERS; to++) {
+        const int from = tier_above(c, to);
+        const struct blocks *b = c->tiers[from];
+
+        for (const struct list *l = b->cached.next; c->tiers[to] && l != &b->cached; l = l->next) {
+            const struct node *n = blocks_node(b, blocks_id(b, l));
+
+            if (n->location[to] < 0 && !n->ns->private)
+                c->to_store[c->n_to_store++] = (struct core_store){prefix_cache_chain(c->cache, n),
+                                                                   (uint8_t)from, (uint8_t)to};
+        }
+    }
 }
 
 /* ---- what is on disk, for those who keep records of it */
@@ -246,9 +297,10 @@ int32_t core_max_copies(const struct core *c)
     return c->max_copies;
 }
 
-bool core_restore(struct core *c, const struct node_record *r, int32_t block)
+bool core_restore(struct core *c, const struct node_record *r, int32_t block, uint64_t now_us)
 {
     must(c->restoring);
+    c->cache->now_us = now_us;
     return prefix_cache_restore(c->cache, r, block);
 }
 

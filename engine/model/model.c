@@ -447,7 +447,13 @@ int model_fingerprint(const struct model *m, XXH128_hash_t *out, struct err *e)
         return err_set(e, -ENOMEM, "out of memory");
     (void)XXH3_128bits_reset(state);
     (void)XXH3_128bits_update(state, numbers, sizeof(numbers));
-    for (size_t f = 0; f < m->n_files; f++) {
+    for (size_t f = 0; r == 0 && f < m->n_files; f++) {
+        struct stat st;
+
+        if (fstat(m->files[f].fd, &st) < 0)
+            r = err_set(e, -errno, "%s: %s", m->files[f].name, strerror(errno));
+        else
+            (void)XXH3_128bits_update(state, &st.st_mtim, sizeof(st.st_mtim));
         for (size_t i = 0; r == 0 && i < m->files[f].tensors.n; i++) {
             const struct tensor *t = &m->files[f].tensors.tensors[i];
             const size_t n = t->bytes < BEGINNING ? (size_t)t->bytes : BEGINNING;
@@ -455,6 +461,8 @@ int model_fingerprint(const struct model *m, XXH128_hash_t *out, struct err *e)
             if (t->file < 0) /* not of the configuration */
                 continue;
             r = model_read(m, t, 0, bytes, n, e);
+            if (r < 0)
+                break;
             (void)XXH3_128bits_update(state, t->name, strlen(t->name));
             (void)XXH3_128bits_update(state, &t->bytes, sizeof(t->bytes));
             (void)XXH3_128bits_update(state, bytes, n);

@@ -111,7 +111,8 @@ const struct model_defaults *model_defaults(const struct model *m);
 /* A tensor that the configuration needs by its full name; NULL for any other name. Each is there
  * and has the right shape. */
 const struct tensor *model_tensor(const struct model *m, const char *name);
-/* A hash of the configuration, and of the beginning of each tensor: other weights, another hash. */
+/* A hash of the configuration, the beginning of each tensor and the times at which the files were
+ * written: other weights have another one. */
 int model_fingerprint(const struct model *m, XXH128_hash_t *out, struct err *e);
 uint64_t model_weight_bytes(const struct model *m); /* of all these tensors, as stored */
 

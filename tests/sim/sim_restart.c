@@ -117,7 +117,7 @@ void sim_disk_restore(struct world *w)
 
         if (r->depth != d->next_depth)
             continue;
-        if (core_restore(w->core, r, i)) {
+        if (core_restore(w->core, r, i, w->now_us)) {
             memcpy(record_at(d, d->records, i), r, d->record_bytes);
             w->counts->restored++;
         }

@@ -200,24 +200,71 @@ TEST(sees_what_has_changed)
     ck_assert_int_eq(n_warnings, 1);
 }
 
-/* Another secret makes all records wrong; so does what other blocks are. */
+/* Blocks of other contents, or under another secret, are dropped for good. */
 TEST(belongs_to_one_secret_and_model)
 {
-    ck_assert(store(1, 0));
-    secret[3] ^= 1;
-    reopen();
-    secret[3] ^= 1;
-    ck_assert_str_eq(records(), "");
-    reopen();
-    ck_assert_str_eq(records(), "1");
-    options.contents = "those";
-    n_warnings = 0;
-    reopen();
-    ck_assert_str_eq(records(), "");
-    ck_assert_int_eq(n_warnings, 1);
-    options.contents = "these";
-    reopen();
-    ck_assert_str_eq(records(), "");
+    for (int i = 0; i < 2; i++) {
+        ck_assert(store(1, 0));
+        reopen();
+        ck_assert_str_eq(records(), "1");
+        n_warnings = 0;
+        options.contents = i == 0 ? "those" : "these";
+        secret[3] ^= i;
+        reopen();
+        ck_assert_str_eq(records(), "");
+        ck_assert_int_eq(n_warnings, 1);
+        options.contents = "these";
+        secret[3] ^= i;
+        reopen();
+        ck_assert_str_eq(records(), "");
+    }
+}
+
+/* A store that is revoked at any time before it is told leaves no record, nor one that is told and
+ * forgotten. */
+TEST(revokes)
+{
+    struct node_record *r = calloc(1, RECORD);
+    struct copy_result ended;
+
+    for (int i = 0; i < 100; i++) {
+        disk_tier_store(disk, 3, i % N_BLOCKS, memory[1], r);
+        usleep((unsigned)i);
+        disk_tier_revoke(disk, 3);
+        if (i % 2 == 0) {
+            while (disk_tier_ended(disk, &ended, 1, 100) == 0)
+                ;
+            disk_tier_forget(disk, i % N_BLOCKS);
+        }
+        reopen();
+        ck_assert_str_eq(records(), "");
+    }
+    free(r);
+}
+
+/* Many copies and erasures at once, then a close in between: each block is as it was stored, or not
+ * there. */
+TEST(many_at_once)
+{
+    struct node_record *r = calloc(1, RECORD);
+    struct copy_result ended[N_BLOCKS];
+
+    for (int round = 0; round < 50; round++) {
+        for (int32_t i = 0; i < N_BLOCKS; i++) {
+            memset(memory[i], 'a' + i, BLOCK);
+            r->client = (uint64_t)i;
+            r->tokens[LEN - 1] = 7 * i;
+            disk_tier_forget(disk, i);
+            disk_tier_store(disk, (uint32_t)i, i, memory[i], r);
+        }
+        for (int32_t n = 0; round % 5 > 0 && n < N_BLOCKS;)
+            n += disk_tier_ended(disk, ended, N_BLOCKS, 100);
+        reopen();
+        for (const char *at = records(); *at; at++)
+            ck_assert(load(*at - '0'));
+    }
+    free(r);
+    ck_assert_int_eq(n_warnings, 0);
 }
 
 /* Less space: what lies behind is gone; more again: it stays gone. */
