@@ -1,14 +1,13 @@
 /* disk_tier.h - KV blocks in a file, and records in another that find them again after a restart.
  *
- * The folder has kv-blocks, one block after another, and kv-index: a page that says of what they
- * are, and a fixed place for the record of each block. To write a block its record is erased, then
- * the block is written, then its new record. A record counts if its sum, made under the cache's
- * secret, is right; a block if its bytes hash to what its record says. So whatever a process that
- * was killed, a disk that was full or a flipped bit leaves is a block that is not found.
+ * kv-blocks has one block after another. kv-index has a header, which tells what the blocks have in
+ * common, and then a record for each block, at a fixed place. To store a block, its record is
+ * erased, the block is written, and then its new record. A record is valid if its checksum, made
+ * under the cache's secret, is right; a block is valid if its record has the hash of its bytes. So
+ * after a crash, a full disk or a flipped bit a block is not found, and never a wrong one.
  *
- * Threads of its own read and write, past the page cache where the file system can. Of a failure
- * the core is told by the copy's result and the admin by the first warning of its kind; nothing
- * else comes of it.
+ * Threads of its own read and write, bypassing the page cache where the file system allows it. If
+ * one fails, the copy's result says so, and the first failure of each kind is a warning.
  *
  * Engine thread. */
 #ifndef NVLLM_ENGINE_DISK_TIER_H

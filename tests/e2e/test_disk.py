@@ -1,12 +1,14 @@
 """KV blocks on disk: a prefix is found after a restart, and what is wrong on disk is a miss."""
 
-import os
 import json
+import os
 import random
 import resource
+import shutil
 import time
 
-from harness import Case, Daemon, at_once, scaled
+import roles
+from harness import MODEL, Case, Daemon, at_once, scaled
 from test_cache import random_ids
 
 N = 400
@@ -88,6 +90,46 @@ class Restart(Disk):
             d.ctl("cache", "clear", "--all")
         self.assertEqual([cached(a) for a in self.ask(request(1), request(2))[0]], [0, 0])
 
+    def test_of_one_user(self):
+        """What one user has sent is not found by another after a restart, but by itself."""
+        roles.need_root()
+
+        def ask(uid, **more):
+            with self.daemon(**more) as d, roles.connect(d, uid) as w:
+                return cached(w.generate(**request(1)))
+
+        self.assertEqual([ask(uid) for uid in (roles.USER, roles.OTHER, roles.USER, roles.OTHER)],
+                         [0, 0, 384, 384])
+
+    def test_of_one_scope(self):
+        """With another scope nothing is found: who may find it has changed."""
+        self.ask(request(1))
+        shared = ["cache.scope=all"]
+        self.assertEqual([cached(self.ask(request(1), options=o)[0][0]) for o in (shared, shared, [])],
+                         [0, 384, 0])
+
+    def test_of_one_model(self):
+        """Weights that were written anew are others, whatever they hold."""
+        model = self.folder / "model"
+        shutil.copytree(MODEL, model)
+        for expected in 0, 384:
+            self.assertEqual(cached(self.ask(request(1), model=model)[0][0]), expected)
+        os.utime(model / "model.safetensors")
+        self.assertEqual(cached(self.ask(request(1), model=model)[0][0]), 0)
+
+    def test_cleared_while_it_is_written(self):
+        """A clear beside stores under way, then kill -9 or a stop: it is not found again."""
+        for stop in (Daemon.kill, Daemon.terminate) * scaled(2, 1):
+            with self.daemon() as d, d.connect() as w:
+                w.generate(**request(1, n=2000))
+                d.ctl("cache", "clear", "--all")
+                if stop == Daemon.kill:
+                    time.sleep(0.1)  # erasing takes place behind the answer
+                stop(d)
+            self.assertEqual([cached(a) for a in self.ask(request(1, n=2000))[0]], [0])
+            for path in self.blocks, self.index:
+                path.unlink()
+
     def test_through_host_memory(self):
         """Blocks go by host memory where there is some; by turns of prompts that do not fit."""
         options = ["cache.kv_memory=8M", "cache.host_memory=24M", "scheduler.max_seq_len=450"]
@@ -163,7 +205,7 @@ class Faults(Disk):
         self.assertEqual(self.expect_misses(first, request(1)), [0])
 
     def test_no_such_place(self):
-        """A folder that cannot be written, or is not there: the daemon serves without it."""
+        """Files that cannot be opened, or that another daemon has: the daemon serves without them."""
         first, _ = self.ask(request(1))
         self.blocks.unlink()
         self.blocks.mkdir()
