@@ -20,6 +20,8 @@ enum {
     DEFAULT_REQUESTS = 64,
     DEFAULT_PROMPT_TOKENS = 256,
     DEFAULT_OUTPUT_TOKENS = 128,
+    DEFAULT_TURNS = 8,
+    MAX_TURNS = 10000,
     MAX_STREAMS = 65536,
     MAX_REQUESTS = 100000000,
     TICK_MS = 200,
@@ -31,6 +33,7 @@ enum {
 struct stream {
     struct flight_request flight;
     struct workload_item item;
+    struct conversation *conversation; /* or NULL */
     int64_t due_ns, first_ns, last_ns;
     uint64_t n_tokens;
 };
@@ -44,6 +47,7 @@ struct result {
     long long output_tokens;                /* all that have come */
     double seconds;
     struct quantiles ttft;    /* from when a request was due to its first token */
+    struct quantiles later;   /* the same, of the later turns of conversations */
     struct quantiles between; /* from one delivery of a request's tokens to the next */
     struct quantiles token;   /* first token to last, divided by the number of tokens */
     struct quantiles request; /* from when it was due to its end */
@@ -53,6 +57,7 @@ struct bench {
     struct ctl *ctl;
     struct flight flight;
     struct workload workload;
+    struct conversations conversations; /* n = 0: none */
     struct nvllm_request request;
     size_t n_streams;    /* at a time, at most */
     uint64_t n_requests; /* to start; UINT64_MAX: until the time is over */
@@ -74,8 +79,13 @@ static const struct nvllm_request *prepare(void *owner, struct flight_request *r
     const struct stream *s = (const struct stream *)r;
     struct bench *b = owner;
 
-    b->request.prompt_ids = workload_ids(&b->workload, &s->item);
-    b->request.n_prompt_ids = s->item.prompt_tokens;
+    if (s->conversation) {
+        b->request.prompt_ids = s->conversation->ids;
+        b->request.n_prompt_ids = s->conversation->n;
+    } else {
+        b->request.prompt_ids = workload_ids(&b->workload, &s->item);
+        b->request.n_prompt_ids = s->item.prompt_tokens;
+    }
     b->request.max_tokens = s->item.output_tokens;
     return &b->request;
 }
@@ -95,6 +105,40 @@ static void look_ahead(struct bench *b)
         b->next_ns = 0; /* when it can be sent */
 }
 
+/* The next request that is due, or NULL, and *soonest is lowered to when one will be. */
+static struct stream *next_due(struct bench *b, int64_t now, int64_t *soonest)
+{
+    struct stream *s;
+
+    if (!b->has_next)
+        return NULL;
+    if (b->next_ns > now) {
+        *soonest = MIN(*soonest, b->next_ns);
+        return NULL;
+    }
+    s = ctl_alloc(1, sizeof(*s));
+    s->item = b->next;
+    s->due_ns = b->next_ns ? b->next_ns : now;
+    return s;
+}
+
+/* The same of conversations. */
+static struct stream *next_turn(struct bench *b, int64_t now, int64_t *soonest)
+{
+    struct conversation *v = conversations_due(&b->conversations, now, soonest);
+    struct stream *s;
+
+    if (!v)
+        return NULL;
+    s = ctl_alloc(1, sizeof(*s));
+    (void)workload_next(&b->workload, &s->item, true);
+    conversation_add(v, workload_ids(&b->workload, &s->item), s->item.prompt_tokens);
+    v->asked = true;
+    s->conversation = v;
+    s->due_ns = MAX(v->due_ns, b->start_ns);
+    return s;
+}
+
 /* Sends what is due. Returns the milliseconds until the next request is. */
 static int send_due(struct bench *b)
 {
@@ -102,20 +146,17 @@ static int send_due(struct bench *b)
     int64_t soonest = now + flight_send(&b->flight) * INT64_C(1000000);
 
     while (!b->flight.stopping && b->flight.dead.code == NVLLM_OK &&
-           flight_count(&b->flight) < b->n_streams && b->has_next) {
-        struct stream *s;
+           flight_count(&b->flight) < b->n_streams) {
+        struct stream *s =
+            b->conversations.n ? next_turn(b, now, &soonest) : next_due(b, now, &soonest);
 
-        if (b->next_ns > now) {
-            soonest = MIN(soonest, b->next_ns);
+        if (!s)
             break;
-        }
-        s = ctl_alloc(1, sizeof(*s));
-        s->item = b->next;
-        s->due_ns = b->next_ns ? b->next_ns : now;
         b->n_started++;
         flight_add(&b->flight, &s->flight);
         flight_send(&b->flight);
-        look_ahead(b); /* after the prompt's tokens were drawn */
+        if (!s->conversation)
+            look_ahead(b); /* after the prompt's tokens were drawn */
     }
     if (b->end_ns && b->end_ns < soonest)
         soonest = b->end_ns;
@@ -131,11 +172,15 @@ static void take_tokens(struct bench *b, struct stream *s, const struct nvllm_de
 
     if (delta->n_tokens == 0)
         return;
+    if (s->conversation)
+        conversation_add(s->conversation, delta->token_ids, delta->n_tokens);
     if (b->end_ns && now > b->end_ns)
         return; /* too late to be counted */
     if (s->n_tokens == 0) {
         s->first_ns = now;
         quantiles_add(&b->result.ttft, (uint64_t)(now - s->due_ns));
+        if (s->conversation && s->conversation->turn > 0)
+            quantiles_add(&b->result.later, (uint64_t)(now - s->due_ns));
     } else if (now > s->last_ns) {
         quantiles_add(&b->result.between, (uint64_t)(now - s->last_ns));
     }
@@ -174,6 +219,9 @@ static void take(void *owner, struct flight_request *r, const struct nvllm_event
         take_done(b, s, event->done);
     else if (event && ++b->result.n_failed <= MAX_SHOWN_FAILURES)
         ctl_message("%s", event->error->message);
+    if (s->conversation)
+        conversation_answered(&b->conversations, s->conversation, event && event->done, clock_ns(),
+                              &b->workload.random);
     free(s);
 }
 
@@ -193,7 +241,7 @@ static bool is_over(struct bench *b)
     }
     if (b->flight.stopping)
         return flight_count(&b->flight) == 0 || clock_left_ms(b->flight.stop_end) == 0;
-    return flight_count(&b->flight) == 0 && !b->has_next;
+    return flight_count(&b->flight) == 0 && !b->has_next && b->conversations.n_left == 0;
 }
 
 static void run(struct bench *b)
@@ -204,7 +252,8 @@ static void run(struct bench *b)
     b->start_ns = b->last_ns = b->next_ns = clock_ns();
     if (b->duration > 0)
         b->end_ns = b->start_ns + (int64_t)(b->duration * 1e9);
-    look_ahead(b);
+    if (!b->conversations.n)
+        look_ahead(b);
     while (wait_ms = send_due(b), f->dead.code == NVLLM_OK && !is_over(b))
         flight_wait(f, -1, wait_ms);
     if (f->dead.code != NVLLM_OK)
@@ -244,6 +293,7 @@ static void print_result(const struct result *r)
            a_second(r, r->output_tokens), a_second(r, r->prompt_tokens), a_second(r, r->n_done));
     printf("%-22s %10s %10s %10s %10s %10s\n", "ms", "p50", "p90", "p99", "max", "mean");
     print_times("to the first token", &r->ttft);
+    print_times("... of later turns", &r->later);
     print_times("between tokens", &r->between);
     print_times("per token of a request", &r->token);
     print_times("request", &r->request);
@@ -262,14 +312,14 @@ static json_t *times_json(const struct quantiles *q)
 
 static json_t *result_json(const struct result *r)
 {
-    return json_pack("{sIsIsIsIsIsIsIsfsfsfsfsosososo}", "requests", r->n_done, "failed",
+    return json_pack("{sIsIsIsIsIsIsIsfsfsfsfsososososo}", "requests", r->n_done, "failed",
                      r->n_failed, "cut", r->n_cut, "busy", r->n_busy, "prompt_tokens",
                      r->prompt_tokens, "cached_tokens", r->cached_tokens, "output_tokens",
                      r->output_tokens, "seconds", r->seconds, "output_tok_s",
                      a_second(r, r->output_tokens), "prompt_tok_s", a_second(r, r->prompt_tokens),
                      "requests_s", a_second(r, r->n_done), "ttft_ms", times_json(&r->ttft),
-                     "between_ms", times_json(&r->between), "token_ms", times_json(&r->token),
-                     "request_ms", times_json(&r->request));
+                     "later_ttft_ms", times_json(&r->later), "between_ms", times_json(&r->between),
+                     "token_ms", times_json(&r->token), "request_ms", times_json(&r->request));
 }
 
 /* ---- options */
@@ -305,6 +355,14 @@ static void check_options(const struct bench *b)
     if (ctl_option(ctl, "workload") && has_lengths)
         ctl_usage(ctl, "--workload defines the lengths: drop --prompt-tokens and "
                        "--output-tokens");
+    if (!ctl_option(ctl, "conversations")) {
+        if (ctl_option(ctl, "turns") || ctl_option(ctl, "think"))
+            ctl_usage(ctl, "--turns and --think need --conversations");
+    } else if (ctl_option(ctl, "nano-vllm") || ctl_option(ctl, "workload") || b->n_requests ||
+               b->rate > 0) {
+        ctl_usage(ctl, "--conversations cannot be combined with --nano-vllm, --workload, "
+                       "--requests and --rate");
+    }
     if (b->duration > 0 && b->n_requests)
         ctl_usage(ctl, "--duration and --requests cannot be combined");
 }
@@ -320,6 +378,11 @@ static void make_workload(struct bench *b)
     random_seed(&w->random, (uint64_t)ctl_whole(b->ctl, "seed", 0, 0, INT64_MAX));
     w->prompt = read_range(b->ctl, "prompt-tokens", DEFAULT_PROMPT_TOKENS);
     w->output = read_range(b->ctl, "output-tokens", DEFAULT_OUTPUT_TOKENS);
+    if (ctl_option(b->ctl, "conversations"))
+        conversations_init(&b->conversations,
+                           (size_t)ctl_whole(b->ctl, "conversations", 0, 1, MAX_STREAMS),
+                           (uint32_t)ctl_whole(b->ctl, "turns", DEFAULT_TURNS, 1, MAX_TURNS),
+                           ctl_real(b->ctl, "think", 0, 0, 1e6));
     if (nano_vllm)
         workload_nano_vllm(w);
     if (file)
@@ -332,6 +395,7 @@ static void make_workload(struct bench *b)
     /* A known number of requests without a rate is sent all at once, as nano-vLLM does. */
     if (b->n_streams == 0)
         b->n_streams = nano_vllm              ? w->n_items
+                       : b->conversations.n   ? b->conversations.n
                        : b->rate > 0 || timed ? MAX_STREAMS
                                               : DEFAULT_STREAMS;
 }
@@ -376,6 +440,7 @@ int ctl_bench(struct ctl *ctl)
     if (b.rc == EXIT_OK && b.result.n_failed > 0)
         b.rc = EXIT_ERROR;
     workload_deinit(&b.workload);
+    conversations_deinit(&b.conversations);
     flight_deinit(&b.flight);
     return b.rc;
 }

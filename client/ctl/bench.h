@@ -92,4 +92,33 @@ bool workload_next(struct workload *w, struct workload_item *item, bool again);
 /* Its prompt, valid until the next call. */
 const int32_t *workload_ids(struct workload *w, const struct workload_item *item);
 
+/* ---- conversations: each prompt is all that was said before, and some tokens more */
+
+struct conversation {
+    int32_t *ids; /* [n] said so far */
+    size_t n, cap;
+    uint32_t turn, n_turns; /* turns that have ended, and all */
+    bool asked;             /* a turn is in flight */
+    int64_t due_ns;         /* of the next one */
+};
+
+struct conversations {
+    struct conversation *list; /* [n] */
+    size_t n, n_left;          /* n_left: that have turns left */
+    double think_s;            /* between an answer and the next turn, on average */
+};
+
+void conversations_init(struct conversations *c, size_t n, uint32_t n_turns, double think_s);
+void conversations_deinit(struct conversations *c);
+
+/* The one whose turn has been due for the longest time; or NULL, and *soonest is lowered to when
+ * the next one is. */
+struct conversation *conversations_due(struct conversations *c, int64_t now, int64_t *soonest);
+
+void conversation_add(struct conversation *v, const int32_t *ids, size_t n);
+
+/* Its turn has ended; if not well, it has no more turns. */
+void conversation_answered(struct conversations *c, struct conversation *v, bool well, int64_t now,
+                           struct random *r);
+
 #endif

@@ -271,6 +271,9 @@ static const struct usage_command commands[] = {
                        "stop after this time; requests then in flight are cut short"),
                 OPTION("workload", "FILE", "read lengths from FILE, or from stdin if “-”",
                        .values = USAGE_FILE),
+                OPTION("conversations", "N", "hold N conversations instead of single requests"),
+                OPTION("turns", "T", "turns of each conversation (8)"),
+                OPTION("think", "SECONDS", "time between an answer and the next turn (0)"),
                 OPTION("nano-vllm", NULL, "run nano-vLLM's benchmark: 256 requests, all at once"),
                 OPTION("temperature", "T", "sampling temperature (0.6)"),
                 OPTION("seed", "N", "seed of lengths, times and tokens (0)"),
@@ -279,7 +282,8 @@ static const struct usage_command commands[] = {
             .examples =
                 "  nvllmctl bench --nano-vllm\n"
                 "  nvllmctl bench --streams 1 --prompt-tokens 1 --output-tokens 512 --requests 1\n"
-                "  nvllmctl bench --rate 20 --duration 60 --prompt-tokens 100-1000 --json\n"),
+                "  nvllmctl bench --rate 20 --duration 60 --prompt-tokens 100-1000 --json\n"
+                "  nvllmctl bench --conversations 64 --think 5 --prompt-tokens 1000\n"),
     COMMAND("doctor", "find what is broken, and the commands that fix it",
             .text =
                 "Checks the socket and its permissions, the configuration as nvllmd itself would\n"

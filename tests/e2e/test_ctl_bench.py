@@ -39,6 +39,32 @@ class Real(SharedDaemon):
         self.assertLessEqual(r["ttft_ms"]["max"], r["request_ms"]["max"])
         self.assertLessEqual(r["request_ms"]["max"] / 1000, r["seconds"] + 0.001)
 
+    def test_conversations(self):
+        """Each turn sends all that was said before and finds it in the cache."""
+        r = self.bench("--conversations", 3, "--turns", 4, "--prompt-tokens", 100,
+                       "--output-tokens", 10)
+        self.assertEqual((r["requests"], r["failed"], r["output_tokens"]), (12, 0, 120))
+        self.assertEqual(r["prompt_tokens"], 3 * sum(100 + 110 * turn for turn in range(4)))
+        self.assertGreaterEqual(r["cached_tokens"], 3 * sum(110 * turn - 16 for turn in (1, 2, 3)))
+        self.assertLessEqual(r["cached_tokens"], 3 * sum(110 * turn for turn in (1, 2, 3)))
+        self.assertEqual((r["ttft_ms"]["n"], r["later_ttft_ms"]["n"]), (12, 9))
+        text = self.daemon.ctl("bench", "--conversations", 2, "--turns", 2, "--prompt-tokens", 20,
+                               "--output-tokens", 2, "--streams", 1).stdout
+        self.assertRegex(text, rb"requests +4 done, 0 failed\n")
+        self.assertRegex(text, rb"\.\.\. of later turns +[0-9.]+")
+
+    def test_conversations_pause(self):
+        """Between turns there is time to think; what is due at the end of the time is not sent."""
+        args = "--conversations", 4, "--turns", 6, "--prompt-tokens", 5, "--output-tokens", 1
+        self.assertGreater(self.bench(*args, "--think", 0.2)["seconds"], 0.4)
+        r = self.bench(*args, "--think", 1000, "--duration", 0.3)
+        self.assertEqual((r["requests"], r["cut"], r["failed"]), (4, 0, 0))
+        for wrong in (["--turns", 2], ["--think", 1], ["--conversations", 2, "--requests", 3],
+                      ["--conversations", 2, "--nano-vllm"]):
+            done = self.daemon.ctl("bench", *wrong, check=False)
+            self.assertEqual(done.returncode, 2)
+            self.assertIn(b"--conversations", done.stderr)
+
     def test_runs_do_not_help_each_other(self):
         """The same prompts are computed anew in each run, unless the cache may be warm."""
         args = "--requests", 3, "--prompt-tokens", 200, "--output-tokens", 1
