@@ -37,8 +37,10 @@ struct sequence {
     int32_t *generated; /* [cap_generated] */
     int32_t n_generated, cap_generated;
     int32_t n_preempted;
-    int32_t n_charged; /* positions charged to the user */
-    int32_t n_loads;   /* copies that it has begun since it ran last */
+    int32_t n_charged;  /* positions charged to the user */
+    int32_t n_loads;    /* copies that it has begun since it ran last */
+    int32_t n_loading;  /* in SEQ_LOADING: blocks that it will have; 0: it waits for room */
+    uint64_t waits_for; /* the last node that it waits for; 0: for room */
 
     /* What the host says of the tokens after generated. */
     int32_t drafts[CORE_MAX_DRAFTS];

@@ -13,7 +13,8 @@
  * Up: a sequence whose prefix goes on in a lower tier waits in SEQ_LOADING, without slot or blocks,
  * until the copies have ended; then it queues again and finds them, or begins the next ones. What
  * cannot be copied is forgotten there, and each time it is admitted a sequence begins only so many
- * copies, so that in the end it does without. */
+ * copies, so that in the end it does without. Sequences load together only as far as the blocks of
+ * all of them fit, or one would push out what another has loaded. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -141,11 +142,22 @@ static void end_copy(struct core *c, struct core_copy *k, bool ok)
     c->n_copies--;
 }
 
+/* Beside what others load, whose blocks are not theirs yet, there is room for n blocks more. */
+static bool has_room_to_load(const struct core *c, int32_t n)
+{
+    int64_t n_loading = 0;
+
+    SEQUENCE_EACH (s, &c->loading)
+        n_loading += s->n_loading;
+    return n_loading == 0 || n_loading + n <= c->blocks->n_free + c->blocks->n_cached;
+}
+
 bool core_load(struct core *c, struct step *st, struct sequence *s, int32_t n, int32_t max,
                uint64_t chain)
 {
     const int32_t len = c->options.block_len;
-    bool waits = false;
+    uint64_t last = 0;
+    bool waits = false, room = true;
 
     for (; c->max_copies > 0 && n < max; n++) {
         struct node *node =
@@ -153,14 +165,17 @@ bool core_load(struct core *c, struct step *st, struct sequence *s, int32_t n, i
         const enum tier t = node ? prefix_cache_highest(node) : TIER_DEVICE;
 
         chain = node ? prefix_cache_chain(c->cache, node) : 0; /* a copy may remove the node */
-        /* A copy up that is under way already may be another sequence's. */
         if (!node)
             break;
-        if (t != TIER_DEVICE && !node->loading) {
+        if (t == TIER_DEVICE)
+            continue;
+        if (!node->loading) { /* for another sequence */
             if (s->n_loads == N_TIERS * c->max_blocks)
                 break;
-            if (c->n_copies == c->max_copies) {
-                waits = true; /* until one of these has ended */
+            if (!waits)
+                room = has_room_to_load(c, max);
+            if (!room || c->n_copies == c->max_copies) {
+                waits = true;
                 break;
             }
             if (!begin_copy(c, st, node, t, tier_above(c, t))) {
@@ -169,11 +184,14 @@ bool core_load(struct core *c, struct step *st, struct sequence *s, int32_t n, i
             }
             s->n_loads++;
         }
-        waits |= t != TIER_DEVICE;
+        waits = true;
+        last = chain;
     }
     if (!waits)
         return false;
     core_hold_back(s, SEQ_LOADING, &c->loading);
+    s->waits_for = last;
+    s->n_loading = last ? max : 0;
     c->n_loads++;
     return true;
 }
@@ -207,8 +225,12 @@ void core_commit_copies(struct core *c, const struct step_result *r)
     if (!wake || PLANT(PLANT_LOADING_FORGOTTEN))
         return;
     SEQUENCE_EACH (s, &c->loading) {
+        const struct node *last = prefix_cache_node(c->cache, s->waits_for);
+
+        if (last && last->loading)
+            continue;
         core_unqueue(s);
-        core_enqueue(s); /* if some of its copies are under way still, it waits again */
+        core_enqueue(s); /* if others of its copies are under way still, it waits again */
     }
 }
 
