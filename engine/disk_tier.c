@@ -299,7 +299,9 @@ static struct job *next_job(struct disk_tier *d)
         if (list_empty(from))
             return NULL;
         list_remove(&j->link);
-        if (!d->stop || (j->op != OP_STORE && j->op != OP_LOAD))
+        if (d->stop && j->op == OP_STORE)
+            j->memory = NULL; /* what was there before is gone all the same */
+        if (!d->stop || j->op != OP_LOAD)
             return j;
     }
 }

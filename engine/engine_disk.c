@@ -147,9 +147,11 @@ void engine_forget_cleared(struct engine *g)
     for (int32_t i = 0; i < disk_tier_blocks(g->disk); i++)
         if (!core_keeps(g->core, i))
             disk_tier_forget(g->disk, i);
-    for (int32_t id = 0; id < core_max_copies(g->core); id++) /* stores under way among them */
-        if (g->disk_blocks[id] >= 0 && !core_record(g->core, (uint32_t)id, g->record))
+    for (int32_t id = 0; id < core_max_copies(g->core); id++) /* copies under way hold theirs */
+        if (g->disk_blocks[id] >= 0 && !core_record(g->core, (uint32_t)id, g->record)) {
             disk_tier_revoke(g->disk, (uint32_t)id);
+            disk_tier_forget(g->disk, g->disk_blocks[id]);
+        }
 }
 
 void engine_close_disk(struct engine *g)

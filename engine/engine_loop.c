@@ -380,8 +380,8 @@ static int iterate(struct engine *g, struct err *e)
         r = submit(g, batch, e);
     if (r < 0)
         return r;
-    answered = answer_next(g);
     engine_restore(g, engine_now_us() + RESTORE_US);
+    answered = answer_next(g);
     publish(g);
     if (g->in_flight == BACKEND_IN_FLIGHT || (g->in_flight > 0 && next != CORE_OK))
         return finish_oldest(g, e);
@@ -410,8 +410,10 @@ static void store_all(struct engine *g)
     struct err e;
 
     core_stats(g->core, &stats);
+    if (stats.requests_running + stats.requests_waiting > 0)
+        return;
     engine_restore(g, until_us);
-    if (stats.requests_running + stats.requests_waiting > 0 || g->restoring)
+    if (g->restoring)
         return;
     for (int t = TIER_HOST; t < N_TIERS; t++) {
         core_store_all(g->core);

@@ -155,7 +155,7 @@ static int send_due(struct bench *b)
         b->n_started++;
         flight_add(&b->flight, &s->flight);
         flight_send(&b->flight);
-        if (!s->conversation)
+        if (!b->conversations.n)
             look_ahead(b); /* after the prompt's tokens were drawn */
     }
     if (b->end_ns && b->end_ns < soonest)
@@ -259,7 +259,7 @@ static void run(struct bench *b)
     if (f->dead.code != NVLLM_OK)
         b->rc = ctl_report(b->ctl, &f->dead);
     b->result.n_busy = f->n_refused;
-    b->result.seconds = (double)((b->end_ns ? b->end_ns : b->last_ns) - b->start_ns) / 1e9;
+    b->result.seconds = (double)((f->stopping ? b->end_ns : b->last_ns) - b->start_ns) / 1e9;
 }
 
 /* ---- the result */

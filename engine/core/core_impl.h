@@ -84,6 +84,7 @@ struct core {
     int32_t n_copies, max_copies;
     int32_t next_copy;           /* where a free id is looked for */
     bool restoring;              /* what is on disk is not known yet: nothing is written there */
+    int32_t n_arriving;          /* copies to the device under way */
     int32_t n_storing;           /* copies to disk, of these under way */
     struct core_store *to_store; /* [n_to_store] NULL before core_store_all() */
     int32_t n_to_store;

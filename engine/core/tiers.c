@@ -92,6 +92,7 @@ static bool begin_copy(struct core *c, struct step *st, struct node *n, enum tie
     if (to_tier < from_tier && prefix_cache_node(c->cache, node))
         n->loading = true;
     c->n_storing += to_tier == TIER_DISK;
+    c->n_arriving += to_tier == TIER_DEVICE;
     while (!is_idle(&c->copies[c->next_copy]))
         c->next_copy = (c->next_copy + 1) % c->max_copies;
     c->copies[c->next_copy] =
@@ -126,6 +127,7 @@ static void end_copy(struct core *c, struct core_copy *k, bool ok)
     else
         c->n_stored[k->to_tier] += ok;
     c->n_storing -= k->to_tier == TIER_DISK;
+    c->n_arriving -= k->to_tier == TIER_DEVICE;
     if (!up && !ok)
         c->n_to_store = 0; /* a disk that is full stays full */
     if (up && !ok && (node = blocks_node(c->tiers[k->from_tier], k->from)))
@@ -149,15 +151,16 @@ static bool has_room_to_load(const struct core *c, int32_t n)
 
     SEQUENCE_EACH (s, &c->loading)
         n_loading += s->n_loading;
-    return n_loading == 0 || n_loading + n <= c->blocks->n_free + c->blocks->n_cached;
+    return n_loading == 0 ||
+           n_loading + n <= c->blocks->n_free + c->blocks->n_cached + c->n_arriving;
 }
 
 bool core_load(struct core *c, struct step *st, struct sequence *s, int32_t n, int32_t max,
                uint64_t chain)
 {
-    const int32_t len = c->options.block_len;
+    const int32_t len = c->options.block_len, n_held = n;
     uint64_t last = 0;
-    bool waits = false, room = true;
+    bool waits = false, room = false, looked = false;
 
     for (; c->max_copies > 0 && n < max; n++) {
         struct node *node =
@@ -172,8 +175,8 @@ bool core_load(struct core *c, struct step *st, struct sequence *s, int32_t n, i
         if (!node->loading) { /* for another sequence */
             if (s->n_loads == N_TIERS * c->max_blocks)
                 break;
-            if (!waits)
-                room = has_room_to_load(c, max);
+            room = looked ? room : has_room_to_load(c, max - n);
+            looked = true;
             if (!room || c->n_copies == c->max_copies) {
                 waits = true;
                 break;
@@ -191,7 +194,7 @@ bool core_load(struct core *c, struct step *st, struct sequence *s, int32_t n, i
         return false;
     core_hold_back(s, SEQ_LOADING, &c->loading);
     s->waits_for = last;
-    s->n_loading = last ? max : 0;
+    s->n_loading = last ? max - n_held : 0;
     c->n_loads++;
     return true;
 }
@@ -276,13 +279,21 @@ void core_copy_down(struct core *c, struct step *st)
             ;
 }
 
-/* Taken from the end: first what goes to the lowest tier, of that what was used last. */
+static void list_store(struct core *c, const struct node *n, int from, int to)
+{
+    if (n->location[to] < 0 && !n->ns->private)
+        c->to_store[c->n_to_store++] =
+            (struct core_store){prefix_cache_chain(c->cache, n), (uint8_t)from, (uint8_t)to};
+}
+
+/* Taken from the end: first what goes to the lowest tier, of that what is pinned, and then what was
+ * used last. */
 void core_store_all(struct core *c)
 {
     size_t max = 1;
 
     for (int t = TIER_DEVICE; t < N_TIERS; t++)
-        max += c->tiers[t] ? (size_t)c->tiers[t]->n_cached : 0;
+        max += c->tiers[t] ? (size_t)c->tiers[t]->n_touched : 0;
     free(c->to_store);
     c->n_to_store = 0;
     c->to_store = calloc(max, sizeof(*c->to_store));
@@ -290,13 +301,13 @@ void core_store_all(struct core *c)
         const int from = tier_above(c, to);
         const struct blocks *b = c->tiers[from];
 
-        for (const struct list *l = b->cached.next; c->tiers[to] && l != &b->cached; l = l->next) {
-            const struct node *n = blocks_node(b, blocks_id(b, l));
-
-            if (n->location[to] < 0 && !n->ns->private)
-                c->to_store[c->n_to_store++] = (struct core_store){prefix_cache_chain(c->cache, n),
-                                                                   (uint8_t)from, (uint8_t)to};
-        }
+        if (!c->tiers[to])
+            continue;
+        for (const struct list *l = b->cached.next; l != &b->cached; l = l->next)
+            list_store(c, blocks_node(b, blocks_id(b, l)), from, to);
+        for (int32_t i = 0; from == TIER_DEVICE && i < b->n_touched; i++)
+            if (blocks_node(b, i) && blocks_node(b, i)->n_pins > 0)
+                list_store(c, blocks_node(b, i), from, to);
     }
 }
 

@@ -90,6 +90,15 @@ class Restart(Disk):
             d.ctl("cache", "clear", "--all")
         self.assertEqual([cached(a) for a in self.ask(request(1), request(2))[0]], [0, 0])
 
+    def test_pinned(self):
+        """What is pinned is written, too, and what begins with it is found again."""
+        ids = random_ids(1, N)
+        with self.daemon() as d, d.connect() as w:
+            w.generate(**request(1))
+            w.ask(pin_cache={"prompt_ids": {"ids": ids[:160]}})
+            self.assertEqual(w.ask(show_cache={})["cache_report"]["pinned_blocks"], 10)
+        self.assertEqual(cached(self.ask(request(1))[0][0]), 384)
+
     def test_of_one_user(self):
         """What one user has sent is not found by another after a restart, but by itself."""
         roles.need_root()
@@ -119,14 +128,15 @@ class Restart(Disk):
 
     def test_cleared_while_it_is_written(self):
         """A clear beside stores under way, then kill -9 or a stop: it is not found again."""
+        n = scaled(2000, 400)
         for stop in (Daemon.kill, Daemon.terminate) * scaled(2, 1):
             with self.daemon() as d, d.connect() as w:
-                w.generate(**request(1, n=2000))
+                w.generate(**request(1, n=n))
                 d.ctl("cache", "clear", "--all")
                 if stop == Daemon.kill:
                     time.sleep(0.1)  # erasing takes place behind the answer
                 stop(d)
-            self.assertEqual([cached(a) for a in self.ask(request(1, n=2000))[0]], [0])
+            self.assertEqual([cached(a) for a in self.ask(request(1, n=n))[0]], [0])
             for path in self.blocks, self.index:
                 path.unlink()
 
@@ -172,7 +182,7 @@ class Faults(Disk):
     def test_flipped_bits(self):
         """In blocks and in records: never a wrong token."""
         rng = random.Random(5)
-        for _ in range(scaled(6, 2)):
+        for _ in range(scaled(6, 1)):
             for path in self.folder.iterdir():
                 path.unlink()
             first, _ = self.ask(request(1))
@@ -232,7 +242,7 @@ class Faults(Disk):
         requests = [request(seed) for seed in range(6)]
         expected = self.ids(self.ask(*requests, options=options)[0])
         found = 0
-        for _ in range(scaled(20, 4)):
+        for _ in range(scaled(20, 2)):
             with self.daemon(*options) as d:
                 def one(i):
                     with d.connect() as w:
