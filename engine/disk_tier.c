@@ -12,6 +12,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "engine/util/file.h"
 #include "engine/util/list.h"
 #include "engine/util/thread.h"
 
@@ -76,22 +77,6 @@ struct disk_tier {
 
 /* ---- bytes */
 
-static int read_all(int fd, void *to, size_t n, uint64_t at)
-{
-    while (n > 0) {
-        const ssize_t k = pread(fd, to, n, (off_t)at);
-
-        if (k < 0 && errno == EINTR)
-            continue;
-        if (k <= 0)
-            return k < 0 ? -errno : -ENODATA;
-        to = (char *)to + k;
-        n -= (size_t)k;
-        at += (uint64_t)k;
-    }
-    return 0;
-}
-
 static int write_all(int fd, const void *from, size_t n, uint64_t at)
 {
     while (n > 0) {
@@ -112,11 +97,6 @@ static XXH128_hash_t sum_of(const struct disk_tier *d, const struct node_record 
 {
     return XXH3_128bits_withSecret(&r->check, d->record_bytes - sizeof(r->sum), d->secret,
                                    sizeof(d->secret));
-}
-
-static bool is_same(XXH128_hash_t a, XXH128_hash_t b)
-{
-    return a.low64 == b.low64 && a.high64 == b.high64;
 }
 
 static uint64_t record_at(const struct disk_tier *d, int32_t block)
@@ -186,9 +166,11 @@ static int store(struct disk_tier *d, struct job *j)
 
 static int load(struct disk_tier *d, struct job *j)
 {
-    int r = read_all(d->blocks_fd, j->memory, d->block_bytes, (uint64_t)j->block * d->stride);
+    struct err e; /* the caller says more */
+    int r = file_read(d->blocks_fd, BLOCKS_NAME, (uint64_t)j->block * d->stride, j->memory,
+                      d->block_bytes, &e);
 
-    if (r == 0 && !is_same(XXH3_128bits(j->memory, d->block_bytes), d->checks[j->block]))
+    if (r == 0 && !digests_equal(XXH3_128bits(j->memory, d->block_bytes), d->checks[j->block]))
         r = -EBADMSG;
     return r;
 }
@@ -225,6 +207,7 @@ static int restore(struct disk_tier *d, int32_t *found)
     const size_t bytes = (size_t)d->n_blocks * d->record_bytes;
     struct stat st;
     uint64_t there;
+    struct err e; /* the caller says more */
     int r;
 
     if (fstat(d->index_fd, &st) < 0)
@@ -232,7 +215,7 @@ static int restore(struct disk_tier *d, int32_t *found)
     there = st.st_size > PAGE ? (uint64_t)st.st_size - PAGE : 0;
     if (there > bytes)
         there = bytes;
-    r = read_all(d->index_fd, d->index, there, PAGE);
+    r = file_read(d->index_fd, INDEX_NAME, PAGE, d->index, there, &e);
     if (r < 0)
         return r;
     for (int32_t i = 0; i < (int32_t)(there / d->record_bytes); i++) {
@@ -240,13 +223,14 @@ static int restore(struct disk_tier *d, int32_t *found)
 
         if (rec->sum.low64 == 0 && rec->sum.high64 == 0)
             continue;
-        if (!is_same(rec->sum, sum_of(d, rec)) || rec->depth < 0 ||
+        if (!digests_equal(rec->sum, sum_of(d, rec)) || rec->depth < 0 ||
             rec->depth > INT32_MAX / d->block_len) {
             trouble(d, TROUBLE_READ, INDEX_NAME, -EBADMSG);
             (void)erase(d, i);
             continue;
         }
         d->checks[i] = rec->check;
+        d->recorded[i] = true;
         found[d->n_order++] = i;
     }
     return sort_by_depth(d, found);
@@ -288,8 +272,7 @@ static void run(struct disk_tier *d, struct job *j)
     j->ok = r == 0;
 }
 
-/* Under the lock: the next job, or NULL. Copies that wait when the tier is closed are left alone.
- */
+/* Under the lock: the next job, or NULL. Once the tier is being closed, no copy begins. */
 static struct job *next_job(struct disk_tier *d)
 {
     for (;;) {
@@ -437,9 +420,6 @@ const struct node_record *disk_tier_next_record(struct disk_tier *d, int32_t *bl
         return NULL;
     }
     *block = d->order[d->n_given++];
-    pthread_mutex_lock(&d->lock);
-    d->recorded[*block] = true;
-    pthread_mutex_unlock(&d->lock);
     return record_of(d, *block);
 }
 
@@ -507,11 +487,10 @@ static int open_index(struct disk_tier *d, const struct disk_options *o, struct 
     memcpy(want.magic, magic, sizeof(magic));
     want.secret = XXH3_128bits(d->secret, sizeof(d->secret));
     snprintf(want.contents, sizeof(want.contents), "%s", o->contents);
-    r = read_all(d->index_fd, &have, sizeof(have), 0);
-    if (r == -ENODATA) /* new, or cut */
-        r = 0;
-    if (r == 0 && fstat(d->index_fd, &st) < 0)
+    if (fstat(d->index_fd, &st) < 0)
         r = -errno;
+    if (r == 0 && st.st_size >= PAGE) /* else it is new, or cut */
+        r = file_read(d->index_fd, INDEX_NAME, 0, &have, sizeof(have), e);
     if (r == 0 && memcmp(&want, &have, sizeof(want)) != 0) {
         if (st.st_size > 0)
             d->warn(

@@ -11,7 +11,6 @@
 
 enum {
     RESTORE_US = 10000, /* by which restoring may delay READY */
-    SLICE_US = 2000,    /* and a step */
 };
 
 /* What blocks must have in common to be found again. */

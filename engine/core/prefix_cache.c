@@ -89,11 +89,6 @@ static XXH128_hash_t namespace_digest(const struct prefix_cache *p, uint64_t cli
     return XXH3_128bits_withSecret(&input, sizeof(input), p->secret, sizeof(p->secret));
 }
 
-static bool is_same(XXH128_hash_t a, XXH128_hash_t b)
-{
-    return a.low64 == b.low64 && a.high64 == b.high64;
-}
-
 struct cache_namespace *prefix_cache_find(const struct prefix_cache *p, uint64_t client,
                                           struct text salt)
 {
@@ -103,7 +98,7 @@ struct cache_namespace *prefix_cache_find(const struct prefix_cache *p, uint64_t
     if (!ns || ns->client != client)
         return NULL;
     if (ns->restored)
-        return is_same(ns->digest, digest) ? ns : NULL;
+        return digests_equal(ns->digest, digest) ? ns : NULL;
     return ns->salt_len == salt.len && (salt.len == 0 || memcmp(ns->salt, salt.data, salt.len) == 0)
                ? ns
                : NULL;
@@ -205,7 +200,7 @@ static struct node **bucket_of(const struct prefix_cache *p, XXH128_hash_t diges
 static bool is_equal(const struct prefix_cache *p, const struct node *n, XXH128_hash_t digest,
                      const struct node *parent, const int32_t *tokens)
 {
-    return is_same(n->digest, digest) &&
+    return digests_equal(n->digest, digest) &&
            (PLANT(PLANT_NO_COMPARE) ||
             (has_parent(n, parent) && memcmp(prefix_cache_tokens(p, n), tokens,
                                              (size_t)p->block_len * sizeof(*tokens)) == 0));
@@ -442,7 +437,7 @@ static struct node *find_parent(const struct prefix_cache *p, struct cache_names
 {
     struct node *n = depth < 0 ? &ns->root : *bucket_of(p, digest);
 
-    while (n && (n->ns != ns || n->depth != depth || !is_same(n->digest, digest)))
+    while (n && (n->ns != ns || n->depth != depth || !digests_equal(n->digest, digest)))
         n = n->next;
     return n;
 }
@@ -457,7 +452,7 @@ bool prefix_cache_restore(struct prefix_cache *p, const struct node_record *r, i
         if (ns)
             ns->restored = true;
     }
-    if (!ns || ns->client != r->client || !is_same(ns->digest, r->namespace))
+    if (!ns || ns->client != r->client || !digests_equal(ns->digest, r->namespace))
         return false;
     parent = find_parent(p, ns, r->parent, r->depth - 1);
     if (parent)

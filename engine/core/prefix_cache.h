@@ -30,6 +30,11 @@
 
 enum { PREFIX_CACHE_SECRET = 192 }; /* bytes */
 
+static inline bool digests_equal(XXH128_hash_t a, XXH128_hash_t b)
+{
+    return a.low64 == b.low64 && a.high64 == b.high64;
+}
+
 /* The nodes of a namespace are a tree below a root that stands for no block. */
 struct node {
     struct node *parent;        /* NULL: a root */

@@ -132,10 +132,9 @@ static void end_copy(struct core *c, struct core_copy *k, bool ok)
         c->n_to_store = 0; /* a disk that is full stays full */
     if (up && !ok && (node = blocks_node(c->tiers[k->from_tier], k->from)))
         prefix_cache_drop(c->cache, node, k->from_tier);
-    if (up && !PLANT(PLANT_COPY_NO_HOLD))
-        blocks_unref(c->tiers[k->from_tier], k->from); /* used again */
-    else if (c->to_store && !PLANT(PLANT_COPY_NO_HOLD))
-        blocks_unref(c->tiers[k->from_tier], k->from); /* its place does not matter any more */
+    /* Used again; or the process ends, and its place does not matter any more. */
+    if ((up || c->to_store) && !PLANT(PLANT_COPY_NO_HOLD))
+        blocks_unref(c->tiers[k->from_tier], k->from);
     else if (!PLANT(PLANT_COPY_NO_HOLD))
         blocks_put_back(c->tiers[k->from_tier], k->from, true);
     if (!PLANT(PLANT_COPY_NO_REF))
@@ -250,11 +249,11 @@ static void store(struct core *c, struct step *st)
         const struct core_store *k = &c->to_store[c->n_to_store - 1];
         struct node *n = prefix_cache_node(c->cache, k->node);
 
-        if (n && n->location[k->from_tier] >= 0 && n->location[k->to_tier] < 0 &&
-            (c->n_copies == c->max_copies || !may_store(c, k->to_tier)))
+        if (!n || n->location[k->from_tier] < 0 || n->location[k->to_tier] >= 0)
+            continue;
+        if (c->n_copies == c->max_copies || !may_store(c, k->to_tier))
             return; /* later */
-        if (n && n->location[k->from_tier] >= 0 && n->location[k->to_tier] < 0)
-            (void)begin_copy(c, st, n, k->from_tier, k->to_tier);
+        (void)begin_copy(c, st, n, k->from_tier, k->to_tier);
     }
 }
 
