@@ -5,7 +5,7 @@
 #include <unistd.h>
 
 enum {
-    PIECE = 4 << 20, /* elements a read: 8 MiB, long enough for the copy to run at full speed */
+    PIECE = 2 << 20, /* elements a read: 16 GB take 0.46 s; twice as long ones 0.57 (an H200) */
     MAX_THREADS = 8, /* beyond that reads of cached files gain little */
 };
 
