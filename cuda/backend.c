@@ -143,6 +143,25 @@ static int cuda_idle(struct backend *b, struct err *e)
     return r;
 }
 
+static int cuda_sleep(struct backend *b, bool keep_blocks, struct err *e)
+{
+    must(b->n_submitted == b->n_waited);
+    if (b->dead)
+        return err_set(e, b->dead, "CUDA: the device has failed earlier");
+    tune_pause(b->tune);
+    rank_sleep(&b->rank, keep_blocks);
+    return 0;
+}
+
+static int cuda_wake(struct backend *b, struct err *e)
+{
+    const int r = rank_wake(&b->rank, e);
+
+    if (r != -ENOMEM)
+        b->dead = r;
+    return r;
+}
+
 const struct rank *cuda_backend_rank(const struct backend *b)
 {
     return &b->rank;
@@ -157,5 +176,7 @@ const struct backend_ops nvllm_backend = {
     .submit = cuda_submit,
     .wait = cuda_wait,
     .idle = cuda_idle,
+    .sleep = cuda_sleep,
+    .wake = cuda_wake,
     .close = cuda_close,
 };

@@ -81,11 +81,18 @@ int device_open(struct device *d, int id, struct err *e)
     return 0;
 }
 
+void device_give_back(struct device *d, enum device_use use)
+{
+    if (d->memory[use])
+        (void)cudaFree(d->memory[use]);
+    d->memory[use] = NULL;
+    d->bytes[use] = 0;
+}
+
 void device_close(struct device *d)
 {
     for (int i = 0; i < DEVICE_N_USES; i++)
-        if (d->memory[i])
-            (void)cudaFree(d->memory[i]);
+        device_give_back(d, (enum device_use)i);
     if (d->launch.stream)
         (void)cudaStreamDestroy(d->launch.stream);
     memset(d, 0, sizeof(*d));

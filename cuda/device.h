@@ -43,7 +43,8 @@ void device_close(struct device *d);
 
 /* Takes memory for a use, once; -ENOMEM says what it is for, what it needs and what is there. */
 int device_take(struct device *d, enum device_use use, uint64_t bytes, struct err *e);
-int device_free_bytes(uint64_t *free_bytes, struct err *e); /* of the current device */
+void device_give_back(struct device *d, enum device_use use); /* if taken; no work uses it */
+int device_free_bytes(uint64_t *free_bytes, struct err *e);   /* of the current device */
 
 /* Divides memory at multiples of 256 bytes. With base NULL it only counts. */
 struct arena {

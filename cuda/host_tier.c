@@ -131,6 +131,13 @@ uint64_t host_tier_pinned_bytes(const struct host_tier *h)
     return bytes;
 }
 
+void host_tier_move_device(struct host_tier *h, char *device_base)
+{
+    must(h->device_base == device_base || (h->lanes[0].n_copies == h->lanes[0].n_ended &&
+                                           h->lanes[1].n_copies == h->lanes[1].n_ended));
+    h->device_base = device_base;
+}
+
 /* ---- copies */
 
 static struct batch_copy *copy_at(const struct host_tier *h, const struct lane *l, uint64_t i)

@@ -24,6 +24,9 @@ void host_tier_free(struct host_tier *h); /* waits for copies under way; takes N
  * for it, 2 ms at a time. */
 void host_tier_pin(struct host_tier *h);
 
+/* The device's blocks are there now; no copy is under way if they have moved. */
+void host_tier_move_device(struct host_tier *h, char *device_base);
+
 bool host_tier_wait(
     struct host_tier *h); /* a millisecond, while memory is being pinned; else false */
 

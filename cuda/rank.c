@@ -177,22 +177,10 @@ static int take_slot(struct rank *b, int slot, struct err *e)
     return 0;
 }
 
-static int take_steps(struct rank *b, struct err *e)
-{
-    int r = device_take(&b->device, DEVICE_STEP, step_max_bytes(&b->limits), e);
-
-    b->step_memory = b->device.memory[DEVICE_STEP];
-    for (int i = 0; i < SAMPLER_SLOTS && r == 0; i++)
-        r = take_slot(b, i, e);
-    return r;
-}
-
 /* The pool gets a fraction of what is free now, or so many bytes; whole blocks. */
-static int take_blocks(struct rank *b, struct err *e)
+static int plan_blocks(struct rank *b, struct err *e)
 {
-    const struct model_config *c = &b->config;
     const struct backend_options *o = &b->options;
-    const int64_t v_offset = (int64_t)c->n_kv_heads * o->block_len * c->head_dim;
     uint64_t free_bytes = 0, bytes, n;
     int r = device_free_bytes(&free_bytes, e);
 
@@ -203,7 +191,6 @@ static int take_blocks(struct rank *b, struct err *e)
         o->tier_bytes[TIER_DEVICE]
             ? o->tier_bytes[TIER_DEVICE]
             : (uint64_t)((o->kv_fraction > 0 ? o->kv_fraction : KV_FRACTION) * (double)free_bytes);
-    b->block_bytes = (uint64_t)v_offset * 2 * (uint64_t)c->n_layers * sizeof(uint16_t);
     n = bytes / b->block_bytes;
     if (n > (uint64_t)(INT32_MAX / o->block_len))
         n = (uint64_t)(INT32_MAX / o->block_len);
@@ -213,10 +200,24 @@ static int take_blocks(struct rank *b, struct err *e)
                        "%.1f MiB; lower block_len or raise kv_memory",
                        b->device.name, (double)bytes / 0x1p20, o->block_len,
                        (double)b->block_bytes / 0x1p20);
-    r = device_take(&b->device, DEVICE_KV, n * b->block_bytes, e);
+    b->n_blocks = (int32_t)n;
+    return 0;
+}
+
+static int take_blocks(struct rank *b, struct err *e)
+{
+    const struct model_config *c = &b->config;
+    const struct backend_options *o = &b->options;
+    const int64_t v_offset = (int64_t)c->n_kv_heads * o->block_len * c->head_dim;
+    int r = 0;
+
+    b->block_bytes = (uint64_t)v_offset * 2 * (uint64_t)c->n_layers * sizeof(uint16_t);
+    if (b->n_blocks == 0)
+        r = plan_blocks(b, e);
+    if (r == 0 && !b->device.memory[DEVICE_KV])
+        r = device_take(&b->device, DEVICE_KV, (uint64_t)b->n_blocks * b->block_bytes, e);
     if (r < 0)
         return r;
-    b->n_blocks = (int32_t)n;
     b->forward.kv = (struct kv_pool){.base = b->device.memory[DEVICE_KV],
                                      .block_stride = 2 * v_offset * c->n_layers,
                                      .layer_stride = 2 * v_offset,
@@ -262,9 +263,11 @@ static void drop_graphs(struct rank *b)
             (void)cudaGraphExecDestroy(b->graphs.by_size[i]);
             b->graphs.by_size[i] = NULL;
         }
+    b->graphs.bytes = 0;
 }
 
-static int open_parts(struct rank *b, struct err *e)
+/* What stays while the rank sleeps. */
+static int open_device(struct rank *b, struct err *e)
 {
     const struct model_config *c = &b->config;
     struct device *d = &b->device;
@@ -281,29 +284,44 @@ static int open_parts(struct rank *b, struct err *e)
         return r;
     if (resident)
         forward_plan_resident(f, c, d->launch.n_sms, __builtin_ctz((unsigned)b->options.block_len));
+    for (int i = 0; i < SAMPLER_SLOTS && r == 0; i++)
+        r = take_slot(b, i, e);
+    if (r == 0)
+        r = cuda_check(attn_prefill_init(), "preparing attention", e);
+    if (r == 0 && f->resident_rows > 0)
+        r = cuda_check(resident_init(), "preparing the resident kernel", e);
+    f->config = c;
+    f->weights = &b->weights;
+    f->launch = &d->launch;
+    f->invariant = b->options.invariant;
+    return r;
+}
+
+/* Weights, blocks and all that lies beside them on the device. */
+static int take_memory(struct rank *b, struct err *e)
+{
+    const struct model_config *c = &b->config;
+    struct device *d = &b->device;
+    struct forward *f = &b->forward;
+    int r;
+
     if ((r = cuda_weights_load(&b->weights, d, b->model, &b->options, e)) < 0 ||
         (r = take_arena(b, DEVICE_ACTIVATIONS, lay_activations, e)) < 0 ||
         (r = take_arena(b, DEVICE_SAMPLER, lay_sampler, e)) < 0 ||
         (r = device_take(d, DEVICE_WORKSPACE, GEMM_WORKSPACE, e)) < 0 ||
-        (r = take_steps(b, e)) < 0 ||
-        (r = gemm_new(&b->gemm, d->memory[DEVICE_WORKSPACE], b->options.invariant, e)) < 0 ||
-        (r = cuda_check(attn_prefill_init(), "preparing attention", e)) < 0)
+        (r = device_take(d, DEVICE_STEP, step_max_bytes(&b->limits), e)) < 0 ||
+        (r = gemm_new(&b->gemm, d->memory[DEVICE_WORKSPACE], b->options.invariant, e)) < 0)
         return r;
-    if (f->resident_rows > 0)
-        r = cuda_check(resident_init(), "preparing the resident kernel", e);
-    if (r < 0)
-        return r;
-    f->config = c;
-    f->weights = &b->weights;
-    f->launch = &d->launch;
+    b->step_memory = d->memory[DEVICE_STEP];
     f->gemm = b->gemm;
-    f->invariant = b->options.invariant;
     r = cuda_check(rope_table(f->launch, f->rope, b->options.max_seq_len, c->head_dim,
                               c->rope_theta),
                    "rope_table", e);
     if (r == 0)
         r = take_blocks(b, e);
-    if (r == 0 && b->options.tier_bytes[TIER_HOST])
+    if (r == 0 && b->host)
+        host_tier_move_device(b->host, d->memory[DEVICE_KV]);
+    else if (r == 0 && b->options.tier_bytes[TIER_HOST])
         r = host_tier_new(&b->host, d, b->options.tier_bytes[TIER_HOST], b->block_bytes,
                           d->memory[DEVICE_KV], b->n_blocks, e);
     if (r == 0 && d->compute == 90)
@@ -318,16 +336,51 @@ static int open_parts(struct rank *b, struct err *e)
     return r;
 }
 
+/* Gives back what take_memory() took, all of it or a part; blocks only where told. */
+static void give_back_memory(struct rank *b, bool keep_blocks)
+{
+    if (b->device.launch.stream)
+        (void)cudaStreamSynchronize(b->device.launch.stream);
+    drop_graphs(b);
+    gemm_free(b->gemm);
+    b->gemm = NULL;
+    weights_deinit(&b->weights);
+    for (int i = 0; i < DEVICE_N_USES; i++)
+        if (i != DEVICE_KV || !keep_blocks)
+            device_give_back(&b->device, (enum device_use)i);
+}
+
+void rank_sleep(struct rank *b, bool keep_blocks)
+{
+    (void)cudaSetDevice(b->device.id);
+    give_back_memory(b, keep_blocks);
+}
+
+int rank_wake(struct rank *b, struct err *e)
+{
+    const bool keep_blocks = b->device.memory[DEVICE_KV] != NULL;
+    int r = cuda_check(cudaSetDevice(b->device.id), "choosing the device", e);
+
+    if (r == 0)
+        r = take_memory(b, e);
+    if (r == 0)
+        r = rank_choose(b, e);
+    if (r < 0) {
+        give_back_memory(b, keep_blocks);
+        (void)cudaGetLastError(); /* it is told here and not again by the next call */
+    }
+    return r;
+}
+
 void rank_deinit(struct rank *b)
 {
     (void)cudaSetDevice(b->device.id);
     if (b->device.launch.stream)
         (void)cudaStreamSynchronize(b->device.launch.stream);
     host_tier_free(b->host);
-    drop_graphs(b);
+    give_back_memory(b, false);
     free(b->graphs.by_size);
     free(b->known.all);
-    gemm_free(b->gemm);
     for (int i = 0; i < SAMPLER_SLOTS; i++) {
         if (b->slots[i].pinned)
             (void)cudaFreeHost(b->slots[i].pinned);
@@ -336,7 +389,6 @@ void rank_deinit(struct rank *b)
         if (b->slots[i].done)
             (void)cudaEventDestroy(b->slots[i].done);
     }
-    weights_deinit(&b->weights);
     device_close(&b->device);
 }
 
@@ -392,7 +444,7 @@ int rank_init(struct rank *b, const struct model *model, const struct backend_op
         calloc((size_t)graph_size(options->max_seqs) + 1, sizeof(*b->graphs.by_size));
     if (!b->graphs.by_size)
         return err_set(e, -ENOMEM, "out of memory");
-    if ((r = open_parts(b, e)) < 0 || (r = read_known(b, e)) < 0)
+    if ((r = open_device(b, e)) < 0 || (r = take_memory(b, e)) < 0 || (r = read_known(b, e)) < 0)
         return r;
     return rank_choose(b, e);
 }
@@ -424,7 +476,7 @@ void rank_info(const struct rank *b, struct backend_info *out)
 {
     *out = (struct backend_info){
         .n_devices = 1,
-        .tiers[TIER_DEVICE] = {b->n_blocks, (uint64_t)b->n_blocks * b->block_bytes},
+        .tiers[TIER_DEVICE] = {b->n_blocks, b->device.bytes[DEVICE_KV]},
         .block_bytes = b->block_bytes,
         .kv_dtype = KV_DTYPE_BF16,
         .masks = true,

@@ -67,6 +67,12 @@ int rank_init(struct rank *r, const struct model *model, const struct backend_op
               struct err *e);
 void rank_deinit(struct rank *r);
 
+/* Gives the device's memory back, and takes it again and reads the weights: no step or copy is
+ * under way, and nothing but rank_info() may come between. Where waking fails the rank sleeps as
+ * before. */
+void rank_sleep(struct rank *r, bool keep_blocks);
+int rank_wake(struct rank *r, struct err *e);
+
 /* Chooses anew by what is known: before the first step alone. */
 int rank_choose(struct rank *r, struct err *e);
 

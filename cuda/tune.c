@@ -89,6 +89,14 @@ void tune_free(struct tune *t)
     free(t);
 }
 
+void tune_pause(struct tune *t)
+{
+    if (!t)
+        return;
+    drop_graph(t);
+    t->piece = 0;
+}
+
 static int begin_timing(struct tune *t, struct err *e)
 {
     return cuda_check(cudaEventRecord(t->begin, t->rank->device.launch.stream), "timing", e);

@@ -17,6 +17,8 @@ struct tune;
 /* What the rank knows need not be measured; new records go behind in the same array. All are
  * written to the folder that the rank's options name, if they do. */
 int tune_new(struct tune **out, struct rank *rank, struct err *e);
+/* The rank's memory is to be given back; what is being measured begins anew. Takes NULL. */
+void tune_pause(struct tune *t);
 void tune_free(struct tune *t); /* writes what is not yet written; takes NULL */
 
 /* One piece of measuring: at most a few milliseconds, mostly one product. 1 while there is more, 0

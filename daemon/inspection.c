@@ -124,6 +124,7 @@ static const char *why_cached(const struct inspect_report *r, struct sources *fr
 #define FILL_REQUEST_STATE                FILL_STATE
 #define FILL_PRIORITY                     FILL_STATE
 #define FILL_WAIT_REASON                  FILL_STATE
+#define FILL_SLEEP_LEVEL                  FILL_STATE
 #define FILL_TEXT(field, source, member)  m->field = (char *)(uintptr_t)source;
 #define FILL_IDS(field, source, member)                                                            \
     m->n_##field = (size_t)q->n_##source;                                                          \
@@ -171,11 +172,13 @@ FILLER(block_report, BlockReport, block_report, struct inspect_report, BLOCKS_FI
 FILLER(cached_prefix, CachedPrefix, cached_prefix, struct inspect_prefix, CACHED_PREFIX_FIELDS)
 FILLER(cache, CacheReport, cache_report, struct inspect_report, CACHE_FIELDS)
 FILLER(cache_change, CacheChanged, cache_changed, struct inspect_report, CACHE_CHANGE_FIELDS)
+FILLER(sleep_change, Slept, slept, struct inspect_report, SLEEP_CHANGE_FIELDS)
 FILLER(why_waiting, Explanation, explanation, struct inspect_report, WHY_WAITING_FIELDS)
 FILLER(why_cached, Explanation, explanation, struct inspect_report, WHY_CACHED_FIELDS)
 
 /* The engine numbers its enums as the protocol does. */
 _Static_assert((int)INSPECT_ENDING == (int)NVLLM__V1__REQUEST_STATE__REQUEST_ENDING, "states");
+_Static_assert((int)SLEEP_ALL == (int)NVLLM__V1__SLEEP_LEVEL__SLEEP_ALL, "levels");
 _Static_assert((int)INSPECT_WHY_LOADING == (int)NVLLM__V1__WAIT_REASON__WAIT_LOADING, "reasons");
 
 /* ---- frames */
@@ -205,6 +208,8 @@ static const struct {
     [INSPECT_CACHE_PIN] = {EVENT(CACHE_CHANGED), fill_cache_change},
     [INSPECT_EXPLAIN_REQUEST] = {EVENT(EXPLANATION), fill_why_waiting},
     [INSPECT_EXPLAIN_PROMPT] = {EVENT(EXPLANATION), fill_why_cached},
+    [INSPECT_SLEEP] = {EVENT(SLEPT), fill_sleep_change},
+    [INSPECT_WAKE] = {EVENT(SLEPT), fill_sleep_change},
 };
 
 int inspection_put(const struct pending *p, const struct inspect_report *r)
@@ -219,6 +224,7 @@ int inspection_put(const struct pending *p, const struct inspect_report *r)
         Nvllm__V1__BlockReport blocks;
         Nvllm__V1__CacheReport cache;
         Nvllm__V1__CacheChanged change;
+        Nvllm__V1__Slept slept;
         Nvllm__V1__Explanation why;
     } m;
     Nvllm__V1__RequestInfo info;

@@ -65,6 +65,9 @@ static const struct option table[] = {
      "what runs the model; auto: cuda if there is an NVIDIA device and the module, else cpu"},
     {"daemon.drain_timeout_s", KIND_INT, AT(drain_timeout_s), 0, 86400, NULL, "30",
      "seconds that accepted requests may continue after SIGTERM"},
+    {"daemon.idle_sleep_s", KIND_INT, AT(idle_sleep_s), 0, 365 * 86400, NULL, "0",
+     "seconds without a request after which the model's memory is given back until the next; 0: "
+     "never"},
     {"daemon.log_level", KIND_CHOICE, AT(log_level), 0, 0, "error|warning|info|debug", "info",
      "the least important level that is logged"},
     {"backend.module", KIND_TEXT, AT(backend_module), 0, 0, NULL, NVLLM_MODULE_DIR "/nvllm-cuda.so",
@@ -497,7 +500,8 @@ int options_read(struct options *o, const char *path, struct err *e)
 static bool is_live(const struct option *t)
 {
     return strncmp(t->key, "limits.", 7) == 0 || t->offset == AT(log_level) ||
-           t->offset == AT(drain_timeout_s) || t->offset == AT(shares);
+           t->offset == AT(drain_timeout_s) || t->offset == AT(idle_sleep_s) ||
+           t->offset == AT(shares);
 }
 
 static bool same(const struct options *a, const struct options *b, const struct option *t)

@@ -119,6 +119,7 @@ struct options {
     char *admin_group;
     int64_t backend; /* enum option_backend */
     int64_t drain_timeout_s;
+    int64_t idle_sleep_s;
     int64_t log_level; /* enum log_level */
     char *backend_module;
     int64_t block_len;
@@ -170,7 +171,7 @@ struct options_change {
     int n_needs_restart;
 };
 
-/* Takes over what can change in a running daemon: limits, shares, drain timeout, log level. */
+/* Takes over what can change in a running daemon: limits, shares, timeouts, log level. */
 void options_take(struct options *running, const struct options *fresh, struct options_change *out);
 
 /* A row of the table, in words. */

@@ -479,6 +479,16 @@ static void take_inspect(struct checker *c, struct engine_request *out,
     case OP(PIN_CACHE):
         take_pin(c, out, f->pin_cache);
         break;
+    case OP(SLEEP):
+        q->kind = INSPECT_SLEEP;
+        q->level = f->sleep->has_level ? (enum sleep_level)f->sleep->level : SLEEP_ALL;
+        if (q->level != SLEEP_WEIGHTS && q->level != SLEEP_ALL)
+            refuse(c, CODE(INVALID), "level", "%d is neither SLEEP_WEIGHTS nor SLEEP_ALL",
+                   (int)q->level);
+        break;
+    case OP(WAKE):
+        q->kind = INSPECT_WAKE;
+        break;
     default:
         take_explain(c, out, f->explain);
         break;

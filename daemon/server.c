@@ -73,6 +73,21 @@ static void engine_ready(struct server *s)
     server_tell_status(s);
 }
 
+static void tell_sleep(struct server *s)
+{
+    struct engine_status status;
+
+    engine_status(s->parts.engine, &status);
+    if (status.asleep == s->asleep)
+        return;
+    s->asleep = status.asleep;
+    log_event(LOG_LEVEL_INFO, s->asleep ? "asleep" : "awake", "level=%s",
+              s->asleep == SLEEP_ALL       ? "all"
+              : s->asleep == SLEEP_WEIGHTS ? "weights"
+                                           : "none");
+    server_tell_status(s);
+}
+
 static void engine_changed(struct server *s)
 {
     struct engine_status status;
@@ -89,6 +104,7 @@ static void engine_changed(struct server *s)
     case ENGINE_READY:
         if (!s->ready)
             engine_ready(s);
+        tell_sleep(s);
         break;
     case ENGINE_FAILED:
         engine_status(s->parts.engine, &status);

@@ -64,6 +64,8 @@ void server_tell_status(const struct server *s)
         tell("Loading %s: %d%%", s->parts.model, (int)(status.progress * 100));
     else if (s->drained)
         tell("Draining: %zu requests left; “nvllmctl resume” reverts it", s->requests.n);
+    else if (status.asleep)
+        tell("Asleep: %s will be loaded again for the next request", s->parts.model);
     else
         tell("Serving %s on %s: %d running, %d waiting", s->parts.model, s->parts.backend,
              status.core.requests_running, status.core.requests_waiting + (int)status.n_encoding);
@@ -175,6 +177,7 @@ static void take_over(struct server *s, struct options *fresh)
     struct options_change change;
 
     options_take(running, fresh, &change);
+    engine_set_idle_sleep(s->parts.engine, (int32_t)running->idle_sleep_s);
     log_set_level((enum log_level)running->log_level);
     server_raise_descriptors(running);
     sessions_limits_changed(s);

@@ -64,10 +64,11 @@ struct server {
     struct server_hook hooks[N_SERVER_EVENTS];
     struct event *events[N_SERVER_EVENTS];
     enum phase phase;
-    enum server_end end; /* FAILED as soon as the engine has failed */
-    bool ready;          /* the engine is ready */
-    bool drained;        /* by an admin, until resume */
-    bool closed;         /* every request is refused */
+    enum server_end end;     /* FAILED as soon as the engine has failed */
+    bool ready;              /* the engine is ready */
+    enum sleep_level asleep; /* as last logged */
+    bool drained;            /* by an admin, until resume */
+    bool closed;             /* every request is refused */
     struct reading reading;
     int last_percent;
     uint64_t engine_beat; /* at the last look of the watchdog */

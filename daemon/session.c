@@ -63,6 +63,8 @@ static const struct operation table[] = {
     {OP(RELOAD), "reload", true, control_reload},
     {OP(SET_LOG_LEVEL), "set_log_level", true, control_log_level},
     {OP(SHUTDOWN), "shutdown", true, control_shutdown},
+    {OP(SLEEP), "sleep", true, session_inspect},
+    {OP(WAKE), "wake", true, session_inspect},
 };
 
 const struct operation *operation_of(Nvllm__V1__ClientFrame__OpCase op)

@@ -14,7 +14,7 @@
 #include "engine/model/model.h"
 
 enum {
-    BACKEND_ABI = 6,         /* changes when a struct of batch.h or this file does */
+    BACKEND_ABI = 7,         /* changes when a struct of batch.h or this file does */
     BACKEND_IN_FLIGHT = 2,   /* steps submitted and not yet waited for, at most */
     BACKEND_MAX_DEVICES = 8, /* of one backend */
 };
@@ -106,6 +106,14 @@ struct backend_ops {
      * later steps or the next start, a few milliseconds, and 0.1 s the first time. 1 while there is
      * more, 0 when there is none, or a negative errno as from wait. NULL: never any. */
     int (*idle)(struct backend *b, struct err *e);
+    /* Gives back the memory of weights and workspaces and, unless keep_blocks, of the device tier,
+     * whose blocks are lost. No step is under way; until wake() has returned 0 only info, steps
+     * that only copy, another sleep, and close may follow. Errors as from wait. NULL: it cannot,
+     * and has no wake. */
+    int (*sleep)(struct backend *b, bool keep_blocks, struct err *e);
+    /* Takes that memory again, at the same sizes, and reads the weights. -ENOMEM: there is too
+     * little now; it is asleep as before. Other errors as from wait. */
+    int (*wake)(struct backend *b, struct err *e);
     void (*close)(struct backend *b); /* waits for steps under way; takes NULL */
 };
 

@@ -35,6 +35,7 @@ int engine_new(struct engine **out, const struct engine_options *options, struct
     g->options.model_folder = strdup(options->model_folder);
     g->options.backend_options.cache_folder = cache_folder ? strdup(cache_folder) : NULL;
     g->options.disk_folder = disk_folder ? strdup(disk_folder) : NULL;
+    g->idle_sleep_us = (uint64_t)options->idle_sleep_s * 1000000u;
     list_init(&g->inbox);
     work_queue_init(&g->inspects);
     pthread_mutex_init(&g->lock, NULL);
@@ -113,6 +114,15 @@ int engine_set_shares(struct engine *g, const struct fair_share *shares, int32_t
     g->new_shares = true;
     pthread_mutex_unlock(&g->lock);
     return 0;
+}
+
+void engine_set_idle_sleep(struct engine *g, int32_t seconds)
+{
+    pthread_mutex_lock(&g->lock);
+    g->idle_sleep_us = (uint64_t)seconds * 1000000u;
+    g->new_idle_sleep = true;
+    pthread_cond_signal(&g->wake);
+    pthread_mutex_unlock(&g->lock);
 }
 
 void engine_set_packer(struct engine *g, const struct engine_packer *packer)
@@ -325,7 +335,8 @@ static void on_progress(void *engine, double done)
     before = g->status.progress;
     g->status.progress = done;
     pthread_mutex_unlock(&g->lock);
-    if ((int)(before * 100) != (int)(done * 100))
+    g->beat += 2;
+    if (engine_state(g) == ENGINE_LOADING && (int)(before * 100) != (int)(done * 100))
         engine_publish_state(g, ENGINE_LOADING);
 }
 
@@ -433,6 +444,8 @@ int engine_load(struct engine *g, struct err *e)
     g->beat++; /* the engine thread works */
     if (r == 0)
         r = engine_check_lengths(o, g->model, e);
+    if (r == 0)
+        r = model_fingerprint(g->model, &g->fingerprint, e);
     if (r < 0)
         return r;
     if (o->max_seq_len == 0)

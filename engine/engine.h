@@ -37,6 +37,7 @@ struct engine_options {
     const char *disk_folder;                   /* with disk_bytes */
     void (*warn)(const char *text); /* with disk_bytes: what is wrong with it; any thread */
     int32_t n_tokenizer_threads;    /* >= 2: one takes short texts only */
+    int32_t idle_sleep_s;           /* as engine_set_idle_sleep() */
     size_t event_bytes;             /* untaken events at which the engine pauses; 0: no limit */
 };
 
@@ -113,7 +114,7 @@ enum engine_error {
     ENGINE_E_INVALID,      /* a bad value; message says which */
     ENGINE_E_TOO_LONG,     /* prompt and max_tokens can never fit */
     ENGINE_E_PROMPT_LIMIT, /* more than most_prompt_tokens: usage.prompt_tokens */
-    ENGINE_E_UNAVAILABLE,  /* loading */
+    ENGINE_E_UNAVAILABLE,  /* loading; or asleep, without the memory to wake */
     ENGINE_E_UNSUPPORTED,  /* no chat template */
     ENGINE_E_DENIED,       /* inspect: the object belongs to another client */
     ENGINE_E_CANCELLED,    /* by engine_cancel; generate ends with ENGINE_DONE instead */
@@ -160,6 +161,7 @@ struct engine_status {
     int32_t block_len;
     int32_t max_seq_len;
     uint64_t n_encoding; /* generate requests that have not reached the scheduler */
+    enum sleep_level asleep;
     uint64_t beat; /* grows while the engine thread or its backend moves; 0: it has nothing to do */
 };
 
@@ -212,5 +214,9 @@ void engine_cancel(struct engine *g, uint64_t id);
 
 /* Sets the users whose share differs from the default, from the next step on. Copied. -ENOMEM. */
 int engine_set_shares(struct engine *g, const struct fair_share *shares, int32_t n);
+
+/* Sleeps by itself after so many seconds without a request; 0: never. The device's blocks go too
+ * where a tier below has room for some. */
+void engine_set_idle_sleep(struct engine *g, int32_t seconds);
 
 #endif

@@ -162,10 +162,11 @@ static struct job *next_job(struct engine *g, bool *is_new)
     return j;
 }
 
-static void take_in(struct engine *g)
+static int take_in(struct engine *g, struct err *e)
 {
     struct job *j;
     bool is_new;
+    int r = 1;
 
     pthread_mutex_lock(&g->lock);
     if (g->new_shares) {
@@ -174,13 +175,15 @@ static void take_in(struct engine *g)
         g->new_shares = false;
     }
     pthread_mutex_unlock(&g->lock);
-    while ((j = next_job(g, &is_new))) {
+    while (r >= 0 && (j = next_job(g, &is_new))) {
         if (is_new && j->cancelled) {
             finish_unadmitted(g, j);
         } else if (is_new && j->request.kind == ENGINE_INSPECT) {
             work_queue_add(&g->inspects, &j->work, j->request.client);
         } else if (is_new) {
-            admit(g, j);
+            r = engine_wake_for(g, j, e);
+            if (r > 0)
+                admit(g, j);
         } else if (!list_empty(&j->work.link)) {
             list_remove(&j->work.link);
             job_fail(j, &g->out, ENGINE_E_CANCELLED, NULL, "cancelled");
@@ -188,30 +191,48 @@ static void take_in(struct engine *g)
             core_cancel(g->core, j->request.id, CORE_REASON_CANCELLED, engine_now_us());
         }
     }
+    return r < 0 ? r : 0;
+}
+
+static int answer(struct engine *g, struct job *j, struct err *e)
+{
+    const struct inspect_query *q = &j->request.query;
+    int r = 1;
+
+    if (q->kind == INSPECT_SLEEP || q->kind == INSPECT_WAKE)
+        return engine_answer_sleep(g, j, e);
+    if (q->kind == INSPECT_CACHE_PIN && !q->unpin) /* it may be computed */
+        r = engine_wake_for(g, j, e);
+    if (r > 0)
+        engine_answer(g, j, NULL);
+    return r;
 }
 
 /* Answers one inspect request, while the device works if a step is in flight; then inspect requests
- * get a tenth of this thread's time. True: one was answered, there may be more. */
-static bool answer_next(struct engine *g)
+ * get a tenth of this thread's time. 1: one was answered, there may be more; 0; or a negative
+ * errno. */
+static int answer_next(struct engine *g, struct err *e)
 {
     enum { REST = 9 };
     uint64_t began_us, ended_us;
     struct job *j;
+    int r;
 
     if (list_empty(&g->inspects.works))
-        return false;
+        return 0;
     began_us = engine_now_us();
     if (g->in_flight > 0 && began_us < g->inspect_us)
-        return false;
+        return 0;
     j = CONTAINER_OF(work_queue_take(&g->inspects), struct job, work);
-    if (g->restoring && j->request.query.kind == INSPECT_CACHE_CLEAR) {
+    if (g->restoring &&
+        (j->request.query.kind == INSPECT_CACHE_CLEAR || j->request.query.kind == INSPECT_SLEEP)) {
         work_queue_add(&g->inspects, &j->work, j->request.client); /* not all is known yet */
-        return false;
+        return 0;
     }
-    engine_answer(g, j, NULL);
+    r = answer(g, j, e);
     ended_us = engine_now_us();
     g->inspect_us = ended_us + (ended_us - began_us) * REST;
-    return true;
+    return r < 0 ? r : 1;
 }
 
 /* ---- events out */
@@ -281,20 +302,21 @@ static void publish(struct engine *g)
 
 /* ---- steps */
 
-/* Sleeps until a request, a cancel, a deadline or the end. */
-static void sleep_idle(struct engine *g, uint64_t deadline_us)
+/* Until a request, a cancel, a deadline, another idle_sleep_us or the end. */
+static void wait_for_work(struct engine *g, uint64_t deadline_us)
 {
     struct timespec until = {.tv_sec = (time_t)(deadline_us / 1000000u),
                              .tv_nsec = (long)(deadline_us % 1000000u) * 1000};
 
     g->beat++;
     pthread_mutex_lock(&g->lock);
-    while (!g->quit && list_empty(&g->inbox)) {
+    while (!g->quit && list_empty(&g->inbox) && !g->new_idle_sleep) {
         if (!deadline_us)
             pthread_cond_wait(&g->wake, &g->lock);
         else if (pthread_cond_clockwait(&g->wake, &g->lock, CLOCK_MONOTONIC, &until) == ETIMEDOUT)
             break;
     }
+    g->new_idle_sleep = false;
     pthread_mutex_unlock(&g->lock);
     g->beat++;
 }
@@ -359,19 +381,75 @@ static int finish_oldest(struct engine *g, struct err *e)
     return 0;
 }
 
+int engine_finish_steps(struct engine *g, struct err *e)
+{
+    int r = 0;
+
+    while (r == 0 && g->in_flight > 0)
+        r = finish_oldest(g, e);
+    return r;
+}
+
+/* What cannot wait for blocks to be copied down while nothing runs. */
+static bool is_called(struct engine *g)
+{
+    bool called;
+
+    pthread_mutex_lock(&g->lock);
+    called = g->quit || !list_empty(&g->inbox);
+    pthread_mutex_unlock(&g->lock);
+    return called;
+}
+
+int engine_store_down(struct engine *g, bool to_sleep, uint64_t until_us, struct err *e)
+{
+    const struct batch *batch;
+    int r = 0, next = CORE_WAIT;
+
+    core_store_all(g->core, to_sleep);
+    while (r == 0 && next != CORE_IDLE && engine_now_us() < until_us &&
+           !(to_sleep && is_called(g))) {
+        g->beat += 2;
+        next = CORE_WAIT;
+        if (g->in_flight < BACKEND_IN_FLIGHT)
+            next = core_next(g->core, &batch, engine_now_us());
+        if (next == CORE_OK)
+            r = submit(g, batch, e);
+        else if (g->in_flight > 0)
+            r = finish_oldest(g, e);
+    }
+    if (r == 0)
+        r = engine_finish_steps(g, e);
+    return r < 0 ? r : next == CORE_IDLE;
+}
+
+/* With nothing to do: until a request, a cancel, a deadline or the end, or the time to sleep. */
+static int rest(struct engine *g, uint64_t deadline_us, struct err *e)
+{
+    const uint64_t sleep_us = engine_sleep_time(g);
+
+    if (sleep_us && engine_now_us() >= sleep_us)
+        return engine_sleep_by_itself(g, e);
+    if (!deadline_us || (sleep_us && sleep_us < deadline_us))
+        deadline_us = sleep_us;
+    wait_for_work(g, deadline_us);
+    return 0;
+}
+
 static int iterate(struct engine *g, struct err *e)
 {
     const struct backend_ops *ops = g->options.backend;
     const struct batch *batch;
     uint64_t deadline_us;
-    int next = CORE_WAIT, r = 0;
-    bool answered;
+    int next = CORE_WAIT, answered, r;
 
     g->beat++;
     if (engine_wait_for_room(g))
         g->resumed_us = engine_now_us();
     g->beat++;
-    take_in(g);
+    r = take_in(g, e);
+    if (r < 0)
+        return r;
     deadline_us = core_expire(g->core, engine_now_us());
     collect(g);
     if (g->in_flight < BACKEND_IN_FLIGHT)
@@ -381,18 +459,20 @@ static int iterate(struct engine *g, struct err *e)
     if (r < 0)
         return r;
     engine_restore(g, engine_now_us() + RESTORE_US);
-    answered = answer_next(g);
+    answered = answer_next(g, e);
     publish(g);
+    if (answered < 0)
+        return answered;
     if (g->in_flight == BACKEND_IN_FLIGHT || (g->in_flight > 0 && next != CORE_OK))
         return finish_oldest(g, e);
     if (next == CORE_OK || answered || g->restoring)
         return 0;
     must(next == CORE_IDLE); /* with nothing in flight, what fits runs */
-    if (ops->idle)
+    if (ops->idle && !g->asleep)
         r = ops->idle(g->backend, e);
     if (r == 0) {
         engine_read_memory(g);
-        sleep_idle(g, deadline_us);
+        r = rest(g, deadline_us, e);
     }
     return r;
 }
@@ -404,9 +484,8 @@ static int iterate(struct engine *g, struct err *e)
 static void store_all(struct engine *g)
 {
     const uint64_t until_us = engine_now_us() + STORE_US;
-    const struct batch *batch;
     struct core_stats stats;
-    int r = 0, next;
+    int r = 0;
     struct err e;
 
     core_stats(g->core, &stats);
@@ -415,18 +494,8 @@ static void store_all(struct engine *g)
     engine_restore(g, until_us);
     if (g->restoring)
         return;
-    for (int t = TIER_HOST; t < N_TIERS; t++) {
-        core_store_all(g->core);
-        do {
-            next = CORE_WAIT;
-            if (g->in_flight < BACKEND_IN_FLIGHT)
-                next = core_next(g->core, &batch, engine_now_us());
-            if (next == CORE_OK)
-                r = submit(g, batch, &e);
-            else if (g->in_flight > 0)
-                r = finish_oldest(g, &e);
-        } while (r >= 0 && next != CORE_IDLE && engine_now_us() < until_us);
-    }
+    for (int t = TIER_HOST; t < N_TIERS && r >= 0; t++)
+        r = engine_store_down(g, false, until_us, &e);
 }
 
 static void fail_inbox(struct engine *g)
@@ -459,7 +528,7 @@ static void fail(struct engine *g, int code, const struct err *why)
     engine_publish_state(g, ENGINE_FAILED);
     while (!g->quit) {
         fail_inbox(g);
-        sleep_idle(g, 0);
+        wait_for_work(g, 0);
     }
 }
 
@@ -475,6 +544,7 @@ void *engine_main(void *engine)
          * threads exist already and do not inherit it. Without permission nothing changes. */
         (void)setpriority(PRIO_PROCESS, 0, ENGINE_NICE); /* 0: this thread, on Linux */
         engine_publish_state(g, ENGINE_READY);
+        g->committed_us = engine_now_us();
         while (!g->quit && r >= 0)
             r = iterate(g, &e);
         if (r >= 0 && g->disk)

@@ -1,6 +1,6 @@
 /* engine_private.h - the engine's own state, shared by engine.c (the face, and the load),
- * engine_jobs.c (the pool's work), engine_loop.c (the engine thread), engine_inspect.c and
- * generation.c. */
+ * engine_jobs.c (the pool's work), engine_loop.c (the engine thread), engine_sleep.c,
+ * engine_inspect.c and generation.c. */
 #ifndef NVLLM_ENGINE_ENGINE_PRIVATE_H
 #define NVLLM_ENGINE_ENGINE_PRIVATE_H
 
@@ -65,6 +65,7 @@ struct engine {
     /* Set by the engine thread before state becomes READY, constant afterwards. */
     _Atomic enum engine_state state;
     struct model *model;
+    XXH128_hash_t fingerprint; /* of the model's files */
     struct tokenizer *tokenizer;
     const struct chat_template *chat_template; /* NULL: none, chat_why says why */
     struct err chat_why;
@@ -78,6 +79,8 @@ struct engine {
     struct fair_share *shares; /* [n_shares] for the core, where new_shares */
     int32_t n_shares;
     bool new_shares;
+    uint64_t idle_sleep_us; /* after which the engine sleeps; 0: never */
+    bool new_idle_sleep;
     struct engine_status status; /* without the state; written by the engine thread but for
                                   * n_encoding and progress */
 
@@ -85,6 +88,7 @@ struct engine {
     struct backend *backend;
     struct core *core;
     struct work_queue inspects; /* work of struct job, by viewer */
+    enum sleep_level asleep;    /* as in the status */
     uint64_t inspect_us;        /* earliest time for the next one while steps are in flight */
     struct event_list out;      /* not yet published */
     struct step_cost cost;
@@ -130,6 +134,16 @@ __attribute__((format(printf, 5, 6))) void job_fail(struct job *j, struct event_
                                                     enum engine_error error, const char *field,
                                                     const char *fmt, ...);
 
+/* engine_sleep.c. Each returns a negative errno where the engine cannot go on. */
+/* Answers INSPECT_SLEEP and INSPECT_WAKE. */
+int engine_answer_sleep(struct engine *g, struct job *j, struct err *e);
+/* Makes sure that a job can be computed: 1; or 0, and the job has failed: there is too little
+ * memory now. */
+int engine_wake_for(struct engine *g, struct job *j, struct err *e);
+/* When to sleep, if nothing comes before; 0: never. */
+uint64_t engine_sleep_time(struct engine *g);
+int engine_sleep_by_itself(struct engine *g, struct err *e);
+
 /* engine_disk.c */
 /* Before there is a core. */
 int engine_open_disk(struct engine *g, struct err *e);
@@ -152,6 +166,10 @@ void engine_answer(struct engine *g, struct job *j, const struct core_event *com
 
 /* engine_loop.c */
 void *engine_main(void *engine);
+int engine_finish_steps(struct engine *g, struct err *e); /* those in flight */
+/* Copies what is cached down by one tier: 1 once all is copied, or a negative errno; 0: time is
+ * over. to_sleep: what the device holds alone; 0 too where a request or the end has come. */
+int engine_store_down(struct engine *g, bool to_sleep, uint64_t until_us, struct err *e);
 
 /* generation.c. The request must outlive the generation. -EINVAL, -ENOMEM. */
 int generation_new(struct generation **out, const struct engine_request *r,

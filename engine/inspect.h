@@ -12,7 +12,12 @@
  * missing are computed first, by a request with the same id, client and share as any other; the
  * answer comes when all are resident, and a cancel ends the wait. Pins may take half of the pool,
  * but nothing that an admitted request needs to finish; later requests must fit beside them. UNPIN
- * takes the same prompt; prompts with a common prefix are pinned independently. */
+ * takes the same prompt; prompts with a common prefix are pinned independently.
+ *
+ * SLEEP gives memory back while no request is in progress: that of the weights and workspaces, and
+ * with SLEEP_ALL that of the device's blocks too. They are copied to the tier below first, as far
+ * as it has room; the rest is forgotten. While something is pinned the blocks stay. WAKE takes it
+ * again, as the first request does. */
 #ifndef NVLLM_ENGINE_INSPECT_H
 #define NVLLM_ENGINE_INSPECT_H
 
@@ -31,20 +36,25 @@ enum inspect_kind {
     INSPECT_CACHE_PIN, /* or unpin */
     INSPECT_EXPLAIN_REQUEST,
     INSPECT_EXPLAIN_PROMPT,
+    INSPECT_SLEEP,
+    INSPECT_WAKE,
 };
+
+enum sleep_level { SLEEP_NONE, SLEEP_WEIGHTS, SLEEP_ALL }; /* the protocol's numbers */
 
 enum { INSPECT_MAX_ENTRIES = 10000, INSPECT_HEAD_IDS = 32, INSPECT_OTHER_IDS = 8 };
 
 struct inspect_query {
     enum inspect_kind kind;
     uint64_t viewer;
-    bool all;         /* the viewer may see and change what belongs to any client */
-    int32_t limit;    /* entries, 1 .. INSPECT_MAX_ENTRIES */
-    bool map;         /* BLOCKS */
-    uint64_t request; /* EXPLAIN_REQUEST: its id */
-    bool unpin;       /* CACHE_PIN */
-    bool clear_all;   /* CACHE_CLEAR: the caches of all clients, else of client */
-    uint64_t client;  /* CACHE_CLEAR, CACHE_PIN, EXPLAIN_PROMPT: whose cache */
+    bool all;               /* the viewer may see and change what belongs to any client */
+    int32_t limit;          /* entries, 1 .. INSPECT_MAX_ENTRIES */
+    bool map;               /* BLOCKS */
+    uint64_t request;       /* EXPLAIN_REQUEST: its id */
+    bool unpin;             /* CACHE_PIN */
+    bool clear_all;         /* CACHE_CLEAR: the caches of all clients, else of client */
+    enum sleep_level level; /* SLEEP */
+    uint64_t client;        /* CACHE_CLEAR, CACHE_PIN, EXPLAIN_PROMPT: whose cache */
     struct text cache_salt;
 };
 
@@ -131,6 +141,10 @@ struct inspect_report {
     int32_t next_id;     /* the first token that differs; -1: none */
     int32_t n_other;
     int32_t other[INSPECT_OTHER_IDS]; /* tokens that cached prompts have in its place */
+    enum sleep_level level;           /* SLEEP, WAKE: from now on */
+    uint64_t freed_bytes;             /* SLEEP: given back by it */
+    int32_t kept_tokens, lost_tokens; /* SLEEP: that the device held: found below, or forgotten */
+    uint64_t took_us;                 /* SLEEP, WAKE */
 };
 
 void inspect_report_free(struct inspect_report *r); /* takes NULL */

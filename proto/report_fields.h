@@ -4,7 +4,7 @@
  *
  *     kind    how it is copied and printed: COUNT (unsigned), INT, REAL, MS (microseconds, printed
  *             as milliseconds), FLAG, TEXT, TOKEN (an id, or -1 for none), IDS (an array of ids),
- *             an enum (STATE, REQUEST_STATE, PRIORITY, WAIT_REASON), or one of
+ *             an enum (STATE, REQUEST_STATE, PRIORITY, WAIT_REASON, SLEEP_LEVEL), or one of
  *             GROUP  a message inside this one; FLAT the same, printed without braces of its own
  *             LIST   an array of messages
  *             BYTES  printed only on request
@@ -85,7 +85,8 @@
     F(GROUP, memory,        memory,                      status_memory,   memory) \
     F(COUNT, steps,         q->core.steps,               steps,           steps) \
     F(COUNT, prompt_tokens, q->core.prompt_tokens,       prompt_tokens,   prompt_tokens) \
-    F(COUNT, output_tokens, q->core.output_tokens,       output_tokens,   output_tokens)
+    F(COUNT, output_tokens, q->core.output_tokens,       output_tokens,   output_tokens) \
+    F(SLEEP_LEVEL, asleep,  q->asleep,                   asleep,          asleep)
 
 /* ---- requests: nvllm_request_info, nvllm_request_list */
 
@@ -164,6 +165,15 @@
     F(COUNT, blocks, q->changed_blocks, blocks, blocks) \
     F(COUNT, tokens, q->changed_tokens, tokens, tokens)
 
+/* ---- sleep: nvllm_sleep_change */
+
+#define SLEEP_CHANGE_FIELDS(F) \
+    F(SLEEP_LEVEL, level,  q->level,       level,       level) \
+    F(COUNT, freed_bytes,  q->freed_bytes, freed_bytes, freed_bytes) \
+    F(COUNT, kept_tokens,  q->kept_tokens, kept_tokens, kept_tokens) \
+    F(COUNT, lost_tokens,  q->lost_tokens, lost_tokens, lost_tokens) \
+    F(MS,    took_us,      q->took_us,     took_us,     took_ms)
+
 /* ---- why: nvllm_explanation, of a request or of a prompt */
 
 #define WHY_WAITING_FIELDS(F) \
@@ -202,6 +212,7 @@
     R(cache_hits,      nvllm_cache,          PrefixCache,     CACHE_HITS_FIELDS) \
     R(cache,           nvllm_cache,          CacheReport,     CACHE_FIELDS) \
     R(cache_change,    nvllm_cache_change,   CacheChanged,    CACHE_CHANGE_FIELDS) \
+    R(sleep_change,    nvllm_sleep_change,   Slept,           SLEEP_CHANGE_FIELDS) \
     R(why_waiting,     nvllm_explanation,    Explanation,     WHY_WAITING_FIELDS) \
     R(why_cached,      nvllm_explanation,    Explanation,     WHY_CACHED_FIELDS)
 

@@ -248,6 +248,20 @@ static const struct usage_command commands[] = {
             .text = "Holds until nvllmd exits or reloads its configuration. For administrators.\n",
             .words = "error|warning|info|debug", .values = USAGE_WORDS, .max_words = -1,
             .examples = "  nvllmctl log-level debug\n"),
+    COMMAND("sleep", "give the model's memory back until it is needed",
+            .text =
+                "Gives memory back until “nvllmctl wake” or the next request: that of the\n"
+                "weights and, unless --level is weights, that of the KV cache on the device,\n"
+                "which is first copied to host memory or disk as far as there is room; the rest\n"
+                "is lost. Refused while requests are in progress. For administrators.\n",
+            .options = {OPTIONS(OPTION("level", "weights|all", "what to give back (all)",
+                                       .values = USAGE_WORDS)),
+                        json_option},
+            .examples = "  nvllmctl sleep\n"
+                        "  nvllmctl sleep --level weights\n"),
+    COMMAND("wake", "load the model's weights again",
+            .text = "Reverts “nvllmctl sleep”, as the next request would. For administrators.\n",
+            .options = {json_option}, .examples = "  nvllmctl wake\n"),
     COMMAND("stop", "shut nvllmd down",
             .text =
                 "Shuts nvllmd down as SIGTERM does: it drains first. If systemd runs it and may\n"

@@ -1,10 +1,13 @@
-/* control.c - commands that change the daemon: cancel, drain, resume, reload, log-level, stop. */
+/* control.c - commands that change the daemon: cancel, drain, resume, reload, log-level, sleep,
+ * wake, stop. */
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
+#include <string.h>
 #include <unistd.h>
 
 #include "client/ctl/json.h"
+#include "client/ctl/show.h"
 
 enum { LOOK_MS = 100, ANSWER_MS = 10000 };
 
@@ -143,6 +146,46 @@ int ctl_reload(struct ctl *ctl)
     print_names("needs a restart", r->needs_restart, r->n_needs_restart);
     if (r->n_changed + r->n_needs_restart == 0)
         puts("nothing has changed");
+    return EXIT_OK;
+}
+
+/* ---- sleep and wake */
+
+int ctl_sleep(struct ctl *ctl)
+{
+    const char *level = ctl_option(ctl, "level");
+    const struct nvllm_sleep_change *c;
+    struct nvllm_sleep_options wanted;
+
+    nvllm_sleep_options_init(&wanted);
+    if (level && strcmp(level, "weights") == 0)
+        wanted.level = NVLLM_SLEEP_WEIGHTS;
+    else if (level && strcmp(level, "all") != 0)
+        ctl_usage(ctl, "--level is weights or all, not %s", level);
+    ctl_connect(ctl);
+    ctl_check(ctl, nvllm_sleep(ctl->client, &wanted, ctl_left_ms(ctl), &c, &ctl->err));
+    if (ctl_option(ctl, "json"))
+        return ctl_json_print(STDOUT_FILENO, report_json_sleep_change(c));
+    printf("asleep (%s): %.1f MiB given back in %.2f s", nvllm_sleep_level_name(c->level),
+           show_mib(c->freed_bytes), (double)c->took_us / 1e6);
+    if (c->kept_tokens + c->lost_tokens > 0)
+        printf("; of the cached tokens %u are kept below the device, %u are lost", c->kept_tokens,
+               c->lost_tokens);
+    putchar('\n');
+    if (c->level < wanted.level)
+        puts("the KV blocks stay, because prefixes are pinned: see “nvllmctl cache”");
+    return EXIT_OK;
+}
+
+int ctl_wake(struct ctl *ctl)
+{
+    const struct nvllm_sleep_change *c;
+
+    ctl_connect(ctl);
+    ctl_check(ctl, nvllm_wake(ctl->client, ctl_left_ms(ctl), &c, &ctl->err));
+    if (ctl_option(ctl, "json"))
+        return ctl_json_print(STDOUT_FILENO, report_json_sleep_change(c));
+    printf("awake after %.2f s\n", (double)c->took_us / 1e6);
     return EXIT_OK;
 }
 

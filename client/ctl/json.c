@@ -279,6 +279,7 @@ static json_t *count_json(uint64_t n)
     ADD_VALUE(key, json_string(nvllm_request_state_name(in->member)))
 #define ADD_PRIORITY(member, key)    ADD_VALUE(key, json_string(nvllm_priority_name(in->member)))
 #define ADD_WAIT_REASON(member, key) ADD_VALUE(key, json_string(nvllm_wait_reason_name(in->member)))
+#define ADD_SLEEP_LEVEL(member, key) ADD_VALUE(key, json_string(nvllm_sleep_level_name(in->member)))
 #define ADD_BYTES(member, key)                                                                     \
     {                                                                                              \
         if (in->member.len > 0)                                                                    \
@@ -317,6 +318,7 @@ REPORT(request_list)
 REPORT(blocks)
 REPORT(cache)
 REPORT(cache_change)
+REPORT(sleep_change)
 
 json_t *report_json_explanation(const struct nvllm_explanation *e)
 {

@@ -68,6 +68,7 @@ json_t *report_json_request_list(const struct nvllm_request_list *list);
 json_t *report_json_blocks(const struct nvllm_blocks *blocks);
 json_t *report_json_cache(const struct nvllm_cache *cache);
 json_t *report_json_cache_change(const struct nvllm_cache_change *change);
+json_t *report_json_sleep_change(const struct nvllm_sleep_change *change);
 json_t *report_json_explanation(const struct nvllm_explanation *explanation);
 
 #endif

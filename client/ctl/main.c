@@ -34,6 +34,8 @@ static const struct {
     {"resume", ctl_resume, false},
     {"reload", ctl_reload, false},
     {"log-level", ctl_log_level, false},
+    {"sleep", ctl_sleep, false},
+    {"wake", ctl_wake, false},
     {"stop", ctl_stop, false},
     {"bench", ctl_bench, true},
     {"doctor", ctl_doctor, false},

@@ -83,6 +83,8 @@ static void print_status(const struct nvllm_status *s)
            show_colour(STDOUT_FILENO, COLOUR_END));
     if (s->state == NVLLM_STATE_LOADING && s->progress >= 0 && s->progress <= 1)
         printf(" (%d %%)", (int)(s->progress * 100));
+    if (s->asleep)
+        printf(", asleep (%s)", nvllm_sleep_level_name(s->asleep));
     putchar('\n');
     put("model", s->model);
     put("folder", s->model_folder);

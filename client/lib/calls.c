@@ -129,6 +129,7 @@ PLAIN(get_status, status, GetStatus, GET_STATUS)
 PLAIN(resume, change, Resume, RESUME)
 PLAIN(reload, reloaded, Reload, RELOAD)
 PLAIN(shutdown, change, Shutdown, SHUTDOWN)
+PLAIN(wake, sleep_change, Wake, WAKE)
 
 enum nvllm_code nvllm_get_status_start(struct nvllm_client *c, uint64_t *id, int timeout_ms,
                                        struct nvllm_error *err)
@@ -156,6 +157,7 @@ OPTIONS(clear)
 OPTIONS(pin)
 OPTIONS(explain)
 OPTIONS(drain, .timeout_ms = -1)
+OPTIONS(sleep, .level = NVLLM_SLEEP_ALL)
 
 /* What is wrong with options that sized_take() does not take. */
 static enum nvllm_code unprepared(struct nvllm_error *err)
@@ -177,7 +179,7 @@ static enum nvllm_code unprepared(struct nvllm_error *err)
         if (!sized_take(&o, sizeof(o), options))                                                   \
             return unprepared(err);                                                                \
         op.has_##member = o.member != 0;                                                           \
-        op.member = o.member;                                                                      \
+        op.member = (__typeof__(op.member))o.member;                                               \
         return call(c, OP(OPERATION), &op, NULL, timeout_ms, (const void **)answer, err);          \
     }
 
@@ -185,6 +187,7 @@ ONE_OPTION(list_requests, request_list, list, limit, ListRequests, LIST_REQUESTS
 ONE_OPTION(get_blocks, blocks, blocks, map, GetBlocks, GET_BLOCKS)
 ONE_OPTION(show_cache, cache, list, limit, ShowCache, SHOW_CACHE)
 ONE_OPTION(clear_cache, cache_change, clear, all, ClearCache, CLEAR_CACHE)
+ONE_OPTION(sleep, sleep_change, sleep, level, Sleep, SLEEP)
 
 /* ---- requests */
 

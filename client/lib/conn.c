@@ -32,6 +32,8 @@ static const int answers[] = {
     [OP(RELOAD)] = ANSWER(RELOADED),
     [OP(SET_LOG_LEVEL)] = ANSWER(CHANGED),
     [OP(SHUTDOWN)] = ANSWER(CHANGED),
+    [OP(SLEEP)] = ANSWER(SLEPT),
+    [OP(WAKE)] = ANSWER(SLEPT),
 };
 
 /* ---- the requests that have not ended */

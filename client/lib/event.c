@@ -148,6 +148,7 @@ void event_read_error(struct nvllm_error *out, const Nvllm__V1__Error *in)
 #define READ_REQUEST_STATE(field, member)      READ_ENUM(field, member, NVLLM_REQUEST_ENDING)
 #define READ_PRIORITY(field, member)           READ_ENUM(field, member, NVLLM_PRIORITY_HIGH)
 #define READ_WAIT_REASON(field, member)        READ_ENUM(field, member, NVLLM_WAIT_LOADING)
+#define READ_SLEEP_LEVEL(field, member)        READ_ENUM(field, member, NVLLM_SLEEP_ALL)
 #define READ_IDS(field, member)                                                                    \
     out->member = in->field;                                                                       \
     out->n_##member = in->n_##field;
@@ -269,6 +270,8 @@ static enum nvllm_code read_event(struct event *e, const Nvllm__V1__ServerFrame 
         return read_cache(e->memory, &e->cache, frame->cache_report);
     case ANSWER(CACHE_CHANGED):
         return read_cache_change(e->memory, &e->cache_change, frame->cache_changed);
+    case ANSWER(SLEPT):
+        return read_sleep_change(e->memory, &e->sleep_change, frame->slept);
     case ANSWER(EXPLANATION):
         return read_explanation(e->memory, &e->explanation, frame->explanation);
     case ANSWER(CHANGED):

@@ -40,6 +40,7 @@ struct event {
         struct nvllm_blocks blocks;
         struct nvllm_cache cache;
         struct nvllm_cache_change cache_change;
+        struct nvllm_sleep_change sleep_change;
         struct nvllm_explanation explanation;
         struct nvllm_change change;
         struct nvllm_reloaded reloaded;

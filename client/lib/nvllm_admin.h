@@ -255,6 +255,37 @@ enum nvllm_code nvllm_explain(struct nvllm_client *client,
                               const struct nvllm_explanation **explanation,
                               struct nvllm_error *err);
 
+/* ---- sleep; for admins */
+
+struct nvllm_sleep_change {
+    enum nvllm_sleep_level level; /* from now on */
+    uint64_t freed_bytes;         /* that this call gave back */
+    uint32_t kept_tokens;         /* that the device held, and that can still be found */
+    uint32_t lost_tokens;         /* and those that cannot: no tier below had room */
+    uint64_t took_us;
+};
+
+struct nvllm_sleep_options {
+    size_t size;
+    enum nvllm_sleep_level level; /* ALL */
+};
+
+void nvllm_sleep_options_init_size(struct nvllm_sleep_options *options, size_t size);
+#define nvllm_sleep_options_init(options)                                                          \
+    nvllm_sleep_options_init_size((options), sizeof(struct nvllm_sleep_options))
+
+/* Gives the model's memory back until nvllm_wake() or the next request. The answer comes once that
+ * is done. NVLLM_E_UNAVAILABLE while requests are in progress. While prefixes are pinned the KV
+ * blocks stay, as with WEIGHTS. */
+enum nvllm_code nvllm_sleep(struct nvllm_client *client, const struct nvllm_sleep_options *options,
+                            int timeout_ms, const struct nvllm_sleep_change **change,
+                            struct nvllm_error *err);
+
+/* Takes the memory again and loads the weights, as the next request would. NVLLM_E_UNAVAILABLE
+ * where others have it now. Nothing happens if the model is awake. */
+enum nvllm_code nvllm_wake(struct nvllm_client *client, int timeout_ms,
+                           const struct nvllm_sleep_change **change, struct nvllm_error *err);
+
 /* ---- the daemon; for admins */
 
 /* The state of the daemon after a change. */

@@ -362,6 +362,16 @@ enum nvllm_code nvllm_render_start(struct nvllm_client *client, uint64_t *id,
 
 /* ---- status */
 
+/* What of the model's memory is given back while there are no requests. */
+enum nvllm_sleep_level {
+    NVLLM_SLEEP_NONE = 0,
+    NVLLM_SLEEP_WEIGHTS = 1, /* weights and workspaces */
+    NVLLM_SLEEP_ALL = 2,     /* and the device's KV blocks, which are copied to the tier below */
+};
+
+/* "none", "weights", "all". */
+const char *nvllm_sleep_level_name(enum nvllm_sleep_level level);
+
 /* Made by the library; grows at its end. Texts are never NULL. */
 struct nvllm_status {
     enum nvllm_state state;
@@ -409,6 +419,7 @@ struct nvllm_status {
     uint32_t disk_blocks_cached;
     uint64_t disk_blocks_stored;
     uint64_t disk_blocks_loaded;
+    enum nvllm_sleep_level asleep; /* the state is READY: the next request wakes the model */
 };
 
 enum nvllm_code nvllm_get_status(struct nvllm_client *client, int timeout_ms,

@@ -201,8 +201,14 @@ bool core_restore(struct core *c, const struct node_record *r, int32_t block, ui
 void core_restored(struct core *c);
 
 /* From now on nothing is copied down but what is cached now, one tier down: core_next() until it
- * returns CORE_IDLE, then again for the next tier. Without memory nothing is. */
-void core_store_all(struct core *c);
+ * returns CORE_IDLE, then again for the next tier. Without memory nothing is. device_only: what the
+ * device tier holds alone. core_store_end(): as before it. */
+void core_store_all(struct core *c, bool device_only);
+void core_store_end(struct core *c);
+
+/* The device tier's memory is given back: forgets what is there, of which nothing may be in use,
+ * pinned or being copied. Returns how many blocks cannot be found any more. */
+int32_t core_empty_device(struct core *c);
 
 /* ---- inspection: the answers to the queries of inspect.h
  *

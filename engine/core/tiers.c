@@ -287,7 +287,7 @@ static void list_store(struct core *c, const struct node *n, int from, int to)
 
 /* Taken from the end: first what goes to the lowest tier, of that what is pinned, and then what was
  * used last. */
-void core_store_all(struct core *c)
+void core_store_all(struct core *c, bool device_only)
 {
     size_t max = 1;
 
@@ -300,7 +300,7 @@ void core_store_all(struct core *c)
         const int from = tier_above(c, to);
         const struct blocks *b = c->tiers[from];
 
-        if (!c->tiers[to])
+        if (!c->tiers[to] || (device_only && from != TIER_DEVICE))
             continue;
         for (const struct list *l = b->cached.next; l != &b->cached; l = l->next)
             list_store(c, blocks_node(b, blocks_id(b, l)), from, to);
@@ -308,6 +308,26 @@ void core_store_all(struct core *c)
             if (blocks_node(b, i) && blocks_node(b, i)->n_pins > 0)
                 list_store(c, blocks_node(b, i), from, to);
     }
+}
+
+void core_store_end(struct core *c)
+{
+    free(c->to_store);
+    c->to_store = NULL;
+    c->n_to_store = 0;
+}
+
+int32_t core_empty_device(struct core *c)
+{
+    int32_t n_lost = 0, id;
+
+    must(c->n_requests == 0 && c->n_copies == 0 && c->cache->n_pinned == 0);
+    while ((id = blocks_id(c->blocks, c->blocks->cached.next)) >= 0) {
+        if (PLANT(PLANT_SLEEP_KEEPS_BLOCKS))
+            break;
+        n_lost += prefix_cache_drop(c->cache, blocks_node(c->blocks, id), TIER_DEVICE);
+    }
+    return n_lost;
 }
 
 /* ---- what is on disk, for those who keep records of it */

@@ -39,6 +39,7 @@ struct result {
 struct backend {
     struct backend_options options;
     struct model_config config;
+    const struct model *model;
     struct backend_info info;
     const struct cpu_ops *ops;
     struct cpu_pool *pool;
@@ -59,6 +60,9 @@ struct backend {
     uint64_t n_submitted, n_done; /* also the last steps' numbers; the engine thread alone writes
                                    * the former */
     bool stop;
+    bool asleep;
+    bool filling; /* the thread allocates pages of the KV pool */
+    bool filled;
     bool running; /* the thread has been started */
     pthread_t thread;
 };
@@ -129,24 +133,27 @@ static void run_step(struct backend *b, const struct batch *batch)
 static void *step_main(void *arg)
 {
     struct backend *b = arg;
-    bool filled = false;
 
     pthread_mutex_lock(&b->lock);
     for (;;) {
         const bool idle = b->n_done == b->n_submitted;
+        bool filled = false;
 
         if (idle && b->stop)
             break;
-        if (idle && filled) {
+        if (idle && (b->filled || b->asleep)) {
             pthread_cond_wait(&b->changed, &b->lock);
             continue;
         }
+        b->filling = idle;
         pthread_mutex_unlock(&b->lock);
         if (idle)
             filled = !region_fill(&b->tiers[TIER_DEVICE]);
         else
             run_step(b, b->queue[(b->n_done + 1) % BACKEND_IN_FLIGHT]);
         pthread_mutex_lock(&b->lock);
+        b->filling = false;
+        b->filled |= filled;
         b->n_done += !idle;
         pthread_cond_broadcast(&b->changed);
     }
@@ -160,13 +167,24 @@ static int load_piece(void *model, int thread, const struct weight_piece *p, str
     return weight_piece_read(model, p, matrix_row(p->to, p->part.to_row), e);
 }
 
-static int load_weights(struct backend *b, const struct model *model, struct err *e)
+static int read_weights(struct backend *b, struct err *e)
+{
+    const int n = cpu_pool_threads(b->pool);
+    int r =
+        weights_load(&b->weights, n < WEIGHTS_MAX_THREADS ? n : WEIGHTS_MAX_THREADS, load_piece,
+                     (void *)(uintptr_t)b->model, b->options.progress, b->options.progress_ctx, e);
+
+    if (r == 0)
+        b->info.weight_bytes = b->weight_memory.bytes;
+    return r;
+}
+
+static int take_weights(struct backend *b, struct err *e)
 {
     static const struct weights_layout layout = {.vectors = DTYPE_F32,
                                                  .k_align = CPU_K_ALIGN,
                                                  .align = 64,
                                                  .piece_elements = 2 << 20};
-    const int n_threads = cpu_pool_threads(b->pool);
     int r =
         weights_init(&b->weights, &b->config, (struct shard){.rank = 0, .tp_size = 1}, &layout, e);
 
@@ -175,10 +193,7 @@ static int load_weights(struct backend *b, const struct model *model, struct err
     if (r < 0)
         return r;
     weights_place(&b->weights, b->weight_memory.base);
-    return weights_load(&b->weights,
-                        n_threads < WEIGHTS_MAX_THREADS ? n_threads : WEIGHTS_MAX_THREADS,
-                        load_piece, (void *)(uintptr_t)model, b->options.progress,
-                        b->options.progress_ctx, e);
+    return read_weights(b, e);
 }
 
 /* As the options say. The default is the size of the weights, so that a larger model gets more, but
@@ -300,7 +315,6 @@ static void fill_info(struct backend *b)
     b->info.masks = b->info.drafts = b->info.copies = true;
     b->info.block_bytes = b->kv.block_bytes;
     b->info.kv_dtype = b->kv.bf16 ? KV_DTYPE_BF16 : KV_DTYPE_F32;
-    b->info.weight_bytes = b->weight_memory.bytes;
     b->info.workspace_bytes = forward_bytes(b->forward) + sampler_bytes(b->sampler);
 }
 
@@ -335,7 +349,7 @@ static void cpu_close(struct backend *b)
 }
 
 /* Threads, weights, buffers and, in the remaining memory, blocks. */
-static int open_parts(struct backend *b, const struct model *model, struct err *e)
+static int open_parts(struct backend *b, struct err *e)
 {
     const struct backend_options *o = &b->options;
     const int n_threads = o->n_threads > 0 ? o->n_threads : machine_cores();
@@ -344,7 +358,7 @@ static int open_parts(struct backend *b, const struct model *model, struct err *
     r = cpu_pool_new(&b->pool, n_threads < CPU_POOL_MAX_THREADS ? n_threads : CPU_POOL_MAX_THREADS);
     if (r < 0)
         return err_set(e, r, "cannot start %d threads: %s", n_threads, strerror(-r));
-    r = load_weights(b, model, e);
+    r = take_weights(b, e);
     if (r == 0)
         r = forward_new(&b->forward,
                         &(struct forward_options){.ops = b->ops,
@@ -386,11 +400,12 @@ int cpu_backend_open_with(struct backend **out, const struct model *model,
     if (!b)
         return err_set(e, -ENOMEM, "out of memory");
     b->options = *o;
+    b->model = model;
     b->config = *model_config(model);
     b->ops = ops;
     pthread_mutex_init(&b->lock, NULL);
     pthread_cond_init(&b->changed, NULL);
-    r = open_parts(b, model, e);
+    r = open_parts(b, e);
     if (r < 0) {
         cpu_close(b);
         return r;
@@ -482,6 +497,7 @@ static int cpu_submit(struct backend *b, const struct batch *batch, struct err *
     (void)e;
     must(b->n_submitted - b->n_waited < BACKEND_IN_FLIGHT);
     check_batch(b, batch);
+    must(batch->n_seqs == 0 || !b->asleep);
     b->last_rows = batch->n_rows;
     b->results[batch->step % N_RESULTS].n_copies = 0;
     pthread_mutex_lock(&b->lock);
@@ -519,6 +535,38 @@ static int cpu_wait(struct backend *b, struct step_result *out, struct err *e)
     return 0;
 }
 
+static int cpu_sleep(struct backend *b, bool keep_blocks, struct err *e)
+{
+    (void)e;
+    must(b->n_waited == b->n_submitted);
+    pthread_mutex_lock(&b->lock);
+    b->asleep = true;
+    while (b->filling)
+        pthread_cond_wait(&b->changed, &b->lock);
+    pthread_mutex_unlock(&b->lock);
+    region_empty(&b->weight_memory);
+    b->info.weight_bytes = 0;
+    if (keep_blocks)
+        return 0;
+    region_empty(&b->tiers[TIER_DEVICE]);
+    b->info.tiers[TIER_DEVICE].bytes = 0;
+    return 0;
+}
+
+static int cpu_wake(struct backend *b, struct err *e)
+{
+    int r = read_weights(b, e);
+
+    if (r < 0)
+        return r;
+    b->info.tiers[TIER_DEVICE].bytes = b->tiers[TIER_DEVICE].bytes;
+    pthread_mutex_lock(&b->lock);
+    b->asleep = b->filled = false;
+    pthread_cond_broadcast(&b->changed);
+    pthread_mutex_unlock(&b->lock);
+    return 0;
+}
+
 const struct backend_ops cpu_backend = {
     .abi = BACKEND_ABI,
     .name = "cpu",
@@ -526,5 +574,7 @@ const struct backend_ops cpu_backend = {
     .info = cpu_info,
     .submit = cpu_submit,
     .wait = cpu_wait,
+    .sleep = cpu_sleep,
+    .wake = cpu_wake,
     .close = cpu_close,
 };

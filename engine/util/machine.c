@@ -11,6 +11,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "engine/util/must.h"
+
 enum { FILL_BYTES = 8 << 20 }; /* of a region_fill() */
 
 /* Reads the n values of the format from the first line of a file that has them. */
@@ -145,6 +147,12 @@ int region_init(struct region *r, const char *what, size_t bytes, struct err *e)
 bool memory_populate(void *at, size_t bytes)
 {
     return madvise(at, bytes, MADV_POPULATE_WRITE) == 0 || errno == EINTR;
+}
+
+void region_empty(struct region *r)
+{
+    must(!r->base || madvise(r->base, r->bytes, MADV_DONTNEED) == 0);
+    r->filled = 0;
 }
 
 bool region_fill(struct region *r)

@@ -62,6 +62,7 @@ extern int sim_plant; /* of the simulation alone */
     X(DROP_KEEPS_NODE, "a node stays when its last copy goes")                                     \
     X(CLEAN_LOST, "a clean block that is held again still counts as clean")                        \
     X(DIRTY_FORGOTTEN, "the first dirty block stays the first when it is held again")              \
+    X(SLEEP_KEEPS_BLOCKS, "what the device held is found after its memory was given back")         \
     X(LOAD_NO_ROOM, "a sequence waits for copies that found no room")
 
 #define PLANT_ENUM(name, text) PLANT_##name,

@@ -1,5 +1,6 @@
 /* dying_backend.c - a backend module that fails in the way that cache.block_len asks for: 16 fails
- * as it opens, 32 dies in its first step, 64 never comes back from it. */
+ * as it opens, 32 dies in its first step, 64 never comes back from it, 128 finds no memory when it
+ * is to wake and then no device. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -9,6 +10,7 @@
 
 struct backend {
     int32_t block_len;
+    int n_wakes;
 };
 
 static int dying_open(struct backend **out, const struct model *model,
@@ -21,7 +23,7 @@ static int dying_open(struct backend **out, const struct model *model,
         snprintf(e->text, sizeof(e->text), "the device is on fire");
         return -EIO;
     }
-    b = malloc(sizeof(*b));
+    b = calloc(1, sizeof(*b));
     if (!b)
         return -ENOMEM;
     b->block_len = options->block_len;
@@ -57,6 +59,22 @@ static int dying_wait(struct backend *b, struct step_result *out, struct err *e)
     return -EIO;
 }
 
+static int dying_sleep(struct backend *b, bool keep_blocks, struct err *e)
+{
+    (void)b;
+    (void)keep_blocks;
+    (void)e;
+    return 0;
+}
+
+static int dying_wake(struct backend *b, struct err *e)
+{
+    const bool first = b->n_wakes++ == 0;
+
+    snprintf(e->text, sizeof(e->text), first ? "others have the memory" : "the device has gone");
+    return first ? -ENOMEM : -EIO;
+}
+
 static void dying_close(struct backend *b)
 {
     while (b) /* a driver that hangs must not keep the process */
@@ -72,5 +90,7 @@ __attribute__((visibility("default"))) const struct backend_ops nvllm_backend = 
     .info = dying_info,
     .submit = dying_submit,
     .wait = dying_wait,
+    .sleep = dying_sleep,
+    .wake = dying_wake,
     .close = dying_close,
 };

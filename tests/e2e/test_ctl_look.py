@@ -458,7 +458,7 @@ class Played(Case):
         """Whatever is denied, the exit status is 6."""
         for args in (["requests"], ["cancel", 1], ["blocks"], ["cache"], ["cache", "clear"],
                      ["cache", "pin", "--prompt", "-"], ["explain", 1], ["drain"], ["resume"], ["reload"],
-                     ["log-level", "info"], ["stop"], ["top", "--once"]):
+                     ["log-level", "info"], ["sleep"], ["wake"], ["stop"], ["top", "--once"]):
             done = self.ctl({"error": {"code": "ERROR_DENIED", "message": "for admins"}}, *args)
             self.assertEqual((done.returncode, done.stdout), (6, b""), args)
             self.assertIn(b"for admins", done.stderr)

@@ -44,6 +44,20 @@ class Failure(unittest.TestCase):
             self.assertIsNotNone(idle)
         self.assertIn("the device fell off the bus", d.log())
 
+    def test_wake(self):
+        """A request that finds too little memory to wake is refused, to be tried again; a device that
+        has gone ends the daemon."""
+        d = daemon(128)
+        with d.connect() as w:
+            w.ask(sleep={})
+            error = w.generate(**REQUEST).error
+            self.assertEqual((error["code"], error["retryable"]), ("ERROR_UNAVAILABLE", True))
+            self.assertIn("others have the memory", error["message"])
+            self.assertEqual(d.status()["asleep"], "all")
+            self.assertEqual(w.generate(**REQUEST).error["code"], "ERROR_INTERNAL")
+            self.ended(d, 1, 5)
+        self.assertIn("the device has gone", d.log())
+
     def test_hang(self):
         """With a device that never answers, a second signal ends the daemon all the same, and so does
         the end of the drain's time."""

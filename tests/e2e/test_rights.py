@@ -30,6 +30,8 @@ OPERATIONS = {
     "resume": ("admin", {}),
     "reload": ("admin", {}),
     "set_log_level": ("admin", {"level": "debug"}),
+    "sleep": ("admin", {}),
+    "wake": ("admin", {}),
     "shutdown": ("admin", {}),
 }
 

@@ -267,6 +267,8 @@ PARTS["clients"] = clients.clients
 PARTS["speed"] = speed.speed
 PARTS["host"] = tiers.host
 PARTS["disk"] = tiers.disk
+PARTS["sleep"] = tiers.sleep
+PARTS["conversations"] = tiers.conversations
 PARTS["invariant"] = speed.invariant
 
 

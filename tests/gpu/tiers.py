@@ -1,6 +1,7 @@
 """Prefixes that come back from host memory or disk: right tokens, and the time to the first one."""
 
 import concurrent.futures
+import json
 import mmap
 import os
 import pathlib
@@ -101,3 +102,94 @@ def pinned_seconds(d, wanted):
         assert time.monotonic() - begin < 60, f"not pinned: {d.status()['host_memory']}"
         time.sleep(0.05)
     return time.monotonic() - begin
+
+
+LEFT_BYTES = 600 << 20  # of a sleeping model, its context included
+WAKE_MS = 600
+
+
+def sleep():
+    for name, folder in ("0.6B", need_model()), ("8B", args.large):
+        if folder:
+            sleep_and_wake(name, folder)
+
+
+def sleep_and_wake(name, model):
+    """Sleeps, and the first token of a request that wakes it; with all blocks in host memory."""
+    n, config = few(8000), model_config(model)
+    host = stress.pool_bytes(config, 2 * n) >> 20
+
+    def request(seed, n_ids):
+        return {"prompt_ids": {"ids": random_ids(random.Random(seed), n_ids, config["vocab_size"])},
+                "max_tokens": 8, "sampling": {"temperature": 0, "ignore_eos": True}}
+
+    with daemon(f"cache.host_memory={host}M", model=model) as d, d.connect() as w:
+        pinned_seconds(d, host << 20)
+        asked = [request(1, n), request(2, 64)]
+        first = [w.generate(**r) for r in asked]
+        d.wait_idle()
+        before = used_bytes(d)
+        left, slept, woken, right = [], [], [], True
+        for i in range(7):
+            answer = w.ask(sleep={"level": "SLEEP_ALL" if i < 6 else "SLEEP_WEIGHTS"})["slept"]
+            left.append(used_bytes(d))
+            slept.append(answer["took_us"] / 1e3)
+            if i != 5:  # the driver clears memory that was given back, for a third of a second
+                time.sleep(1)
+            begin = time.monotonic()
+            w.begin(1000 + i, asked[1] | {"stream": True})
+            woken.append((time.monotonic() - begin) * 1e3)
+            w.collect([1000 + i])
+            again = [w.generate(**r) for r in asked]
+            right &= all(a.choices[0].ids == f.choices[0].ids for a, f in zip(again, first))
+            right &= again[0].done["usage"].get("cached_tokens", 0) >= n - 32
+        refused = other_takes_memory(d, w, model, asked[1])
+    good = right and all(refused)
+    row(f"sleep, {name}", reached(max(left[:5]) <= LEFT_BYTES) if good else verdict(False),
+        f"{before >> 20} MiB used, {max(left[:5]) >> 20} asleep (bar {LEFT_BYTES >> 20}), "
+        f"{left[6] >> 20} without the weights alone; {max(slept):.0f} ms to sleep; "
+        f"same tokens, cached as before: {right}; another daemon takes the memory: {refused}")
+    row(f"wake, {name}", reached(median(woken[:5]) <= WAKE_MS),
+        f"first token after {median(woken[:5]):.0f} ms ({min(woken[:5]):.0f} to "
+        f"{max(woken[:5]):.0f}, 5 runs; bar {WAKE_MS}); {woken[5]:.0f} ms as soon as it sleeps, "
+        f"{woken[6]:.0f} with the blocks kept")
+
+
+def used_bytes(d):
+    memory = d.status()["memory"]
+    return memory["total_bytes"] - memory["free_bytes"]
+
+
+def other_takes_memory(d, w, model, request):
+    """While it sleeps: the request is refused; once the memory is free again it is answered."""
+    w.ask(sleep={})
+    with daemon(model=model) as other:
+        refused = w.generate(**request).error or {}
+        other.terminate()
+    return (refused.get("code") == "ERROR_UNAVAILABLE",
+            d.process.poll() is None and not w.generate(**request).error)
+
+
+def conversations():
+    """64 conversations of 8 turns, of which the device holds a quarter, with host memory for all and
+    without."""
+    name, model = ("8B", args.large) if args.large else ("0.6B", need_model())
+    n, turns, new = few(64, 8), 8, (984, 16)
+    working = stress.pool_bytes(model_config(model), n * turns * sum(new)) >> 20
+    results = []
+    for host in 0, working * 5 // 4:
+        with daemon(f"cache.kv_memory={working // 4}M", f"cache.host_memory={host}M",
+                    "scheduler.max_batch_tokens=8192", model=model) as d:
+            if host:
+                pinned_seconds(d, host << 20)
+            results.append(json.loads(d.ctl(
+                "bench", "--conversations", str(n), "--turns", str(turns), "--prompt-tokens",
+                str(new[0]), "--output-tokens", str(new[1]), "--think", "2", "--json").stdout))
+    without, with_host = results
+    rate = with_host["prompt_tok_s"] / without["prompt_tok_s"]
+    ttft = with_host["ttft_ms"]["p50"] / without["ttft_ms"]["p50"]
+    row(f"conversations, {name}", reached(rate >= 3 and ttft <= 0.2),
+        f"{n} x {turns} turns of {new[0]} + {new[1]}, 2 s to think, pool for a quarter: "
+        f"{with_host['prompt_tok_s']:.0f} prompt tok/s, {without['prompt_tok_s']:.0f} without host "
+        f"memory: {rate:.2f} x (bar 3); first token p50 {with_host['ttft_ms']['p50']:.0f} ms, "
+        f"{without['ttft_ms']['p50']:.0f}: {ttft:.2f} x (bar 0.2)")

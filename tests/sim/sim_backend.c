@@ -152,6 +152,13 @@ void sim_backend_copy_disk(struct sim_backend *to, const struct sim_backend *fro
         to->slots[TIER_DISK][i].written_step = to->slots[TIER_DISK][i].read_step = 0;
 }
 
+void sim_backend_empty_device(struct sim_backend *b)
+{
+    const size_t n = (size_t)b->o.n_blocks[TIER_DEVICE] * (size_t)b->o.block_len;
+
+    memset(b->slots[TIER_DEVICE], 0, n * sizeof(*b->slots[TIER_DEVICE]));
+}
+
 void sim_backend_free(struct sim_backend *b)
 {
     if (!b)

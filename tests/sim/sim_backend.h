@@ -30,6 +30,9 @@ struct sim_backend;
 int sim_backend_new(struct sim_backend **out, const struct sim_backend_options *options);
 void sim_backend_free(struct sim_backend *b);
 
+/* The device's memory is given back and taken again: its blocks hold nothing any more. */
+void sim_backend_empty_device(struct sim_backend *b);
+
 /* A new backend's disk becomes that of another with the same options. */
 void sim_backend_copy_disk(struct sim_backend *to, const struct sim_backend *from);
 

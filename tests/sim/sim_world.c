@@ -550,6 +550,29 @@ static const char *end(struct world *w)
     return wrong;
 }
 
+/* Nothing runs, and the device's memory is given back for a while. */
+static const char *sleep_idle(struct world *w)
+{
+    const int32_t hand_one_in = w->hand_one_in;
+    const char *wrong;
+
+    w->hand_one_in = INT32_MAX;
+    core_store_all(w->core, true);
+    do
+        wrong = advance(w, false);
+    while (!wrong && core_busy(w->core));
+    w->hand_one_in = hand_one_in;
+    core_store_end(w->core);
+    if (wrong)
+        return wrong;
+    w->counts->slept_blocks += (uint64_t)w->core->blocks->n_cached;
+    w->counts->lost_blocks += (uint64_t)core_empty_device(w->core);
+    sim_backend_empty_device(w->backend);
+    return w->core->blocks->n_cached > 0 && !PLANT(PLANT_SLEEP_KEEPS_BLOCKS)
+               ? "the device's blocks are found while it sleeps"
+               : look(w);
+}
+
 static const char *live(struct world *w, uint64_t n_steps)
 {
     const char *wrong = NULL;
@@ -561,8 +584,11 @@ static const char *live(struct world *w, uint64_t n_steps)
             !w->restoring && !PLANT(PLANT_SHORT_HASH) && /* records are linked by digests alone */
             rng_one_in(&w->rng, 1000))
             wrong = sim_restart(w, end);
-        if (!wrong && !w->fair && !w->timed && rng_one_in(&w->rng, 2000))
-            wrong = drain(w); /* an idle phase */
+        if (wrong || w->fair || w->timed || !rng_one_in(&w->rng, 1000))
+            continue;
+        wrong = drain(w); /* an idle phase */
+        if (!wrong && w->core->cache->n_pinned == 0)
+            wrong = sleep_idle(w);
     }
     if (!wrong)
         wrong = drain(w);

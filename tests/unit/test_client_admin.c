@@ -272,6 +272,29 @@ TEST(prompts_are_pinned)
     ck_assert_str_eq(op->chat->messages[0]->role, "user");
 }
 
+/* What to give back is all unless the options say; both calls tell how it is from now on. */
+TEST(sleep_and_wake)
+{
+    const struct nvllm_sleep_change *change;
+    struct nvllm_sleep_options options;
+
+    ANSWER(SLEPT, Slept, slept, .level = NVLLM__V1__SLEEP_LEVEL__SLEEP_ALL, .freed_bytes = 1 << 20,
+           .kept_tokens = 48, .lost_tokens = 16, .took_us = 7);
+    expect_ok(nvllm_sleep(client, NULL, MS, &change, &err));
+    ck_assert_int_eq(asked(OP(SLEEP))->sleep->level, NVLLM__V1__SLEEP_LEVEL__SLEEP_ALL);
+    ck_assert(change->level == NVLLM_SLEEP_ALL && change->freed_bytes == 1 << 20);
+    ck_assert(change->kept_tokens == 48 && change->lost_tokens == 16 && change->took_us == 7);
+    nvllm_sleep_options_init(&options);
+    options.level = NVLLM_SLEEP_WEIGHTS;
+    ANSWER(SLEPT, Slept, slept, .level = NVLLM__V1__SLEEP_LEVEL__SLEEP_WEIGHTS);
+    expect_ok(nvllm_sleep(client, &options, MS, NULL, &err));
+    ck_assert_int_eq(asked(OP(SLEEP))->sleep->level, NVLLM__V1__SLEEP_LEVEL__SLEEP_WEIGHTS);
+    ANSWER(SLEPT, Slept, slept, .took_us = 9);
+    expect_ok(nvllm_wake(client, MS, &change, &err));
+    ck_assert_ptr_nonnull(asked(OP(WAKE)));
+    ck_assert(change->level == NVLLM_SLEEP_NONE && change->took_us == 9);
+}
+
 /* ---- why */
 
 /* A request is explained by why it waits and what it needs. */
@@ -503,6 +526,7 @@ TEST(no_field_is_forgotten, .no_fixture = true)
     ck_rows(cached_prefix, CACHED_PREFIX_FIELDS(ROW));
     ck_rows(cache_report, CACHE_FIELDS(ROW));
     ck_rows(cache_changed, CACHE_CHANGE_FIELDS(ROW));
+    ck_rows(slept, SLEEP_CHANGE_FIELDS(ROW));
     /* Both kinds have the text, and the request is a message of its own. */
     ck_rows(explanation, WHY_WAITING_FIELDS(ROW) WHY_CACHED_FIELDS(ROW) - 1 + 1);
 }
@@ -525,6 +549,8 @@ TEST(words, .no_fixture = true)
     ck_assert_str_eq(nvllm_request_state_name((enum nvllm_request_state)99), "unknown");
     ck_assert_str_eq(nvllm_wait_reason_name((enum nvllm_wait_reason)99), "unknown");
     ck_assert_str_eq(nvllm_priority_name(NVLLM_PRIORITY_LOW), "low");
+    ck_assert_str_eq(nvllm_sleep_level_name(NVLLM_SLEEP_WEIGHTS), "weights");
+    ck_assert_str_eq(nvllm_sleep_level_name((enum nvllm_sleep_level)99), "none");
     ck_assert_str_eq(nvllm_priority_name(NVLLM_PRIORITY_HIGH), "high");
 }
 

@@ -419,7 +419,7 @@ static void set_otherwise(const char *key, struct options_change *c)
     ck_abort_msg("no value will do for %s", key);
 }
 
-/* Of all options those that change while the daemon runs are the limits and three more. */
+/* Of all options those that change while the daemon runs are the limits and four more. */
 TEST(all_else_needs_a_restart)
 {
     struct options_change c;
@@ -442,6 +442,7 @@ TEST(all_else_needs_a_restart)
         ck_assert_msg(c.n_changed == (strncmp(key, "limits.", 7) == 0 ||
                                       strcmp(key, "daemon.log_level") == 0 ||
                                       strcmp(key, "daemon.drain_timeout_s") == 0 ||
+                                      strcmp(key, "daemon.idle_sleep_s") == 0 ||
                                       strcmp(key, "scheduler.shares") == 0),
                       "%s", key);
         n++;

@@ -1,0 +1,175 @@
+/* engine_sleep.c - gives the backend's memory back while nothing runs, and takes it again for the
+ * first request; see inspect.h for what is kept.
+ *
+ * The engine thread does it between two steps. Requests that come while it wakes wait in the inbox,
+ * as during any step. */
+#include "engine/engine_private.h"
+
+#include <errno.h>
+#include <stdlib.h>
+
+static void publish_level(struct engine *g, enum sleep_level level)
+{
+    g->asleep = level;
+    engine_read_memory(g);
+    pthread_mutex_lock(&g->lock);
+    g->status.asleep = level;
+    pthread_mutex_unlock(&g->lock);
+    engine_publish_state(g, ENGINE_READY);
+}
+
+static uint64_t taken_bytes(const struct engine *g)
+{
+    struct backend_info i;
+
+    g->options.backend->info(g->backend, &i);
+    return i.weight_bytes + i.tiers[TIER_DEVICE].bytes + i.graph_bytes + i.workspace_bytes;
+}
+
+/* Copies the device's blocks to the tier below, and forgets them. 1; 0: a request has come, or the
+ * end, and they stay. */
+static int empty_device(struct engine *g, struct inspect_report *out, struct err *e)
+{
+    const int32_t block_len = g->options.backend_options.block_len;
+    struct core_stats stats;
+    int32_t n_lost;
+    int r = engine_store_down(g, true, UINT64_MAX, e);
+
+    core_store_end(g->core);
+    if (r <= 0)
+        return r;
+    core_stats(g->core, &stats);
+    n_lost = core_empty_device(g->core);
+    out->lost_tokens = n_lost * block_len;
+    out->kept_tokens = (stats.blocks_cached - n_lost) * block_len;
+    return 1;
+}
+
+/* With no request in the core. As empty_device(). */
+static int go_to_sleep(struct engine *g, enum sleep_level level, struct inspect_report *out,
+                       struct err *e)
+{
+    const uint64_t begin_us = engine_now_us(), before = taken_bytes(g);
+    struct core_stats stats;
+    int r = engine_finish_steps(g, e);
+
+    core_stats(g->core, &stats);
+    if (stats.blocks_pinned > 0)
+        level = SLEEP_WEIGHTS;
+    if (r == 0 && g->asleep < level) {
+        r = level == SLEEP_ALL ? empty_device(g, out, e) : 1;
+        if (r == 0)
+            return 0;
+        if (r > 0)
+            r = g->options.backend->sleep(g->backend, level != SLEEP_ALL, e);
+        if (r == 0)
+            publish_level(g, level);
+    }
+    out->level = g->asleep;
+    out->freed_bytes = before - taken_bytes(g);
+    out->took_us = engine_now_us() - begin_us;
+    return r < 0 ? r : 1;
+}
+
+/* -ENOMEM: it sleeps on. */
+static int wake(struct engine *g, struct err *e)
+{
+    XXH128_hash_t model;
+    int r;
+
+    if (!g->asleep)
+        return 0;
+    r = model_fingerprint(g->model, &model, e);
+    if (r == 0 && !digests_equal(model, g->fingerprint))
+        r = err_set(e, -ESTALE, "the model's files have changed while it slept");
+    if (r == 0)
+        r = g->options.backend->wake(g->backend, e);
+    if (r < 0)
+        return r;
+    g->committed_us = engine_now_us(); /* it is idle from now on */
+    publish_level(g, SLEEP_NONE);
+    return 0;
+}
+
+int engine_wake_for(struct engine *g, struct job *j, struct err *e)
+{
+    int r = wake(g, e);
+
+    if (r != -ENOMEM)
+        return r < 0 ? r : 1;
+    job_fail(j, &g->out, ENGINE_E_UNAVAILABLE, NULL, "the model sleeps and cannot wake: %s",
+             e->text);
+    return 0;
+}
+
+static int sleep_for(struct engine *g, struct job *j, struct inspect_report *out, struct err *e)
+{
+    struct core_stats stats;
+    int r;
+
+    core_stats(g->core, &stats);
+    if (!g->options.backend->sleep) {
+        job_fail(j, &g->out, ENGINE_E_UNSUPPORTED, NULL, "the %s backend cannot sleep",
+                 g->options.backend->name);
+        return 0;
+    }
+    r = stats.requests_running + stats.requests_waiting > 0
+            ? 0
+            : go_to_sleep(g, j->request.query.level, out, e);
+    if (r == 0)
+        job_fail(j, &g->out, ENGINE_E_UNAVAILABLE, NULL,
+                 "requests are in progress; a model sleeps only while there are none");
+    return r;
+}
+
+int engine_answer_sleep(struct engine *g, struct job *j, struct err *e)
+{
+    struct inspect_report *report = calloc(1, sizeof(*report));
+    const uint64_t begin_us = engine_now_us();
+    int r;
+
+    if (!report) {
+        job_fail(j, &g->out, ENGINE_E_INTERNAL, NULL, "out of memory");
+        return 0;
+    }
+    report->kind = j->request.query.kind;
+    if (report->kind == INSPECT_SLEEP) {
+        r = sleep_for(g, j, report, e);
+    } else {
+        r = engine_wake_for(g, j, e);
+        report->took_us = engine_now_us() - begin_us;
+    }
+    if (r <= 0) {
+        inspect_report_free(report);
+        return r;
+    }
+    j->terminal.report = report;
+    j->terminal.bytes += sizeof(*report);
+    job_end(j, ENGINE_REPORT, &g->out);
+    return 1;
+}
+
+uint64_t engine_sleep_time(struct engine *g)
+{
+    uint64_t after_us;
+
+    pthread_mutex_lock(&g->lock);
+    after_us = g->idle_sleep_us;
+    pthread_mutex_unlock(&g->lock);
+    return after_us && !g->asleep && g->options.backend->sleep ? g->committed_us + after_us : 0;
+}
+
+/* Without a tier below nobody has asked for the cache to be lost. */
+int engine_sleep_by_itself(struct engine *g, struct err *e)
+{
+    struct inspect_report ignored = {0};
+    struct core_stats stats;
+    int r;
+
+    core_stats(g->core, &stats);
+    r = go_to_sleep(g,
+                    stats.tiers[TIER_HOST].total + stats.tiers[TIER_DISK].total > 0 ? SLEEP_ALL
+                                                                                    : SLEEP_WEIGHTS,
+                    &ignored, e);
+    return r < 0 ? r : 0;
+}
