@@ -38,9 +38,10 @@
 
 #include "engine/sampling.h"
 
-enum { BATCH_VERSION = 2 };
+enum { BATCH_VERSION = 3 };
 
-/* Where the bytes of a KV block may lie. A block id names a place within one tier. */
+/* Where the bytes of a KV block may lie. A block id names a place within one tier; in block tables
+ * and slots the host tier's ids follow those of the device, as backend_info counts them. */
 enum tier { TIER_DEVICE, TIER_HOST, TIER_DISK, N_TIERS };
 
 /* One row whose logits are wanted and sampled from. */
@@ -84,17 +85,18 @@ static inline bool copy_is_of_disk(const struct batch_copy *c)
 
 /* The head. Counts first, then where the arrays begin, in bytes from the head's own begin. */
 struct batch {
-    uint32_t version;   /* BATCH_VERSION */
-    uint32_t reserved;  /* 0 */
-    uint64_t bytes;     /* of the whole block */
-    uint64_t checksum;  /* XXH3 of what is behind the head, in debug builds; else 0 */
-    uint64_t step;      /* 1, 2, 3, …: the order of submission */
-    int32_t n_tokens;   /* rows of this step */
-    int32_t n_seqs;     /* sequences with rows in this step */
-    int32_t n_decodes;  /* the first n_decodes sequences have one row each */
-    int32_t n_rows;     /* rows that are sampled from; at most max_seqs, drafts included */
-    int32_t n_updates;  /* sampler states to set first */
-    int32_t max_blocks; /* width of block_table */
+    uint32_t version;    /* BATCH_VERSION */
+    int32_t n_offloaded; /* of n_seqs: with all their blocks in the host tier. Where such a one has
+                          * a chunk, no other sequence has one */
+    uint64_t bytes;      /* of the whole block */
+    uint64_t checksum;   /* XXH3 of what is behind the head, in debug builds; else 0 */
+    uint64_t step;       /* 1, 2, 3, …: the order of submission */
+    int32_t n_tokens;    /* rows of this step */
+    int32_t n_seqs;      /* sequences with rows in this step */
+    int32_t n_decodes;   /* the first n_decodes sequences have one row each */
+    int32_t n_rows;      /* rows that are sampled from; at most max_seqs, drafts included */
+    int32_t n_updates;   /* sampler states to set first */
+    int32_t max_blocks;  /* width of block_table */
     int32_t n_history, n_bias, n_stop_ids; /* of all updates */
     int32_t n_masks;
     int32_t mask_words; /* (vocab_size + 31) / 32; 0 where n_masks is */
@@ -134,7 +136,7 @@ BATCH_ARRAY(int32_t, positions)             /* [n_tokens] 0-based place in the s
 BATCH_ARRAY(int32_t, slots)                 /* [n_tokens] block_id * block_len + offset: of K, V */
 BATCH_ARRAY(int32_t, q_start)               /* [n_seqs + 1] rows of i: q_start[i] .. q_start[i+1] */
 BATCH_ARRAY(int32_t, kv_len)                /* [n_seqs] tokens attended over, this step's too */
-BATCH_ARRAY(int32_t, block_table)           /* [n_seqs, max_blocks] device tier; unused: -1 */
+BATCH_ARRAY(int32_t, block_table)           /* [n_seqs, max_blocks]; unused: -1 */
 BATCH_ARRAY(struct batch_row, rows)         /* [n_rows] in order of row */
 BATCH_ARRAY(struct sampler_update, updates) /* [n_updates] */
 BATCH_ARRAY(struct batch_copy, copies)      /* [n_copies] */

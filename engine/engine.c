@@ -399,6 +399,7 @@ static int new_core(struct engine *g, struct err *e)
     };
     int r;
 
+    options.offload = info->offloads;
     if (info->copies)
         options.tier_blocks[TIER_HOST] = info->tiers[TIER_HOST].n_blocks;
     if (g->disk)

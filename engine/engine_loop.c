@@ -71,7 +71,8 @@ static void refuse(struct engine *g, struct job *j, int r, const struct core_req
                  cr->n_prompt, answer, g->status.max_seq_len);
     else if (r == CORE_E_NEVER_FITS)
         job_fail(j, &g->out, ENGINE_E_TOO_LONG, field,
-                 "a prompt of %d tokens and %s exceed the KV cache, %d tokens (cache.kv_memory)",
+                 "a prompt of %d tokens and %s exceed the KV cache, %d tokens (cache.kv_memory, or "
+                 "cache.host_memory beyond it)",
                  cr->n_prompt, answer, pool_tokens(g, cr));
     else
         job_fail(j, &g->out, ENGINE_E_INTERNAL, NULL, "out of memory");
@@ -344,7 +345,7 @@ static void learn_cost(struct engine *g, uint64_t step)
     const uint64_t begin = submitted > g->committed_us ? submitted : g->committed_us;
 
     g->committed_us = now;
-    if (submitted <= g->resumed_us)
+    if (submitted <= g->resumed_us || b->n_offloaded > 0) /* which wait for host memory */
         return;
     step_cost_learn(&g->cost, b->n_decodes, b->n_tokens - b->n_decodes, (double)(now - begin));
     core_set_cost(g->core, &g->cost);

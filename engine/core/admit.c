@@ -30,9 +30,9 @@ static int32_t blocks_promised(const struct core *c)
     int32_t n = 0;
 
     SEQUENCE_EACH (s, &c->prefilling)
-        n += blocks_to_begin(c, s) - s->n_table;
+        n += core_is_offloaded(s) ? 0 : blocks_to_begin(c, s) - s->n_table;
     SEQUENCE_EACH (s, &c->decoding)
-        n += core_needs_block(c, s);
+        n += !core_is_offloaded(s) && core_needs_block(c, s);
     return n;
 }
 
@@ -40,8 +40,12 @@ static int32_t blocks_promised(const struct core *c)
  * of each user cannot cause thrashing. */
 static int64_t blocks_for(const struct core *c, const struct sequence *s, int32_t promised)
 {
-    int64_t n = (int64_t)c->blocks->n_free + c->blocks->n_cached - promised;
+    const struct blocks *b = core_blocks_of(c, s);
+    int64_t n = (int64_t)b->n_free + b->n_cached;
 
+    if (core_is_offloaded(s))
+        return n;
+    n -= promised;
     return s->request->user->n_running > 0 ? n - c->watermark : n;
 }
 
@@ -55,10 +59,10 @@ void core_needs(struct core *c, const struct sequence *s, int32_t *needed, int32
     for (int32_t n = 0; n < max; n++) {
         node = prefix_cache_lookup(c->cache, prefix_cache_chain(c->cache, node),
                                    sequence_tokens(s, n * len, len, c->block_tokens));
-        if (!node || node->location[TIER_DEVICE] < 0)
+        if (!node || node->location[s->request->home] < 0)
             break;
         /* Those that nobody holds are available, too. */
-        n_shared += blocks_refs(c->blocks, node->location[TIER_DEVICE]) > 0;
+        n_shared += blocks_refs(core_blocks_of(c, s), node->location[s->request->home]) > 0;
     }
     *needed = blocks_to_begin(c, s) - n_shared;
     *available = left > 0 ? (int32_t)left : 0;
@@ -110,7 +114,8 @@ static bool wait_for_prefix(struct core *c, struct sequence *s, int32_t n, int32
         struct sequence *a = c->slots[i];
         int32_t end;
 
-        if (!a || a->request->ns != s->request->ns || a->n_written >= (n + 1) * len ||
+        if (!a || a->request->ns != s->request->ns ||
+            (core_is_offloaded(s) && !core_is_offloaded(a)) || a->n_written >= (n + 1) * len ||
             !prefix_cache_node(c->cache, a->chain))
             continue;
         end = positions_to_come(c, a, s) / (int32_t)len;
@@ -126,7 +131,23 @@ static bool wait_for_prefix(struct core *c, struct sequence *s, int32_t n, int32
 
 /* ---- admission */
 
-enum admission { ADMITTED, WAITS_FOR_PREFIX, NO_ROOM };
+enum admission { ADMITTED, HELD_BACK, NO_ROOM };
+
+/* One sequence runs offloaded at a time: each uses all the bandwidth to host memory. The next one
+ * waits for its end. */
+static bool wait_for_offloaded(struct core *c, struct sequence *s)
+{
+    for (int32_t i = 0; i < c->options.max_seqs; i++) {
+        struct sequence *a = c->slots[i];
+
+        if (!a || !core_is_offloaded(a) || !sequence_runs(a))
+            continue;
+        core_hold_back(s, SEQ_WAITING_PREFIX, &a->waiters);
+        s->prefix_blocks = INT32_MAX;
+        return true;
+    }
+    return false;
+}
 
 /* The sequence takes a slot, with n_found blocks of its prefix. */
 static void begin(struct core *c, struct sequence *s, int32_t n_found, uint64_t chain,
@@ -138,6 +159,8 @@ static void begin(struct core *c, struct sequence *s, int32_t n_found, uint64_t 
     c->n_queued_tokens -= sequence_n_tokens(s);
     s->slot = c->free_slots[--c->n_free_slots];
     c->slots[s->slot] = s;
+    c->n_offloaded += core_is_offloaded(s);
+    c->n_offloads += core_is_offloaded(s);
     s->table = c->tables + (size_t)s->slot * (size_t)c->max_blocks;
     s->n_table = s->n_chained = n_found;
     s->n_planned = s->n_written = n_found * c->options.block_len;
@@ -173,15 +196,17 @@ static enum admission admit(struct core *c, struct step *st, struct sequence *s,
     int32_t *table = c->tables + (size_t)c->free_slots[c->n_free_slots - 1] * (size_t)c->max_blocks;
     uint64_t chain = prefix_cache_chain(c->cache, &s->request->ns->root);
     bool alone = core_n_running(c) == 0 && list_empty(&c->draining);
-    enum admission result = WAITS_FOR_PREFIX;
+    enum admission result = HELD_BACK;
     int32_t n = 0;
 
     if (!alone && (sequence_waits_for_first(s) ||
                    (s->n_lacking > blocks_for(c, s, *promised) && c->planned < s->retry_step)))
         return NO_ROOM;
+    if (core_is_offloaded(s) && c->n_offloaded > 0 && !PLANT(PLANT_OFFLOAD_TWO))
+        return wait_for_offloaded(c, s) ? HELD_BACK : NO_ROOM;
     while (n < max &&
            prefix_cache_hold(c->cache, &chain, sequence_tokens(s, n * len, len, c->block_tokens),
-                             &table[n]))
+                             s->request->home, &table[n]))
         n++;
     if (!wait_for_prefix(c, s, n, max, chain)) {
         s->n_lacking = blocks_to_begin(c, s) - n;
@@ -191,14 +216,14 @@ static enum admission admit(struct core *c, struct step *st, struct sequence *s,
             result = NO_ROOM;
         } else if (!core_load(c, st, s, n, max, chain)) {
             fair_pass(&c->fair, s, core_pool(c));
-            *promised += s->n_lacking;
+            *promised += core_is_offloaded(s) ? 0 : s->n_lacking;
             begin(c, s, n, chain, now_us);
             core_count_runnable(c, st, s);
             return ADMITTED;
         }
     }
     while (n > 0)
-        blocks_unref(c->blocks, table[--n]);
+        blocks_unref(core_blocks_of(c, s), table[--n]);
     return result;
 }
 

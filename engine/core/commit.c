@@ -15,9 +15,11 @@ static bool is_stop_id(const struct sampling *s, int32_t id)
  * whoever shared it would break as well. */
 static void forget_blocks(struct core *c, struct sequence *s)
 {
+    const struct blocks *b = core_blocks_of(c, s);
+
     for (int32_t i = 0; i < s->n_table; i++)
-        if (blocks_node(c->blocks, s->table[i]))
-            prefix_cache_remove(c->cache, blocks_node(c->blocks, s->table[i]));
+        if (blocks_node(b, s->table[i]))
+            prefix_cache_remove(c->cache, blocks_node(b, s->table[i]));
     s->chain = 0;
 }
 

@@ -66,7 +66,11 @@ int core_new(struct core **out, const struct core_options *options)
     if (!c)
         return -ENOMEM;
     c->options = *options;
-    c->max_blocks = least(core_blocks_for(c, options->max_seq_len), options->n_blocks);
+    if (options->tier_blocks[TIER_HOST] > INT32_MAX / options->block_len - options->n_blocks)
+        c->options.offload = false; /* slots are int32 */
+    c->max_blocks =
+        least(core_blocks_for(c, options->max_seq_len),
+              core_host_room(c) > options->n_blocks ? core_host_room(c) : options->n_blocks);
     list_init(&c->all);
     list_init(&c->prefilling);
     list_init(&c->decoding);
@@ -174,7 +178,7 @@ void core_hold_back(struct sequence *s, enum sequence_state state, struct list *
     list_append(waiters, &s->link);
 }
 
-int32_t core_room(const struct core *c, const struct core_request *r)
+static int32_t room_on_device(const struct core *c, const struct core_request *r)
 {
     int32_t n_pinned = c->cache->n_pinned;
     struct cache_namespace *ns;
@@ -183,6 +187,22 @@ int32_t core_room(const struct core *c, const struct core_request *r)
         return c->options.n_blocks;
     ns = prefix_cache_find(c->cache, c->options.share_all ? 0 : r->client, r->cache_salt);
     return c->options.n_blocks - n_pinned + core_pinned_prefix(c, ns, r->prompt, r->n_prompt);
+}
+
+/* Where the blocks of a request are to be: on the device if it has room. */
+static enum tier home_of(const struct core *c, const struct core_request *r)
+{
+    const int64_t longest = (int64_t)r->n_prompt + r->max_tokens - 1;
+    const int32_t on_device = room_on_device(c, r);
+
+    return longest > (int64_t)on_device * c->options.block_len && core_host_room(c) > on_device
+               ? TIER_HOST
+               : TIER_DEVICE;
+}
+
+int32_t core_room(const struct core *c, const struct core_request *r)
+{
+    return home_of(c, r) == TIER_HOST ? core_host_room(c) : room_on_device(c, r);
 }
 
 uint64_t core_request_bytes(int32_t n, int32_t n_bias, int32_t n_stop_ids)
@@ -230,6 +250,7 @@ int core_admit(struct core *c, const struct core_request *r, uint64_t now_us)
         drop_request(c, q);
         return -ENOMEM;
     }
+    q->home = home_of(c, r);
     list_append(&c->all, &q->in_core);
     if (q->deadline_us)
         heap_insert(&c->deadlines, &q->by_deadline);
@@ -273,14 +294,14 @@ void core_halt(struct core *c, struct sequence *s, enum sequence_state state)
     s->request->user->n_blocks -= s->n_taken;
     s->n_taken = 0;
     s->n_returning = 0;
-    for (int32_t i = 0; i < s->n_table; i++)
+    for (int32_t i = 0; i < s->n_table && !core_is_offloaded(s); i++)
         s->n_returning += blocks_refs(c->blocks, s->table[i]) == 1;
     c->n_returning += s->n_returning;
     s->request->n_draining++;
     list_append(&c->draining, &s->link);
     if (PLANT(PLANT_FREE_IN_FLIGHT))
         while (s->n_table > 0)
-            blocks_unref(c->blocks, s->table[--s->n_table]);
+            blocks_unref(core_blocks_of(c, s), s->table[--s->n_table]);
     if (!PLANT(PLANT_LOST_WAKE))
         core_wake(c, s, true);
     if (s->last_step <= c->committed)
@@ -296,7 +317,8 @@ void core_drained(struct core *c, struct sequence *s)
     list_remove(&s->link);
     c->n_returning -= s->n_returning;
     while (s->n_table > 0) /* from the end on: of a chain the tail is reused first */
-        blocks_unref(c->blocks, s->table[--s->n_table]);
+        blocks_unref(core_blocks_of(c, s), s->table[--s->n_table]);
+    c->n_offloaded -= core_is_offloaded(s);
     s->table = NULL;
     c->slots[s->slot] = NULL;
     c->free_slots[c->n_free_slots++] = s->slot;

@@ -39,6 +39,8 @@ struct core_options {
     bool replay; /* what was sampled is computed again a token a step, and only blocks of prompts
                   * are found: where chunks and decodes round differently, a sequence's numbers do
                   * not change with preemptions and hits */
+    bool
+        offload; /* requests that are too large for the device have their blocks in the host tier */
     int32_t tier_blocks[N_TIERS]; /* of the tiers below the device, 0: none; [TIER_DEVICE] unused */
     bool restores;                /* core_restore() is called: until core_restored() nothing goes to
                                    * disk */
@@ -131,7 +133,8 @@ int core_new(struct core **out, const struct core_options *options); /* -ENOMEM,
 void core_free(struct core *c);
 
 /* Blocks that a request may come to hold: every unpinned block of the pool, and the pinned blocks
- * of its own prefix. */
+ * of its own prefix; where it needs more, those of the host tier beyond as many as the device has.
+ */
 int32_t core_room(const struct core *c, const struct core_request *r);
 
 /* Sets the shares of users that do not have the usual one, see fair.h. Takes over the array. */

@@ -142,7 +142,7 @@ static int32_t most_needed(const struct core *c)
     int32_t most = 0;
 
     LIST_EACH (const struct request, q, in_core, &c->all)
-        if (core_blocks_at_most(c, q) > most)
+        if (q->home == TIER_DEVICE && core_blocks_at_most(c, q) > most)
             most = core_blocks_at_most(c, q);
     return most;
 }

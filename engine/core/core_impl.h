@@ -71,7 +71,9 @@ struct core {
     int64_t n_queued_tokens; /* known tokens of the sequences that wait */
     int32_t n_requests, n_requests_running;
     int64_t n_alive;     /* choices that have not ended */
-    int32_t n_returning; /* blocks freed when the draining sequences finish */
+    int32_t n_offloaded; /* sequences with tables of host blocks: at most 1 */
+    bool host_short;     /* in the step being planned such a one did not get a block */
+    int32_t n_returning; /* device blocks freed when the draining sequences finish */
 
     struct sequence **slots; /* [max_seqs] who has it, or NULL */
     int32_t *free_slots;     /* [n_free_slots] */
@@ -107,6 +109,7 @@ struct core {
     uint64_t n_prefix_waits; /* sequences that waited for a prefix */
     uint64_t n_yields;       /* preempted for another user's part */
     uint64_t n_loads;        /* sequences that waited for copies */
+    uint64_t n_offloads;     /* sequences that ran offloaded */
     uint64_t n_drafts, n_accepted;
 };
 
@@ -116,6 +119,15 @@ static inline int32_t core_blocks_for(const struct core *c, int32_t n_tokens)
     const int64_t len = c->options.block_len;
 
     return (int32_t)((n_tokens + len - 1) >> __builtin_ctz((unsigned)len));
+}
+
+/* Blocks that one offloaded request may have: so many are left where every device block has a copy
+ * in the host tier, which stays there. */
+static inline int32_t core_host_room(const struct core *c)
+{
+    const int32_t n = c->options.tier_blocks[TIER_HOST] - c->options.n_blocks;
+
+    return c->options.offload && n > 0 ? n : 0;
 }
 
 /* Of a sequence at its end; the last token needs no slot. */
@@ -130,6 +142,17 @@ static inline int32_t core_n_chunked(const struct core *c, const struct sequence
 {
     return c->options.replay && !PLANT(PLANT_REPLAY_IN_CHUNKS) ? s->request->n_prompt
                                                                : sequence_n_tokens(s);
+}
+
+static inline bool core_is_offloaded(const struct sequence *s)
+{
+    return s->request->home == TIER_HOST;
+}
+
+/* Those that its table names. */
+static inline struct blocks *core_blocks_of(const struct core *c, const struct sequence *s)
+{
+    return c->tiers[s->request->home];
 }
 
 static inline bool core_needs_block(const struct core *c, const struct sequence *s)
@@ -165,7 +188,8 @@ struct step_entry *step_add(struct step *st, struct sequence *s, bool decode);
 bool step_has_room_for_update(const struct step *st, const struct sequence *s);
 void step_add_update(struct step *st, struct step_entry *e);
 
-const struct batch *step_build(struct step *st, int32_t block_len);
+/* n_blocks: of the device. */
+const struct batch *step_build(struct step *st, int32_t block_len, int32_t n_blocks);
 
 /* core.c */
 /* A choice that has not ended; or NULL. */

@@ -106,6 +106,8 @@ static struct row *sorted_rows(const struct core *c)
 
 static void add_refs(struct core *c, const struct sequence *s)
 {
+    if (core_is_offloaded(s))
+        return;
     for (int32_t b = 0; b < s->n_table; b++)
         c->block_refs[s->table[b]]++;
 }
@@ -116,6 +118,8 @@ static int32_t count_refs(struct core *c, const struct sequence *s, int32_t *sha
 {
     int32_t n = 0;
 
+    if (core_is_offloaded(s))
+        return 0;
     for (int32_t b = 0; b < s->n_table; b++) {
         int32_t *refs = &c->block_refs[s->table[b]];
 

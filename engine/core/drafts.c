@@ -48,7 +48,7 @@ int32_t core_n_drafts(const struct core *c, const struct step *st, const struct 
     n = least(n, st->max.n_seqs - st->n_drafts - core_n_running(c));
     if (s->request->masks)
         n = least(n, least(s->n_masks, c->options.max_masks - st->head.n_masks) - 1);
-    return n > 0 ? n : 0;
+    return n > 0 && !core_is_offloaded(s) ? n : 0;
 }
 
 void core_want_rows(struct step *st, struct step_entry *e, int32_t n_drafts)

@@ -14,15 +14,20 @@ static int32_t excess(const struct core *c, const struct fair_user *u, enum reso
                          : fair_excess(&c->fair, u, u->n_blocks, core_pool(c));
 }
 
+static bool may_give(const struct sequence *s, enum resource what)
+{
+    return s && sequence_runs(s) && (what == SLOTS || !core_is_offloaded(s));
+}
+
 /* The oldest sequence of the highest class is never preempted: so it ends, and so all do. */
-static const struct sequence *find_oldest(const struct core *c)
+static const struct sequence *find_oldest(const struct core *c, enum resource what)
 {
     const struct sequence *oldest = NULL;
 
     for (int32_t i = 0; i < c->options.max_seqs; i++) {
         const struct sequence *s = c->slots[i];
 
-        if (s && sequence_runs(s) &&
+        if (may_give(s, what) &&
             (!oldest || s->request->priority > oldest->request->priority ||
              (s->request->priority == oldest->request->priority && s->order < oldest->order)))
             oldest = s;
@@ -62,13 +67,13 @@ static bool goes_before(const struct core *c, const struct sequence *a, const st
 static struct sequence *find_victim(const struct core *c, const struct sequence *s,
                                     enum resource what)
 {
-    const struct sequence *oldest = find_oldest(c);
+    const struct sequence *oldest = find_oldest(c, what);
     struct sequence *best = NULL;
 
     for (int32_t i = 0; i < c->options.max_seqs; i++) {
         struct sequence *v = c->slots[i];
 
-        if (v && v != oldest && sequence_runs(v) && (!s || may_yield(c, v, s, what)) &&
+        if (may_give(v, what) && v != oldest && (!s || may_yield(c, v, s, what)) &&
             (!best || goes_before(c, v, best, what)))
             best = v;
     }
@@ -114,7 +119,8 @@ void core_claim_blocks(struct core *c, const struct sequence *s, int64_t n)
 
     /* A user with nothing that runs has a claim to more than its part, too: else a request that
      * needs more would never run. */
-    if (u->n_running > 0 && u->n_blocks + n > fair_part(&c->fair, u, core_pool(c)))
+    if (core_is_offloaded(s) ||
+        (u->n_running > 0 && u->n_blocks + n > fair_part(&c->fair, u, core_pool(c))))
         return;
     FAIR_EACH (other, &c->fair)
         if (other != u && other->vtime >= u->vtime)

@@ -225,15 +225,15 @@ struct node *prefix_cache_lookup(const struct prefix_cache *p, uint64_t chain,
 }
 
 bool prefix_cache_hold(struct prefix_cache *p, uint64_t *chain, const int32_t *tokens,
-                       int32_t *block_id)
+                       enum tier tier, int32_t *block_id)
 {
     struct node *n = prefix_cache_lookup(p, *chain, tokens);
-    const int32_t id = n ? n->location[TIER_DEVICE] : -1;
+    const int32_t id = n ? n->location[tier] : -1;
 
     if (id < 0)
         return false;
-    if (!PLANT(PLANT_SHARE_NO_REF) || blocks_refs(p->tiers[TIER_DEVICE], id) == 0)
-        blocks_ref(p->tiers[TIER_DEVICE], id);
+    if (!PLANT(PLANT_SHARE_NO_REF) || blocks_refs(p->tiers[tier], id) == 0)
+        blocks_ref(p->tiers[tier], id);
     n->used_us = p->now_us;
     *chain = prefix_cache_chain(p, n);
     *block_id = id;
@@ -341,8 +341,8 @@ static struct node *node_new(struct prefix_cache *p, struct node *parent, const 
     return n;
 }
 
-void prefix_cache_insert(struct prefix_cache *p, uint64_t *chain, int32_t block_id,
-                         const int32_t *tokens)
+void prefix_cache_insert(struct prefix_cache *p, uint64_t *chain, const int32_t *tokens,
+                         enum tier tier, int32_t block_id)
 {
     struct node *parent = prefix_cache_node(p, *chain), *n;
     XXH128_hash_t digest;
@@ -354,7 +354,7 @@ void prefix_cache_insert(struct prefix_cache *p, uint64_t *chain, int32_t block_
     if (!n)
         n = node_new(p, parent, tokens, digest);
     *chain = prefix_cache_chain(p, n);
-    if (prefix_cache_place(p, *chain, TIER_DEVICE, block_id))
+    if (prefix_cache_place(p, *chain, tier, block_id))
         n->written_us = n->used_us = p->now_us;
 }
 

@@ -159,16 +159,16 @@ static inline struct node *prefix_cache_first(const struct node *n)
 /* The node of tokens [block_len] behind a chain; or NULL. */
 struct node *prefix_cache_lookup(const struct prefix_cache *p, uint64_t chain,
                                  const int32_t *tokens);
-/* Finds the device block of tokens behind *chain, which then becomes its node, and takes a
- * reference to it. */
+/* Finds a tier's block of tokens behind *chain, which then becomes its node, and takes a reference
+ * to it. */
 bool prefix_cache_hold(struct prefix_cache *p, uint64_t *chain, const int32_t *tokens,
-                       int32_t *block_id);
+                       enum tier tier, int32_t *block_id);
 
-/* Lists a written device block that the caller holds. If the node has a device block already, the
+/* Lists a written block of a tier that the caller holds. If the node has a block there already, the
  * caller's stays unlisted. Either way *chain becomes the node. If the end of the chain is gone,
  * nothing happens. */
-void prefix_cache_insert(struct prefix_cache *p, uint64_t *chain, int32_t block_id,
-                         const int32_t *tokens);
+void prefix_cache_insert(struct prefix_cache *p, uint64_t *chain, const int32_t *tokens,
+                         enum tier tier, int32_t block_id);
 /* Removes the node and all behind it, with their pins; how many nodes that were. */
 int32_t prefix_cache_remove(struct prefix_cache *p, struct node *n);
 

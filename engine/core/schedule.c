@@ -27,7 +27,8 @@ struct plan {
     int32_t max_rows;    /* of prompts */
     int32_t max_decodes; /* before prompts have had theirs */
     bool prompts_first;
-    bool last; /* the second pass: what is left goes to whoever can use it */
+    bool no_chunks; /* an offloaded sequence has them */
+    bool last;      /* the second pass: what is left goes to whoever can use it */
     bool decodes_full, prompts_full;
 };
 
@@ -35,10 +36,15 @@ struct plan {
 
 static bool take_block(struct core *c, struct sequence *s)
 {
+    const enum tier home = s->request->home;
+    const int32_t within = home == TIER_HOST ? c->options.n_blocks + 1 : 1;
+
     must(s->n_table < c->max_blocks);
-    if (!prefix_cache_take(c->cache, TIER_DEVICE, 1, &s->table[s->n_table]))
+    if (!prefix_cache_take(c->cache, home, within, &s->table[s->n_table]))
         return false;
     s->n_table++;
+    if (home == TIER_HOST)
+        return true;
     s->n_taken++;
     s->request->user->n_blocks++;
     return true;
@@ -55,6 +61,10 @@ static bool take_block_or_preempt(struct core *c, struct sequence *s)
     while (!take_block(c, s)) {
         struct sequence *victim;
 
+        if (core_is_offloaded(s)) { /* copies under way hold the others */
+            c->host_short = true;
+            return false;
+        }
         if (c->n_short < c->n_returning) {
             c->n_short++;
             return false;
@@ -78,8 +88,9 @@ void core_list_blocks(struct core *c, struct sequence *s, int32_t n_positions)
 
     n_positions = least(n_positions, core_n_chunked(c, s)) + PLANT(PLANT_OFF_BY_ONE_FULL);
     for (; n_positions - s->n_chained * len >= len; s->n_chained++)
-        prefix_cache_insert(c->cache, &s->chain, s->table[s->n_chained],
-                            sequence_tokens(s, s->n_chained * len, len, c->block_tokens));
+        prefix_cache_insert(c->cache, &s->chain,
+                            sequence_tokens(s, s->n_chained * len, len, c->block_tokens),
+                            s->request->home, s->table[s->n_chained]);
 }
 
 /* ---- rows of one sequence */
@@ -256,7 +267,7 @@ static bool line_up_prompts(struct core *c, const struct step *st, int32_t klass
         struct fair_user *u = s->request->user;
 
         if ((int32_t)s->request->priority != klass || s->last_step == st->head.step ||
-            chunk_left(c, st, s) == 0)
+            core_is_offloaded(s) || chunk_left(c, st, s) == 0)
             continue;
         list_append(&u->prompts, &s->in_plan);
         any = true;
@@ -284,7 +295,8 @@ static int32_t prompt_rows_left(const struct core *c, const struct plan *p)
 
 static bool may_have_prompt(const struct core *c, const struct plan *p, const struct fair_user *u)
 {
-    return !list_empty(&u->prompts) && !p->prompts_full && prompt_rows_left(c, p) > 0;
+    return !list_empty(&u->prompts) && !p->prompts_full && !p->no_chunks &&
+           prompt_rows_left(c, p) > 0;
 }
 
 /* The user whose row is granted next; NULL: there is none. */
@@ -316,7 +328,7 @@ static void grant_decode(struct core *c, struct plan *p, struct fair_user *u)
     }
     if (!p->last)
         us = fmin(us, u->quota_us - u->planned_us - c->fair.decode_us);
-    drafts = fmax(us / c->fair.row_us, 0);
+    drafts = p->no_chunks ? 0 : fmax(us / c->fair.row_us, 0); /* they are a chunk */
     s = pop(&u->decoding);
     if (may_decode(c, p->step, s)) /* not preempted since */
         p->n_rows += plan_decode(c, p->step, s, drafts < left ? (int32_t)drafts : left);
@@ -388,14 +400,37 @@ static void count_running(const struct core *c, const struct step *st)
     }
 }
 
+/* The offloaded sequence that has the step's chunks to itself, for each chunk reads its whole
+ * history from host memory: in half of the steps where other prompts go on, too. Or NULL. */
+static struct sequence *alone_in_step(const struct core *c, const struct step *st)
+{
+    struct sequence *alone = NULL;
+    bool others = false;
+
+    if (c->n_offloaded == 0)
+        return NULL;
+    SEQUENCE_EACH (s, &c->prefilling) {
+        if (chunk_left(c, st, s) == 0)
+            continue;
+        if (core_is_offloaded(s) && (s->loaded || step_has_room_for_update(st, s)))
+            alone = s;
+        others |= !core_is_offloaded(s);
+    }
+    return others && st->head.step / 2 % 2 ? NULL : alone;
+}
+
 static void schedule(struct core *c, struct step *st, uint64_t now_us)
 {
     struct plan p = {.step = st};
+    struct sequence *alone;
 
     c->n_short = 0;
+    c->host_short = false;
     fair_step_begin(&c->fair, &c->cost);
     count_running(c, st);
     core_admit_waiting(c, st, now_us);
+    alone = alone_in_step(c, st);
+    p.no_chunks = alone && !PLANT(PLANT_OFFLOAD_CHUNKS);
     p.limit_us = fair_step_limit(&c->fair, c->options.max_batch_tokens);
     p.max_decodes = decode_budget(c, st->head.step);
     p.max_rows = prompt_budget(c, least(c->n_decoding, p.max_decodes));
@@ -405,6 +440,8 @@ static void schedule(struct core *c, struct step *st, uint64_t now_us)
             while (!list_empty(&u->decoding))
                 grant_decode(c, &p, u);
     plan_pass(c, &p);
+    if (alone)
+        p.n_rows += plan_chunk(c, st, alone, c->options.max_batch_tokens - st->head.n_decodes);
     p.last = true;
     p.max_rows = prompt_budget(c, st->head.n_decodes);
     plan_pass(c, &p);
@@ -422,11 +459,12 @@ int core_next(struct core *c, const struct batch **batch, uint64_t now_us)
     st->n_drafts = 0;
     if (c->n_requests > 0)
         schedule(c, st, now_us);
-    core_copy_down(c, st);
+    if (!c->host_short)
+        core_copy_down(c, st);
     /* An empty step is for copies alone: with the last one, what waits for them can go on. */
     if (st->head.n_seqs + st->head.n_copies == 0 && (core_in_flight(c) > 0 || c->n_copies == 0))
         return c->n_requests + c->n_copies == 0 ? CORE_IDLE : CORE_WAIT;
-    *batch = step_build(st, c->options.block_len);
+    *batch = step_build(st, c->options.block_len, c->options.n_blocks);
     c->planned++;
     return CORE_OK;
 }

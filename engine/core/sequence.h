@@ -76,6 +76,7 @@ struct request {
     uint64_t client_id;
     struct fair_user *user;
     struct cache_namespace *ns;
+    enum tier home; /* of all blocks in its tables: the device, or offloaded the host tier */
     int32_t n_prompt;
     int32_t max_tokens;
     int32_t n;

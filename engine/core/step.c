@@ -124,9 +124,11 @@ static void build_rows(struct batch *b, struct step_entry *e, struct batch *f)
 }
 
 /* Appends one entry to the arrays. */
-static void build_entry(struct batch *b, struct step_entry *e, int shift, struct batch *f)
+static void build_entry(struct batch *b, struct step_entry *e, int shift, int32_t n_blocks,
+                        struct batch *f)
 {
     struct sequence *s = e->sequence;
+    const int32_t first = core_is_offloaded(s) && !PLANT(PLANT_OFFLOAD_IDS) ? n_blocks : 0;
     int32_t *tokens = (int32_t *)batch_at(b, b->tokens_at) + f->n_tokens;
     int32_t *positions = (int32_t *)batch_at(b, b->positions_at) + f->n_tokens;
     int32_t *slots = (int32_t *)batch_at(b, b->slots_at) + f->n_tokens;
@@ -143,9 +145,11 @@ static void build_entry(struct batch *b, struct step_entry *e, int shift, struct
         tokens[n_known + i] = s->drafts[i];
     for (int32_t i = 0, pos = e->start; i < e->n; i++, pos++) {
         positions[i] = pos;
-        slots[i] = (s->table[pos >> shift] << shift) + (pos & mask);
+        slots[i] = ((first + s->table[pos >> shift]) << shift) + (pos & mask);
     }
     memcpy(table, s->table, (size_t)s->n_table * sizeof(*table));
+    for (int32_t i = 0; first > 0 && i < s->n_table; i++)
+        table[i] += first;
     for (int32_t i = s->n_table; i < b->max_blocks; i++)
         table[i] = -1;
     f->n_tokens += e->n;
@@ -156,7 +160,7 @@ static void build_entry(struct batch *b, struct step_entry *e, int shift, struct
         build_update(b, s, f);
 }
 
-const struct batch *step_build(struct step *st, int32_t block_len)
+const struct batch *step_build(struct step *st, int32_t block_len, int32_t n_blocks)
 {
     struct batch *b = st->batch;
     struct batch filled = {0};
@@ -169,6 +173,7 @@ const struct batch *step_build(struct step *st, int32_t block_len)
 
         b->n_tokens += e->n;
         b->n_rows += e->wanted;
+        b->n_offloaded += core_is_offloaded(e->sequence);
         if (e->sequence->n_table > b->max_blocks)
             b->max_blocks = e->sequence->n_table;
     }
@@ -179,7 +184,7 @@ const struct batch *step_build(struct step *st, int32_t block_len)
     for (int decode = 1; decode >= 0; decode--)
         for (int32_t i = 0; i < st->head.n_seqs; i++)
             if (st->entries[i].decode == decode)
-                build_entry(b, &st->entries[i], shift, &filled);
+                build_entry(b, &st->entries[i], shift, n_blocks, &filled);
     append(batch_at(b, b->copies_at), &filled.n_copies, st->copies, st->head.n_copies,
            sizeof(*st->copies));
     batch_seal(b);

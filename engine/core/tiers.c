@@ -154,33 +154,44 @@ static bool has_room_to_load(const struct core *c, int32_t n)
            n_loading + n <= c->blocks->n_free + c->blocks->n_cached + c->n_arriving;
 }
 
+/* The highest tier, from home down, that has the node's bytes; N_TIERS: none. */
+static int tier_below(const struct node *n, enum tier home)
+{
+    int t = (int)home;
+
+    while (t < N_TIERS && n->location[t] < 0)
+        t++;
+    return t;
+}
+
 bool core_load(struct core *c, struct step *st, struct sequence *s, int32_t n, int32_t max,
                uint64_t chain)
 {
     const int32_t len = c->options.block_len, n_held = n;
+    const enum tier home = s->request->home;
     uint64_t last = 0;
     bool waits = false, room = false, looked = false;
 
     for (; c->max_copies > 0 && n < max; n++) {
         struct node *node =
             prefix_cache_lookup(c->cache, chain, sequence_tokens(s, n * len, len, c->block_tokens));
-        const enum tier t = node ? prefix_cache_highest(node) : TIER_DEVICE;
+        const int t = node ? tier_below(node, home) : N_TIERS;
 
         chain = node ? prefix_cache_chain(c->cache, node) : 0; /* a copy may remove the node */
-        if (!node)
+        if (t == N_TIERS)
             break;
-        if (t == TIER_DEVICE)
+        if (t == (int)home)
             continue;
         if (!node->loading) { /* for another sequence */
             if (s->n_loads == N_TIERS * c->max_blocks)
                 break;
-            room = looked ? room : has_room_to_load(c, max - n);
+            room = looked ? room : home != TIER_DEVICE || has_room_to_load(c, max - n);
             looked = true;
             if (!room || c->n_copies == c->max_copies) {
                 waits = true;
                 break;
             }
-            if (!begin_copy(c, st, node, t, tier_above(c, t))) {
+            if (!begin_copy(c, st, node, (enum tier)t, tier_above(c, t))) {
                 waits |= PLANT(PLANT_LOAD_NO_ROOM);
                 break;
             }
@@ -193,7 +204,7 @@ bool core_load(struct core *c, struct step *st, struct sequence *s, int32_t n, i
         return false;
     core_hold_back(s, SEQ_LOADING, &c->loading);
     s->waits_for = last;
-    s->n_loading = last ? max - n_held : 0;
+    s->n_loading = last && home == TIER_DEVICE ? max - n_held : 0;
     c->n_loads++;
     return true;
 }

@@ -45,7 +45,9 @@ struct backend {
     struct cpu_pool *pool;
     struct weights weights;
     struct kv_pool kv;
-    struct region weight_memory, tiers[N_TIERS]; /* zeroed: no such tier */
+    struct region weight_memory, kv_memory;
+    struct region
+        tiers[N_TIERS]; /* parts of kv_memory, one behind the other; zeroed: no such tier */
     struct forward *forward;
     struct sampler *sampler;
     struct result results[N_RESULTS]; /* of step n: n % N_RESULTS */
@@ -236,29 +238,38 @@ static int plan_kv(struct kv_pool *kv, const struct model_config *c,
     return 0;
 }
 
-/* Both pools. */
+/* Both pools: a block id of the host tier, counted on from those of the device, finds its bytes as
+ * any other does. */
 static int take_kv(struct backend *b, struct err *e)
 {
-    const uint64_t most = (uint64_t)(INT32_MAX / b->options.block_len);
-    uint64_t n;
+    uint64_t n, most;
+    size_t at = 0;
     int r = plan_kv(&b->kv, &b->config, &b->options, b->weight_memory.bytes, machine_memory(), e);
 
     if (r < 0)
         return r;
+    most = (uint64_t)(INT32_MAX / b->options.block_len - b->kv.n_blocks);
     n = b->options.tier_bytes[TIER_HOST] / b->kv.block_bytes;
     b->info.tiers[TIER_DEVICE].n_blocks = b->kv.n_blocks;
     b->info.tiers[TIER_HOST].n_blocks = (int32_t)(n < most ? n : most);
-    for (int t = TIER_DEVICE; t <= TIER_HOST && r == 0; t++) {
+    b->info.offloads = b->info.tiers[TIER_HOST].n_blocks > 0;
+    for (int t = TIER_DEVICE; t <= TIER_HOST; t++)
+        b->info.tiers[t].bytes = (uint64_t)b->info.tiers[t].n_blocks * b->kv.block_bytes;
+    r = region_init(&b->kv_memory,
+                    b->info.offloads ? "cache.kv_memory and cache.host_memory" : "cache.kv_memory",
+                    b->info.tiers[TIER_DEVICE].bytes + b->info.tiers[TIER_HOST].bytes, e);
+    if (r < 0)
+        return r;
+    for (int t = TIER_DEVICE; t <= TIER_HOST; t++) {
         struct backend_tier *tier = &b->info.tiers[t];
 
-        tier->bytes = (uint64_t)tier->n_blocks * b->kv.block_bytes;
         if (tier->n_blocks > 0)
-            r = region_init(&b->tiers[t], t == TIER_HOST ? "cache.host_memory" : "cache.kv_memory",
-                            tier->bytes, e);
+            b->tiers[t] = (struct region){.base = b->kv_memory.base + at, .bytes = tier->bytes};
         tier->memory = b->tiers[t].base;
+        at += tier->bytes;
     }
-    b->kv.base = b->tiers[TIER_DEVICE].base;
-    return r;
+    b->kv.base = b->kv_memory.base;
+    return 0;
 }
 
 int cpu_backend_check(const struct model *model, const struct backend_options *o, struct err *e)
@@ -340,8 +351,7 @@ static void cpu_close(struct backend *b)
     forward_free(b->forward);
     weights_deinit(&b->weights);
     region_deinit(&b->weight_memory);
-    for (int i = 0; i < N_TIERS; i++)
-        region_deinit(&b->tiers[i]);
+    region_deinit(&b->kv_memory);
     cpu_pool_free(b->pool);
     pthread_cond_destroy(&b->changed);
     pthread_mutex_destroy(&b->lock);
@@ -442,7 +452,7 @@ static void check_seq(const struct backend *b, const struct batch *batch, int se
     must(seq >= batch->n_decodes || to - from == 1);
     must(n_blocks <= batch->max_blocks);
     for (int i = 0; i < n_blocks; i++)
-        must(table[i] >= 0 && table[i] < b->kv.n_blocks);
+        must(table[i] >= 0 && table[i] < b->kv.n_blocks + b->info.tiers[TIER_HOST].n_blocks);
     for (int32_t row = from; row < to; row++) {
         const int32_t pos = len - (to - row), token = batch_tokens(batch)[row];
 

@@ -151,7 +151,9 @@ bool memory_populate(void *at, size_t bytes)
 
 void region_empty(struct region *r)
 {
-    must(!r->base || madvise(r->base, r->bytes, MADV_DONTNEED) == 0);
+    const size_t whole = r->bytes / (size_t)sysconf(_SC_PAGESIZE) * (size_t)sysconf(_SC_PAGESIZE);
+
+    must(whole == 0 || madvise(r->base, whole, MADV_DONTNEED) == 0);
     r->filled = 0;
 }
 

@@ -39,7 +39,7 @@ void region_deinit(struct region *r); /* does nothing to a zeroed one */
 /* Allocates some more of the pages, for a millisecond or two; false when all are. */
 bool region_fill(struct region *r);
 
-/* Gives the pages back; they are zeros when they are touched again. */
+/* Gives whole pages back; they are zeros when they are touched again. */
 void region_empty(struct region *r);
 
 #endif

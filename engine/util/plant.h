@@ -62,6 +62,9 @@ extern int sim_plant; /* of the simulation alone */
     X(DROP_KEEPS_NODE, "a node stays when its last copy goes")                                     \
     X(CLEAN_LOST, "a clean block that is held again still counts as clean")                        \
     X(DIRTY_FORGOTTEN, "the first dirty block stays the first when it is held again")              \
+    X(OFFLOAD_IDS, "an offloaded sequence's table names blocks of the device")                     \
+    X(OFFLOAD_TWO, "two sequences run offloaded")                                                  \
+    X(OFFLOAD_CHUNKS, "an offloaded sequence's chunk goes beside others")                          \
     X(SLEEP_KEEPS_BLOCKS, "what the device held is found after its memory was given back")         \
     X(LOAD_NO_ROOM, "a sequence waits for copies that found no room")
 

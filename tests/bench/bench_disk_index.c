@@ -67,7 +67,7 @@ static void write_index(const struct disk_options *o, int32_t n)
             if (n_asked % CHAIN == 0)
                 chain = prefix_cache_chain(p, &ns->root);
             must(blocks_take(tiers[TIER_DEVICE], &block));
-            prefix_cache_insert(p, &chain, block, tokens);
+            prefix_cache_insert(p, &chain, tokens, TIER_DEVICE, block);
             must(prefix_cache_record(p, prefix_cache_node(p, chain), r));
             disk_tier_store(d, (uint32_t)i, n_asked, memory, r);
         }

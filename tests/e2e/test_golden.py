@@ -60,6 +60,11 @@ class Greedy(Case):
         limit = scaled(1 << 20, 1000)
         self.check_cases([c for c in greedy_cases() if not longer_than(c, limit)])
 
+    def test_small_device(self):
+        """With a device pool of 8 blocks and the rest in host memory."""
+        cases = [c for c in greedy_cases() if not longer_than(c, scaled(4000, 500))]
+        self.check_cases(cases, "cache.kv_memory=2M", "cache.host_memory=128M")
+
     def test_pass_keys_whatever_the_blocks_and_steps(self):
         """Pass-key prompts with small and large blocks, small and large steps."""
         limit = scaled(6000, 500)

@@ -110,8 +110,10 @@ static const char *verify_refs(const struct core *c)
             continue;
         must(b->n_blocks <= MAX_BLOCKS);
         memset(refs, 0, (size_t)b->n_blocks * sizeof(*refs));
-        for (int32_t i = 0; t == TIER_DEVICE && i < c->options.max_seqs; i++)
-            for (int32_t k = 0; c->slots[i] && k < c->slots[i]->n_table; k++)
+        for (int32_t i = 0; t < TIER_DISK && i < c->options.max_seqs; i++)
+            for (int32_t k = 0;
+                 c->slots[i] && (int)c->slots[i]->request->home == t && k < c->slots[i]->n_table;
+                 k++)
                 refs[c->slots[i]->table[k]]++;
         for (int32_t i = 0; t == TIER_DEVICE && c->cache->n_pinned > 0 && i < b->n_blocks; i++)
             refs[i] += blocks_node(b, i) && blocks_node(b, i)->n_pins > 0;
@@ -166,9 +168,9 @@ static const char *verify_waiters(const struct core *c, const struct sequence *s
 static const char *verify_unwritten(const struct core *c, const struct sequence *s)
 {
     for (int32_t b = s->n_written / c->options.block_len; b < s->n_table; b++) {
-        if (blocks_refs(c->blocks, s->table[b]) != 1)
+        if (blocks_refs(core_blocks_of(c, s), s->table[b]) != 1)
             return "a block that is still written to is shared";
-        if (blocks_node(c->blocks, s->table[b]))
+        if (blocks_node(core_blocks_of(c, s), s->table[b]))
             return "a block is found before the step that wrote it is committed";
     }
     return NULL;
@@ -222,8 +224,9 @@ static const char *verify_pins(const struct core *c)
     if (n_pinned > core_pin_limit(c))
         return "more is pinned than may be";
     LIST_EACH (struct request, q, in_core, &c->all)
-        if (core_blocks_at_most(c, q) >
-            c->options.n_blocks - n_pinned + core_pinned_prefix(c, q->ns, q->prompt, q->n_prompt))
+        if (q->home == TIER_DEVICE &&
+            core_blocks_at_most(c, q) > c->options.n_blocks - n_pinned +
+                                            core_pinned_prefix(c, q->ns, q->prompt, q->n_prompt))
             return "a request can never run beside what is pinned";
     return NULL;
 }
@@ -233,7 +236,7 @@ static const char *verify_counts(const struct core *c, int32_t n_waiters)
 {
     const int32_t n_draining = list_length(&c->draining, SEQ_PREEMPTED, SEQ_ENDED);
     const int32_t n_loading = list_length(&c->loading, SEQ_LOADING, SEQ_LOADING);
-    int32_t n[SEQ_ENDED + 1] = {0}, n_slots = 0, n_queued = 0, n_running = 0;
+    int32_t n[SEQ_ENDED + 1] = {0}, n_slots = 0, n_queued = 0, n_running = 0, n_offloaded = 0;
     int64_t n_queued_tokens = 0;
 
     LIST_EACH (struct request, q, in_core, &c->all) {
@@ -245,8 +248,12 @@ static const char *verify_counts(const struct core *c, int32_t n_waiters)
                 n_queued_tokens += sequence_n_tokens(&q->choices[i]);
         }
     }
-    for (int32_t i = 0; i < c->options.max_seqs; i++)
+    for (int32_t i = 0; i < c->options.max_seqs; i++) {
         n_slots += c->slots[i] != NULL;
+        n_offloaded += c->slots[i] && core_is_offloaded(c->slots[i]);
+    }
+    if (n_offloaded != c->n_offloaded || n_offloaded > 1)
+        return "more sequences are offloaded than are said to be, or than one";
     FAIR_EACH (u, &c->fair) {
         n_queued += u->n_waiting;
         n_running += u->n_running;

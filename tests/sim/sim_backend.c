@@ -62,6 +62,8 @@ struct sim_backend {
     struct pending pending[BACKEND_IN_FLIGHT]; /* step n at n % BACKEND_IN_FLIGHT */
     uint64_t submitted, computed, waited;
     struct result results[BACKEND_IN_FLIGHT + 1]; /* the step before must outlive two more */
+    int32_t n_offloaded, n_chunks;                /* of the batch being checked */
+    int32_t n_alone;                              /* chunks of offloaded sequences */
     int32_t n_copies;
     struct copy *copies;       /* [MAX_COPIES] submitted and not yet reported */
     struct copy_result *ended; /* [MAX_COPIES] of the last wait */
@@ -192,6 +194,29 @@ static int32_t slot_of(const struct sim_backend *b, const struct batch *t, int32
     return (table_of(t, seq)[position >> shift] << shift) + (position & (b->o.block_len - 1));
 }
 
+/* The tier of a block that a table names, and its id there. */
+static int tier_of(const struct sim_backend *b, int32_t *id)
+{
+    if (*id < b->o.n_blocks[TIER_DEVICE])
+        return TIER_DEVICE;
+    *id -= b->o.n_blocks[TIER_DEVICE];
+    return TIER_HOST;
+}
+
+static struct slot *slot_at(const struct sim_backend *b, int32_t slot)
+{
+    const int32_t n = b->o.n_blocks[TIER_DEVICE] * b->o.block_len;
+
+    return slot < n ? &b->slots[TIER_DEVICE][slot] : &b->slots[TIER_HOST][slot - n];
+}
+
+static const struct place *place_at(const struct sim_backend *b, int32_t id)
+{
+    const int tier = tier_of(b, &id);
+
+    return &b->places[tier][id];
+}
+
 static uint64_t checksum(const struct batch *t)
 {
     return XXH3_64bits_withSeed(t, t->bytes, 1);
@@ -207,15 +232,22 @@ static const char *check_sequence(struct sim_backend *b, const struct batch *t, 
     const int32_t *q_start = batch_q_start(t), *table = table_of(t, i);
     const int32_t *tokens = batch_tokens(t), kv_len = batch_kv_len(t)[i];
     int32_t from = q_start[i], to = q_start[i + 1], len = b->o.block_len;
-    int32_t n_blocks = (kv_len + len - 1) / len;
+    int32_t n_blocks = (kv_len + len - 1) / len, n_there = b->o.n_blocks[TIER_DEVICE], first = 0;
 
+    if (b->o.offload && n_blocks > 0 && table[0] >= n_there) { /* all of them in the host tier */
+        first = n_there;
+        n_there += b->o.n_blocks[TIER_HOST];
+        b->n_offloaded++;
+        b->n_alone += i >= t->n_decodes;
+    }
+    b->n_chunks += i >= t->n_decodes;
     if (to <= from || to > t->n_tokens || (i < t->n_decodes && to != from + 1))
         return "batch: a sequence has no rows, or a decode more than one";
     if (n_blocks > t->max_blocks)
         return "batch: a block table is too short";
     for (int32_t k = 0; k < t->max_blocks; k++)
-        if (table[k] < -1 || table[k] >= b->o.n_blocks[TIER_DEVICE] ||
-            (table[k] == -1 && k < n_blocks))
+        if (table[k] < -1 || table[k] >= n_there || (table[k] == -1 && k < n_blocks) ||
+            (table[k] >= 0 && table[k] < first))
             return "batch: a block id is out of range";
     for (int32_t r = from; r < to; r++) {
         int32_t position = kv_len - (to - r);
@@ -294,8 +326,13 @@ static const char *check_form(struct sim_backend *b, const struct batch *t)
         t->n_rows > b->o.max_seqs || t->n_decodes > t->n_seqs || batch_q_start(t)[0] != 0 ||
         batch_q_start(t)[t->n_seqs] != t->n_tokens)
         return "batch: sizes are out of range";
+    b->n_offloaded = b->n_chunks = b->n_alone = 0;
     for (int32_t i = 0; !wrong && i < t->n_seqs; i++)
         wrong = check_sequence(b, t, i);
+    if (!wrong && b->n_offloaded != t->n_offloaded)
+        wrong = "batch: offloaded sequences are not counted";
+    if (!wrong && b->n_alone > 0 && b->n_chunks > 1)
+        wrong = "batch: an offloaded sequence's chunk is not alone";
     return wrong;
 }
 
@@ -307,10 +344,10 @@ static const char *check_reads(struct sim_backend *b, const struct batch *t, int
     const struct batch *before = b->pending[(t->step - 1) % BACKEND_IN_FLIGHT].batch;
 
     for (int32_t k = 0; k * len < first; k++)
-        if (b->places[TIER_DEVICE][table_of(t, i)[k]].n_to > 0)
+        if (place_at(b, table_of(t, i)[k])->n_to > 0)
             return "a block is read before the copy into it is done";
     for (int32_t p = 0; p < first; p++) {
-        struct slot *s = &b->slots[TIER_DEVICE][slot_of(b, t, i, p)];
+        struct slot *s = slot_at(b, slot_of(b, t, i, p));
 
         s->read_step = t->step;
         if (s->written_step <= b->waited)
@@ -325,8 +362,8 @@ static const char *check_reads(struct sim_backend *b, const struct batch *t, int
 static const char *check_writes(struct sim_backend *b, const struct batch *t, int32_t i)
 {
     for (int32_t r = batch_q_start(t)[i]; r < batch_q_start(t)[i + 1]; r++) {
-        struct slot *s = &b->slots[TIER_DEVICE][batch_slots(t)[r]];
-        const struct place *p = &b->places[TIER_DEVICE][batch_slots(t)[r] / b->o.block_len];
+        struct slot *s = slot_at(b, batch_slots(t)[r]);
+        const struct place *p = place_at(b, batch_slots(t)[r] / b->o.block_len);
 
         if (p->n_from > 0 || p->n_to > 0)
             return "a block is written while a copy of it is under way";
@@ -340,12 +377,12 @@ static const char *check_writes(struct sim_backend *b, const struct batch *t, in
     return NULL;
 }
 
-/* True when a step in flight reads, or writes, a slot of a device block. */
+/* True when a step in flight reads, or writes, a slot of a block. */
 static bool is_in_flight(const struct sim_backend *b, int tier, int32_t block, bool written)
 {
-    const struct slot *s = b->slots[TIER_DEVICE] + (size_t)block * (size_t)b->o.block_len;
+    const struct slot *s = b->slots[tier] + (size_t)block * (size_t)b->o.block_len;
 
-    for (int32_t i = 0; tier == TIER_DEVICE && i < b->o.block_len; i++)
+    for (int32_t i = 0; i < b->o.block_len; i++)
         if ((written ? s[i].written_step : s[i].read_step) > b->waited)
             return true;
     return false;
@@ -489,7 +526,7 @@ static const char *compute_sequence(struct sim_backend *b, const struct batch *t
     uint64_t hash = 0;
 
     for (int32_t p = 0; p < first; p++) {
-        const struct slot *s = &b->slots[TIER_DEVICE][slot_of(b, t, i, p)];
+        const struct slot *s = slot_at(b, slot_of(b, t, i, p));
 
         hash = sim_hash(hash, s->token, p);
         if (s->position != p || s->hash != hash)
@@ -498,7 +535,7 @@ static const char *compute_sequence(struct sim_backend *b, const struct batch *t
             return "a prompt goes on behind what was sampled";
     }
     for (int32_t r = from; r < to; r++) {
-        struct slot *s = &b->slots[TIER_DEVICE][batch_slots(t)[r]];
+        struct slot *s = slot_at(b, batch_slots(t)[r]);
 
         s->token = batch_tokens(t)[r];
         if (s->token < 0)

@@ -13,6 +13,7 @@
 
 struct sim_backend_options {
     int32_t n_blocks[N_TIERS];
+    bool offload;
     int32_t block_len;
     int32_t max_batch_tokens;
     int32_t max_seqs;

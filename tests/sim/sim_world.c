@@ -20,6 +20,11 @@ static void choose_contract(struct world *w)
     }
     if (rng_one_in(r, 8)) /* a disk without a host tier */
         w->options.tier_blocks[TIER_HOST] = 0;
+    if (w->options.tier_blocks[TIER_HOST] && rng_one_in(r, 2)) { /* some requests are larger */
+        w->options.tier_blocks[TIER_HOST] += rng_range(r, 0, 2 * w->options.n_blocks);
+        w->options.offload = w->backend_options.offload = true;
+        w->backend_options.n_blocks[TIER_HOST] = w->options.tier_blocks[TIER_HOST];
+    }
     w->backend_options.copy_steps = rng_range(r, 0, 8);
     w->backend_options.copy_fail_one_in = rng_one_in(r, 3) ? 10 : 0;
     w->backend_options.seed = rng_next(r);
@@ -70,6 +75,8 @@ static void choose_options(struct world *w)
     w->stop_one_in = rng_one_in(r, 2) ? 80 : 2000;
     w->deadline_one_in = rng_one_in(r, 2) ? 8 : 1000;
     w->max_prompt = w->options.n_blocks * w->options.block_len;
+    if (rng_one_in(r, 8)) /* more than the device has room for */
+        w->max_prompt *= 3;
     if (w->max_prompt > w->options.max_seq_len)
         w->max_prompt = w->options.max_seq_len;
     w->max_tokens = rng_one_in(r, 3) ? 4 : rng_range(r, 1, w->max_prompt);
@@ -240,7 +247,9 @@ static const char *arrive(struct world *w, int32_t client)
     else if (longest - 1 > (int64_t)core_room(w->core, &q) * w->options.block_len)
         expect = CORE_E_NEVER_FITS;
     if (w->n_pins == 0 && !w->backend_options.numerics_one_in &&
-        core_room(w->core, &q) != w->options.n_blocks)
+        core_room(w->core, &q) != w->options.n_blocks &&
+        (!w->options.offload ||
+         core_room(w->core, &q) != w->options.tier_blocks[TIER_HOST] - w->options.n_blocks))
         return "nothing is pinned, and not all blocks are there";
     start = sim_fair_start(w, q.client);
     rc = core_admit(w->core, &q, w->now_us);
@@ -333,7 +342,8 @@ static const char *commit(struct world *w)
 /* A step with nothing told at all may be one of a long prefill; so many in a row are none. */
 static bool starves(const struct world *w)
 {
-    uint64_t slots = (uint64_t)w->options.n_blocks * (uint64_t)w->options.block_len;
+    uint64_t slots = (uint64_t)(w->options.n_blocks + w->options.tier_blocks[TIER_HOST]) *
+                     (uint64_t)w->options.block_len;
 
     return w->n_alive > 0 && w->n_committed - w->last_token_step > TOKEN_STARVATION * (slots + 1);
 }
@@ -365,7 +375,8 @@ static const char *check_turns(struct world *w, const struct batch *batch, bool 
                  n - o->last_row > 4 * (uint64_t)w->options.max_seqs + 16)
             return "decodes of a client do not take turns";
         if (s->n_generated + s->n_sampling < s->request->max_tokens && !s->request->masks &&
-            batch->step - s->last_step > longest)
+            batch->step - s->last_step > longest &&
+            !(w->core->n_copies > 0 && core_needs_block(w->core, s))) /* which a copy has */
             return "a decode is left out for too long";
     }
     return NULL;
@@ -423,7 +434,7 @@ static const char *next(struct world *w)
             return "a step for nobody";
         sim_host_planned(w, batch->step);
         n_preempted = w->core->stats.preemptions - n_preempted;
-        blocks_short = n_preempted > 0 || w->core->n_short > 0;
+        blocks_short = n_preempted > 0 || w->core->n_short > 0 || w->core->host_short;
         wrong = check_turns(w, batch, prompts, blocks_short);
         if (!wrong)
             wrong = check_shares(w, blocks_short);
@@ -621,6 +632,7 @@ const char *sim_world_run(uint64_t seed, uint64_t n_steps, struct sim_counts *co
     counts->copies_down += w->core->n_stored[TIER_HOST] + w->core->n_stored[TIER_DISK];
     counts->copies_up += w->core->n_loaded[TIER_HOST] + w->core->n_loaded[TIER_DISK];
     counts->loads += w->core->n_loads;
+    counts->offloads += w->core->n_offloads;
     counts->drafts += w->core->n_drafts;
     counts->accepted += w->core->n_accepted;
     counts->yields += w->core->n_yields;

@@ -9,7 +9,7 @@
 /* clang-format off */
 #define SIM_COUNTS(X) \
     X(worlds) X(steps) X(tokens) X(requests) X(choices) X(refused) X(preemptions) X(prefix_waits) \
-    X(evictions) X(hit_tokens) X(queried_tokens) X(copies_down) X(copies_up) X(loads) X(drafts) \
+    X(evictions) X(hit_tokens) X(queried_tokens) X(copies_down) X(copies_up) X(loads) X(offloads) X(drafts) \
     X(accepted) X(masks) X(cancels) X(stops) X(deadlines) X(numerics) X(waits) X(pins) X(clears) \
     X(yields) X(restarts) X(restored) X(slept_blocks) X(lost_blocks)
 /* clang-format on */

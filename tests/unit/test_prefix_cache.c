@@ -50,7 +50,7 @@ static int32_t add(uint64_t *chain, const int32_t *tokens)
 {
     int32_t id = take(TIER_DEVICE);
 
-    prefix_cache_insert(cache, chain, id, tokens);
+    prefix_cache_insert(cache, chain, tokens, TIER_DEVICE, id);
     return id;
 }
 
@@ -77,7 +77,7 @@ static int32_t hold(uint64_t *chain, const int32_t *tokens)
 {
     int32_t id;
 
-    return prefix_cache_hold(cache, chain, tokens, &id) ? id : -1;
+    return prefix_cache_hold(cache, chain, tokens, TIER_DEVICE, &id) ? id : -1;
 }
 
 /* A chain of two blocks is found block by block, and each is held once more. */
@@ -257,7 +257,7 @@ TEST(outlives_its_device_block)
     host = copy(n, TIER_HOST);
     blocks_unref(blocks, a);
     take_all();
-    ck_assert(!prefix_cache_hold(cache, &at, one, &id));
+    ck_assert(!prefix_cache_hold(cache, &at, one, TIER_DEVICE, &id));
     ck_assert_uint_eq(at, root);
     ck_assert_ptr_eq(prefix_cache_lookup(cache, root, one), n);
     ck_assert_int_eq(n->location[TIER_DEVICE], -1);
@@ -287,7 +287,7 @@ TEST(comes_back_to_the_device)
         blocks_unref(blocks, a);
         b = take(TIER_DEVICE);
         if (computed)
-            prefix_cache_insert(cache, &again, b, one);
+            prefix_cache_insert(cache, &again, one, TIER_DEVICE, b);
         else
             ck_assert(prefix_cache_place(cache, chain, TIER_DEVICE, b));
         ck_assert(!prefix_cache_place(cache, chain, TIER_DEVICE, take(TIER_DEVICE)));
@@ -415,14 +415,14 @@ TEST(random_steps_on_three_tiers)
         case 1:
             if (n_held == MAX_HELD || !prefix_cache_take(cache, TIER_DEVICE, 1, &id))
                 break;
-            prefix_cache_insert(cache, &chain, id, tokens);
+            prefix_cache_insert(cache, &chain, tokens, TIER_DEVICE, id);
             written[id] = tokens[0];
             held[n_held++] = id;
             refs[TIER_DEVICE][id]++;
             *next = random() % 4 ? chain : prefix_cache_chain(cache, &ns->root);
             break;
         case 2: /* a sequence shares one */
-            if (n_held == MAX_HELD || !prefix_cache_hold(cache, &chain, tokens, &id))
+            if (n_held == MAX_HELD || !prefix_cache_hold(cache, &chain, tokens, TIER_DEVICE, &id))
                 break;
             ck_assert_int_eq(written[id], tokens[0]);
             held[n_held++] = id;
