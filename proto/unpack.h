@@ -20,7 +20,7 @@ enum {
     UNPACK_BUDGET_BASE = 64 << 10,
     UNPACK_BUDGET_FACTOR = 32,
     UNPACK_MAX_FIELDS = 1 << 14,  /* a chat of five thousand messages */
-    UNPACK_MAX_NUMBERS = 1 << 19, /* in packed fields, of up to three bytes on average */
+    UNPACK_MAX_NUMBERS = 1 << 20, /* in packed fields, of up to three bytes on average */
 };
 
 enum {
