@@ -9,7 +9,8 @@
 #include "engine/util/must.h"
 
 static const char *const uses[DEVICE_N_USES] = {
-    "weights", "KV blocks", "activations", "the sampler", "matrix products", "steps",
+    "weights",         "KV blocks", "activations",         "the sampler",
+    "matrix products", "steps",     "offloaded sequences",
 };
 
 double monotonic_seconds(void)

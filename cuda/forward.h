@@ -25,13 +25,26 @@ enum forward_product {
     N_PRODUCTS
 };
 
+/* A layer's keys and values of an offloaded sequence while a chunk attends to them; twice, so that
+ * those of the next layer come while this one computes. */
+struct ring {
+    int max_blocks; /* of the sequence; 0: none can be offloaded */
+    struct kv_pool kv[2];
+    struct attn_maps maps[2];
+    int32_t *table; /* [max_blocks] 0, 1, 2, … */
+    cudaStream_t stream;
+    cudaEvent_t begun; /* a step: what earlier steps wrote is there */
+    cudaEvent_t full[2], empty[2];
+};
+
 struct forward {
     const struct model_config *config;
     const struct weights *weights;
     const struct launch *launch;
     struct gemm *gemm;
     struct kv_pool kv;
-    struct attn_maps maps;                    /* of kv and qkv */
+    struct attn_maps maps; /* of kv and qkv */
+    struct ring ring;
     bool invariant;                           /* the same products whatever the number of rows */
     uint8_t decode_path[SKINNY_MAX_ROWS + 1]; /* enum forward_path by rows, of decodes alone */
     uint8_t chain_path[SKINNY_MAX_ROWS + 1];  /* where the resident kernel cannot be */
@@ -61,6 +74,10 @@ struct forward_shape {
     int n_tokens, n_decodes, n_rows;
     int n_items, n_tiles;
     int max_kv_len; /* of the sequences with tiles */
+    /* An offloaded sequence's chunk, which is then the only one: its block table, blocks of earlier
+     * steps alone, and all blocks; 0: none. */
+    const int32_t *chunk_table;
+    int chunk_old, chunk_blocks;
     enum forward_path path;
     bool logits_only; /* nothing is sampled: for measuring */
 };

@@ -177,6 +177,35 @@ static int take_slot(struct rank *b, int slot, struct err *e)
     return 0;
 }
 
+static uint64_t ring_bytes(const struct rank *b)
+{
+    const uint64_t n = (uint64_t)b->forward.ring.max_blocks;
+
+    return n * (2 * b->block_bytes / (uint64_t)b->config.n_layers + sizeof(int32_t));
+}
+
+/* Where the host tier has more blocks than the device, sequences may be offloaded. */
+static int plan_ring(struct rank *b, struct err *e)
+{
+    const uint64_t n_host = b->options.tier_bytes[TIER_HOST] / b->block_bytes;
+    const uint64_t n = (uint64_t)b->n_blocks, most = (uint64_t)b->limits.max_blocks;
+    uint64_t pool;
+
+    if (n_host <= n)
+        return 0;
+    b->forward.ring.max_blocks = (int)(n_host - n < most ? n_host - n : most);
+    if (b->options.tier_bytes[TIER_DEVICE])
+        return 0;
+    pool = n * b->block_bytes;
+    if (pool < ring_bytes(b) + b->block_bytes)
+        return err_set(e, -ENOMEM,
+                       "%s: too little memory for sequences in host memory; lower "
+                       "cache.host_memory or scheduler.max_seq_len",
+                       b->device.name);
+    b->n_blocks = (int32_t)((pool - ring_bytes(b)) / b->block_bytes);
+    return 0;
+}
+
 /* The pool gets a fraction of what is free now, or so many bytes; whole blocks. */
 static int plan_blocks(struct rank *b, struct err *e)
 {
@@ -201,7 +230,35 @@ static int plan_blocks(struct rank *b, struct err *e)
                        b->device.name, (double)bytes / 0x1p20, o->block_len,
                        (double)b->block_bytes / 0x1p20);
     b->n_blocks = (int32_t)n;
-    return 0;
+    return plan_ring(b, e);
+}
+
+/* Two layers of the longest sequence that may be offloaded. */
+static int take_ring(struct rank *b, struct err *e)
+{
+    struct ring *r = &b->forward.ring;
+    const struct kv_pool *kv = &b->forward.kv;
+    const uint64_t n = (uint64_t)r->max_blocks, layer = n * (uint64_t)kv->layer_stride;
+    int32_t *table = malloc(n * sizeof(*table));
+    int rc;
+
+    if (!table)
+        return err_set(e, -ENOMEM, "out of memory");
+    for (int i = 0; i < r->max_blocks; i++)
+        table[i] = i;
+    rc = device_take(&b->device, DEVICE_RING, ring_bytes(b), e);
+    for (int i = 0; i < 2 && rc == 0; i++) {
+        r->kv[i] = *kv;
+        r->kv[i].base = (uint16_t *)b->device.memory[DEVICE_RING] + (uint64_t)i * layer;
+        r->kv[i].block_stride = kv->layer_stride;
+        r->kv[i].n_blocks = r->max_blocks;
+    }
+    r->table = (int32_t *)(void *)((uint16_t *)b->device.memory[DEVICE_RING] + 2 * layer);
+    if (rc == 0)
+        rc = cuda_check(cudaMemcpy(r->table, table, n * sizeof(*table), cudaMemcpyHostToDevice),
+                        "copying a table", e);
+    free(table);
+    return rc;
 }
 
 static int take_blocks(struct rank *b, struct err *e)
@@ -224,8 +281,27 @@ static int take_blocks(struct rank *b, struct err *e)
                                      .v_offset = v_offset,
                                      .block_shift = __builtin_ctz((unsigned)o->block_len),
                                      .n_kv_heads = c->n_kv_heads,
-                                     .head_dim = c->head_dim};
-    return 0;
+                                     .head_dim = c->head_dim,
+                                     .n_blocks = b->n_blocks};
+    b->limits.n_blocks = b->n_blocks;
+    return b->forward.ring.max_blocks > 0 ? take_ring(b, e) : 0;
+}
+
+/* With a host tier: where its blocks are, and the maps of the ring. */
+static int place_host(struct rank *b, int n_rows, struct err *e)
+{
+    struct forward *f = &b->forward;
+    const struct model_config *c = &b->config;
+    const char *host = host_tier_memory(b->host);
+    int r = 0;
+
+    f->kv.host_offset = (host - (const char *)f->kv.base) / (ptrdiff_t)sizeof(*f->kv.base) -
+                        b->n_blocks * f->kv.block_stride;
+    for (int i = 0; i < 2 && f->ring.max_blocks > 0 && b->device.compute == 90 && r == 0; i++)
+        r = cuda_check(attn_maps_init(&f->ring.maps[i], &f->ring.kv[i], f->ring.max_blocks, f->qkv,
+                                      (c->n_heads + 2 * c->n_kv_heads) * c->head_dim, n_rows),
+                       "preparing attention", e);
+    return r;
 }
 
 /* Captures the graph of a size, a few milliseconds of host time, and notes the memory it takes. */
@@ -266,6 +342,29 @@ static void drop_graphs(struct rank *b)
     b->graphs.bytes = 0;
 }
 
+static int open_ring(struct ring *r, struct err *e)
+{
+    cudaEvent_t *const events[] = {&r->begun, &r->full[0], &r->full[1], &r->empty[0], &r->empty[1]};
+    int rc = cuda_check(cudaStreamCreateWithFlags(&r->stream, cudaStreamNonBlocking),
+                        "creating a stream", e);
+
+    for (size_t i = 0; i < sizeof(events) / sizeof(*events) && rc == 0; i++)
+        rc = cuda_check(cudaEventCreateWithFlags(events[i], cudaEventDisableTiming),
+                        "creating an event", e);
+    return rc;
+}
+
+static void close_ring(struct ring *r)
+{
+    const cudaEvent_t events[] = {r->begun, r->full[0], r->full[1], r->empty[0], r->empty[1]};
+
+    for (size_t i = 0; i < sizeof(events) / sizeof(*events); i++)
+        if (events[i])
+            (void)cudaEventDestroy(events[i]);
+    if (r->stream)
+        (void)cudaStreamDestroy(r->stream);
+}
+
 /* What stays while the rank sleeps. */
 static int open_device(struct rank *b, struct err *e)
 {
@@ -286,6 +385,8 @@ static int open_device(struct rank *b, struct err *e)
         forward_plan_resident(f, c, d->launch.n_sms, __builtin_ctz((unsigned)b->options.block_len));
     for (int i = 0; i < SAMPLER_SLOTS && r == 0; i++)
         r = take_slot(b, i, e);
+    if (r == 0)
+        r = open_ring(&f->ring, e);
     if (r == 0)
         r = cuda_check(attn_prefill_init(), "preparing attention", e);
     if (r == 0 && f->resident_rows > 0)
@@ -324,6 +425,8 @@ static int take_memory(struct rank *b, struct err *e)
     else if (r == 0 && b->options.tier_bytes[TIER_HOST])
         r = host_tier_new(&b->host, d, b->options.tier_bytes[TIER_HOST], b->block_bytes,
                           d->memory[DEVICE_KV], b->n_blocks, e);
+    if (r == 0 && b->host)
+        r = place_host(b, gemm_rows(b->limits.max_tokens), e);
     if (r == 0 && d->compute == 90)
         r = cuda_check(attn_maps_init(&f->maps, &f->kv, b->n_blocks, f->qkv,
                                       (c->n_heads + 2 * c->n_kv_heads) * c->head_dim,
@@ -389,6 +492,7 @@ void rank_deinit(struct rank *b)
         if (b->slots[i].done)
             (void)cudaEventDestroy(b->slots[i].done);
     }
+    close_ring(&b->forward.ring);
     device_close(&b->device);
 }
 
@@ -482,6 +586,7 @@ void rank_info(const struct rank *b, struct backend_info *out)
         .masks = true,
         .drafts = true,
         .copies = b->host != NULL,
+        .offloads = b->forward.ring.max_blocks > 0 && !host_tier_is_plain(b->host),
     };
     if (b->host)
         out->tiers[TIER_HOST] =
@@ -531,17 +636,36 @@ int rank_take_tags(struct rank *b, uint32_t *tag, struct err *e)
                : 0;
 }
 
+/* The offloaded sequence's chunk of a step that is packed at `packed`. */
+static void describe_chunk(struct forward_shape *shape, const struct rank *b,
+                           const struct batch *batch, const struct step_view *view,
+                           const char *packed)
+{
+    const int seq = batch->n_decodes, shift = b->forward.kv.block_shift;
+    const int32_t *starts =
+        (const int32_t *)(const void *)(packed +
+                                        ((const char *)view->table_start - b->step_memory));
+    const int first = batch_positions(batch)[batch_q_start(batch)[seq]];
+
+    must(batch->n_seqs == seq + 1);
+    shape->chunk_table = view->tables + starts[seq];
+    shape->chunk_old = first >> shift;
+    shape->chunk_blocks = (batch_kv_len(batch)[seq] + (1 << shift) - 1) >> shift;
+    must(shape->chunk_blocks <= b->forward.ring.max_blocks);
+}
+
 static int enqueue_step(struct rank *b, const struct batch *batch, int slot, struct err *e)
 {
     cudaStream_t stream = b->device.launch.stream;
-    const bool graph =
-        !b->options.eager && batch->n_decodes > 0 && batch->n_tokens == batch->n_decodes;
+    const bool graph = !b->options.eager && batch->n_decodes > 0 && batch->n_offloaded == 0 &&
+                       batch->n_tokens == batch->n_decodes;
     const int size = graph ? graph_size(batch->n_decodes) : 0;
     const struct step_room room =
         graph ? step_room_of_graph(&b->limits, size) : step_room_of(&b->limits, batch);
     const int n_tokens = graph ? size : batch->n_tokens;
     const enum forward_path path =
-        forward_path_of(&b->forward, n_tokens, batch->n_seqs > batch->n_decodes);
+        forward_path_of(&b->forward, n_tokens,
+                        batch->n_seqs > batch->n_decodes || batch->n_offloaded > 0);
     struct forward_shape shape;
     struct step_view view;
     const size_t bytes =
@@ -566,8 +690,21 @@ static int enqueue_step(struct rank *b, const struct batch *batch, int slot, str
     for (int i = batch->n_decodes; i < batch->n_seqs; i++)
         if (batch_kv_len(batch)[i] > shape.max_kv_len)
             shape.max_kv_len = batch_kv_len(batch)[i];
+    if (step_chunk_is_offloaded(&b->limits, batch))
+        describe_chunk(&shape, b, batch, &view, b->slots[slot].pinned);
     r = forward_run(&b->forward, &view, &shape, e);
     return r == 0 && graph ? prepare_graph(b, size, e) : r;
+}
+
+/* Kernels are to read the host tier. */
+static int wait_for_pinned(struct rank *b, struct err *e)
+{
+    host_tier_pin(b->host);
+    while (host_tier_wait(b->host))
+        ;
+    return host_tier_is_plain(b->host)
+               ? err_set(e, -ENOMEM, "CUDA: cache.host_memory cannot be pinned; lower it")
+               : 0;
 }
 
 int rank_submit(struct rank *b, const struct batch *batch, int slot, struct err *e)
@@ -579,6 +716,9 @@ int rank_submit(struct rank *b, const struct batch *batch, int slot, struct err 
     must(batch->n_seqs > 0 ? batch->n_seqs <= b->options.max_seqs : b->host != NULL);
     must(batch->n_rows <= b->options.max_seqs && batch->n_updates <= b->options.max_seqs);
     must(batch->n_copies == 0 || b->host);
+    must(batch->n_offloaded == 0 || b->forward.ring.max_blocks > 0);
+    if (batch->n_offloaded > 0)
+        r = r < 0 ? r : wait_for_pinned(b, e);
     s->step = batch->step;
     s->n_rows = batch->n_rows;
     s->copies_only = batch->n_seqs == 0;

@@ -281,8 +281,16 @@ static int plan_items(struct attn_item *items, const int32_t *table_start,
                : plan_splits(items, table_start, l, total, b);
 }
 
-static int plan_tiles(struct attn_tile *tiles, const int32_t *table_start, const struct batch *b)
+bool step_chunk_is_offloaded(const struct step_limits *l, const struct batch *b)
 {
+    return b->n_offloaded > 0 && b->n_seqs > b->n_decodes &&
+           batch_block_table(b)[(size_t)b->n_decodes * (size_t)b->max_blocks] >= l->n_blocks;
+}
+
+static int plan_tiles(struct attn_tile *tiles, const int32_t *table_start,
+                      const struct step_limits *l, const struct batch *b)
+{
+    const bool offloaded = step_chunk_is_offloaded(l, b);
     int n = 0;
 
     for (int i = b->n_decodes; i < b->n_seqs; i++) {
@@ -292,7 +300,7 @@ static int plan_tiles(struct attn_tile *tiles, const int32_t *table_start, const
             tiles[n++] = (struct attn_tile){.row0 = batch_q_start(b)[i] + at,
                                             .n_rows = rows - at < ATTN_TILE ? rows - at : ATTN_TILE,
                                             .position = batch_kv_len(b)[i] - rows + at,
-                                            .table = table_start[i],
+                                            .table = offloaded ? 0 : table_start[i],
                                             .kv_len = batch_kv_len(b)[i]};
     }
     return n;
@@ -409,7 +417,7 @@ size_t step_pack(char *host, struct step_view *on_device, const char *device,
         .n_decodes = b->n_decodes,
         .n_rows = b->n_rows,
         .n_items = plan_items((struct attn_item *)v.items, v.table_start, l, b),
-        .n_tiles = plan_tiles((struct attn_tile *)v.tiles, v.table_start, b),
+        .n_tiles = plan_tiles((struct attn_tile *)v.tiles, v.table_start, l, b),
         .slot = slot,
         .n_updates = b->n_updates,
         .masks_at = (const char *)masks - host,

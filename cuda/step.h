@@ -19,6 +19,7 @@ struct step_limits {
     int mask_words;   /* of a mask of the vocabulary */
     int target_items; /* of attention, that fill the machine */
     bool invariant;   /* a sequence is cut by its own length alone */
+    int n_blocks;     /* of the device */
 };
 
 /* Tokens of a sequence at most: an attn_item counts units. */
@@ -34,6 +35,9 @@ int step_max_items(const struct step_limits *l, int n_decodes);
 
 /* Partial results of a step of n decodes, at most. */
 int step_max_partials(const struct step_limits *l, int n_decodes);
+
+/* The step's one chunk is of an offloaded sequence: its tiles have the table that begins at 0. */
+bool step_chunk_is_offloaded(const struct step_limits *l, const struct batch *b);
 
 /* Sequences of a step at most, whatever max_seqs is, for grids and indices to hold them. */
 int step_most_seqs(const struct step_limits *l);

@@ -70,7 +70,8 @@ struct backend_info {
     bool masks;             /* wanted rows may have one */
     bool drafts;            /* sequences may have several wanted rows */
     bool copies;            /* blocks may be copied between the tiers that there are */
-    bool offloads;          /* sequences may have their blocks in the host tier, all of them */
+    bool offloads;          /* sequences may have their blocks in the host tier, all of them; once
+                             * it is false it stays so */
 
     /* The ledger of the memory that the backend computes in. On a device weights, the device tier,
      * graphs, workspaces and other add up to what the driver says is used, total - free. Where the

@@ -473,6 +473,8 @@ static int iterate(struct engine *g, struct err *e)
         r = ops->idle(g->backend, e);
     if (r == 0) {
         engine_read_memory(g);
+        if (!g->status.backend.offloads) /* the backend has found that it cannot */
+            core_end_offload(g->core);
         r = rest(g, deadline_us, e);
     }
     return r;

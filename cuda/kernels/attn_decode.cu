@@ -351,7 +351,7 @@ static __device__ void run_item(const struct decode_args &d, const struct attn_i
     auto place = [&](int key) {
         const int64_t block = __ldcg(table + (min(key, n_old) >> d.kv.block_shift));
 
-        return pool + block * d.kv.block_stride + (key & (block_len - 1)) * HEAD_DIM;
+        return pool + block_at(d.kv, block) + (key & (block_len - 1)) * HEAD_DIM;
     };
     int key = item.begin + warp * KEYS, split = item.split;
 #pragma unroll

@@ -31,7 +31,9 @@ struct kv_pool {
     int64_t v_offset; /* from a block's K to its V; n_kv_heads * block_len * head_dim */
     int block_shift;  /* block_len = 1 << block_shift */
     int n_kv_heads;
-    int head_dim; /* 64 or 128 */
+    int head_dim;        /* 64 or 128 */
+    int n_blocks;        /* of the device; ids from there on are the host tier's */
+    int64_t host_offset; /* elements to add for those */
 };
 
 /* A split-KV work item: one split of a decoding sequence's keys, or consecutive ones, which yield
@@ -149,6 +151,12 @@ struct rope {
 cudaError_t rope_store(const struct launch *l, uint16_t *qkv, const struct rope *r,
                        const struct kv_pool *kv, int layer, const struct step_view *v, int first,
                        int n_tokens, int n_heads);
+
+/* One layer of the blocks [n] of a table, wherever they are, to `to` one behind the other, as
+ * [n][2][n_kv_heads][block_len][head_dim]; by so many thread blocks. From host memory four are
+ * enough (an H200: 51 GB/s of PCIe's 55). */
+cudaError_t fetch_blocks(const struct launch *l, uint16_t *to, const struct kv_pool *from,
+                         int layer, const int32_t *table, int n, int n_thread_blocks);
 
 /* y[i, j] = silu(x[i, j]) * x[i, dim + j]; x [n_tokens, 2 * dim]. */
 cudaError_t silu_mul(const struct launch *l, uint16_t *y, const uint16_t *x, int n_tokens, int dim);

@@ -40,8 +40,8 @@ static __global__ void __launch_bounds__(THREADS)
 
         if (slot < 0)
             return; /* a row that only fills up a graph's batch */
-        x = kv.base + (int64_t)(slot >> kv.block_shift) * kv.block_stride +
-            layer * kv.layer_stride + (is_v ? kv.v_offset : 0) +
+        x = kv.base + block_at(kv, slot >> kv.block_shift) + layer * kv.layer_stride +
+            (is_v ? kv.v_offset : 0) +
             ((int64_t)kv_head * block_len + (slot & (block_len - 1))) * HEAD_DIM;
     }
 #pragma unroll

@@ -178,6 +178,11 @@ void core_hold_back(struct sequence *s, enum sequence_state state, struct list *
     list_append(waiters, &s->link);
 }
 
+void core_end_offload(struct core *c)
+{
+    c->options.offload = false;
+}
+
 static int32_t room_on_device(const struct core *c, const struct core_request *r)
 {
     int32_t n_pinned = c->cache->n_pinned;

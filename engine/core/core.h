@@ -176,6 +176,9 @@ uint64_t core_expire(struct core *c, uint64_t now_us);
 struct step_cost;
 void core_set_cost(struct core *c, const struct step_cost *cost);
 
+/* Requests that come from now on are not offloaded. */
+void core_end_offload(struct core *c);
+
 /* The next step. CORE_OK with *batch, valid until its commit; CORE_IDLE; CORE_WAIT. With several
  * tiers a step may have no rows, also when there is no request. */
 int core_next(struct core *c, const struct batch **batch, uint64_t now_us);

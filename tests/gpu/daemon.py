@@ -59,6 +59,13 @@ def golden():
             "blocks came back" + "".join(f", {n}" for n in wrong[:4]))
 
 
+    # Of 8 blocks: what is longer is offloaded.
+    with daemon("cache.kv_memory=1M", "cache.host_memory=1G") as d, d.connect() as w:
+        wrong = golden_wrong(w, cases, True) + golden_wrong(w, cases, False)
+    row("golden, a pool of 8 blocks", verdict(clear and not wrong),
+        f"{2 * clear - len(wrong)}/{2 * clear} clear" + "".join(f", {n}" for n in wrong[:4]))
+
+
 def golden_wrong(w, cases, alone):
     """Names of cases with clear margins whose ids are others."""
     requests = [{"prompt_ids": {"ids": c["prompt_ids"]}, "max_tokens": c["max_tokens"],
@@ -267,6 +274,8 @@ PARTS["clients"] = clients.clients
 PARTS["speed"] = speed.speed
 PARTS["host"] = tiers.host
 PARTS["disk"] = tiers.disk
+PARTS["offload"] = tiers.offload
+PARTS["million"] = tiers.million
 PARTS["sleep"] = tiers.sleep
 PARTS["conversations"] = tiers.conversations
 PARTS["invariant"] = speed.invariant

@@ -310,10 +310,8 @@ TEST(rope_store_follows_twin, .n = N(ropes))
     const struct device_array qn = array_bf16((size_t)dim, 1.0f),
                               kn = array_bf16((size_t)dim, 1.0f);
     const struct device_array pool = array_new((size_t)(BLOCKS * LAYERS * 2 * v_offset) * 2);
-    const struct kv_pool kv = {pool.device,  2 * v_offset * LAYERS,
-                               2 * v_offset, v_offset,
-                               shift,        n_kv,
-                               dim};
+    const struct kv_pool kv = {
+        pool.device, 2 * v_offset * LAYERS, 2 * v_offset, v_offset, shift, n_kv, dim, BLOCKS, 0};
     const struct rope rope = {.q_norm = ropes[_i].with_norm ? qn.device : NULL,
                               .k_norm = ropes[_i].with_norm ? kn.device : NULL,
                               .table = array_new((size_t)(POSITIONS * dim) * 4).device,
