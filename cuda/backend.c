@@ -149,8 +149,8 @@ static int cuda_sleep(struct backend *b, bool keep_blocks, struct err *e)
     if (b->dead)
         return err_set(e, b->dead, "CUDA: the device has failed earlier");
     tune_pause(b->tune);
-    rank_sleep(&b->rank, keep_blocks);
-    return 0;
+    b->dead = rank_sleep(&b->rank, keep_blocks, e);
+    return b->dead;
 }
 
 static int cuda_wake(struct backend *b, struct err *e)

@@ -1,6 +1,6 @@
 /* device.h - one CUDA device: what it is, its stream, its memory and how much each use has.
  *
- * All device memory is taken at open, one allocation per use; an arena divides it.
+ * Device memory is taken at open or when waking, one allocation per use; an arena divides it.
  * Engine thread only. */
 #ifndef NVLLM_CUDA_DEVICE_H
 #define NVLLM_CUDA_DEVICE_H

@@ -442,8 +442,6 @@ static int take_memory(struct rank *b, struct err *e)
 /* Gives back what take_memory() took, all of it or a part; blocks only where told. */
 static void give_back_memory(struct rank *b, bool keep_blocks)
 {
-    if (b->device.launch.stream)
-        (void)cudaStreamSynchronize(b->device.launch.stream);
     drop_graphs(b);
     gemm_free(b->gemm);
     b->gemm = NULL;
@@ -453,17 +451,42 @@ static void give_back_memory(struct rank *b, bool keep_blocks)
             device_give_back(&b->device, (enum device_use)i);
 }
 
-void rank_sleep(struct rank *b, bool keep_blocks)
+static uint64_t bytes_taken(const struct rank *b)
 {
-    (void)cudaSetDevice(b->device.id);
+    uint64_t n = 0;
+
+    for (int i = 0; i < DEVICE_N_USES; i++)
+        n += b->device.bytes[i];
+    return n;
+}
+
+int rank_sleep(struct rank *b, bool keep_blocks, struct err *e)
+{
+    const uint64_t before = bytes_taken(b);
+    int r = cuda_check(cudaSetDevice(b->device.id), "choosing the device", e);
+
+    if (r == 0)
+        r = cuda_check(cudaStreamSynchronize(b->device.launch.stream), "falling asleep", e);
+    if (r < 0)
+        return r;
     give_back_memory(b, keep_blocks);
+    b->given_back += before - bytes_taken(b);
+    return 0;
 }
 
 int rank_wake(struct rank *b, struct err *e)
 {
     const bool keep_blocks = b->device.memory[DEVICE_KV] != NULL;
+    uint64_t free_bytes = 0;
     int r = cuda_check(cudaSetDevice(b->device.id), "choosing the device", e);
 
+    if (r == 0)
+        r = device_free_bytes(&free_bytes, e);
+    if (r == 0 && free_bytes < b->given_back) /* seen before weights are read in vain */
+        return err_set(e, -ENOMEM,
+                       "%s: %.1f MiB of device memory needed, %.1f MiB are free: other programs "
+                       "use it",
+                       b->device.name, (double)b->given_back / 0x1p20, (double)free_bytes / 0x1p20);
     if (r == 0)
         r = take_memory(b, e);
     if (r == 0)
@@ -471,8 +494,10 @@ int rank_wake(struct rank *b, struct err *e)
     if (r < 0) {
         give_back_memory(b, keep_blocks);
         (void)cudaGetLastError(); /* it is told here and not again by the next call */
+        return r;
     }
-    return r;
+    b->given_back = 0;
+    return 0;
 }
 
 void rank_deinit(struct rank *b)
@@ -713,7 +738,7 @@ int rank_submit(struct rank *b, const struct batch *batch, int slot, struct err 
     int r = cuda_check(cudaSetDevice(b->device.id), "choosing the device", e);
 
     must(batch->n_tokens >= 0 && batch->n_tokens <= b->limits.max_tokens);
-    must(batch->n_seqs > 0 ? batch->n_seqs <= b->options.max_seqs : b->host != NULL);
+    must(batch->n_seqs > 0 ? batch->n_seqs <= b->options.max_seqs && b->gemm : b->host != NULL);
     must(batch->n_rows <= b->options.max_seqs && batch->n_updates <= b->options.max_seqs);
     must(batch->n_copies == 0 || b->host);
     must(batch->n_offloaded == 0 || b->forward.ring.max_blocks > 0);

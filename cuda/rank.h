@@ -45,6 +45,7 @@ struct rank {
     char *step_memory; /* where it goes */
     int32_t *history;  /* [max_seq_len] tokens of one sequence being loaded */
     int32_t n_blocks;
+    uint64_t given_back;    /* bytes that waking takes again, graphs included; 0: awake */
     struct host_tier *host; /* NULL: there is none */
     uint64_t block_bytes;
     char key[ALGO_KEY];        /* of measurements: device, software, shape of the model */
@@ -67,10 +68,9 @@ int rank_init(struct rank *r, const struct model *model, const struct backend_op
               struct err *e);
 void rank_deinit(struct rank *r);
 
-/* Gives the device's memory back, and takes it again and reads the weights: no step or copy is
- * under way, and nothing but rank_info() may come between. Where waking fails the rank sleeps as
- * before. */
-void rank_sleep(struct rank *r, bool keep_blocks);
+/* Gives the device's memory back, and takes it again and reads the weights, with no step under way:
+ * see backend.h. Where waking fails the rank sleeps as before. */
+int rank_sleep(struct rank *r, bool keep_blocks, struct err *e);
 int rank_wake(struct rank *r, struct err *e);
 
 /* Chooses anew by what is known: before the first step alone. */

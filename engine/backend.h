@@ -54,7 +54,7 @@ struct backend_options {
 
 struct backend_tier {
     int32_t n_blocks; /* 0: the backend does not have this tier */
-    uint64_t bytes;   /* n_blocks * block_bytes; of host memory what has been pinned so far */
+    uint64_t bytes;   /* taken for them; of host memory what has been pinned so far */
     char *memory;     /* its blocks, one behind the other, where this process can read and write
                        * them; else NULL */
 };
@@ -108,13 +108,14 @@ struct backend_ops {
      * later steps or the next start, a few milliseconds, and 0.1 s the first time. 1 while there is
      * more, 0 when there is none, or a negative errno as from wait. NULL: never any. */
     int (*idle)(struct backend *b, struct err *e);
-    /* Gives back the memory of weights and workspaces and, unless keep_blocks, of the device tier,
-     * whose blocks are lost. No step is under way; until wake() has returned 0 only info, steps
-     * that only copy, another sleep, and close may follow. Errors as from wait. NULL: it cannot,
-     * and has no wake. */
+    /* Gives back the memory of weights, of a device also that of workspaces and, unless
+     * keep_blocks, of the device tier, whose blocks are lost. No step is under way; until wake()
+     * has returned 0 only info, steps that only copy, another sleep, and close may follow. Errors
+     * as from wait. NULL: it cannot, and has no wake. */
     int (*sleep)(struct backend *b, bool keep_blocks, struct err *e);
-    /* Takes that memory again, at the same sizes, and reads the weights. -ENOMEM: there is too
-     * little now; it is asleep as before. Other errors as from wait. */
+    /* Takes that memory again, at the same sizes, and reads the weights, with progress; copies may
+     * be under way. -ENOMEM: there is too little now; it is asleep as before. Other errors as from
+     * wait. */
     int (*wake)(struct backend *b, struct err *e);
     void (*close)(struct backend *b); /* waits for steps under way; takes NULL */
 };

@@ -331,12 +331,14 @@ static void on_progress(void *engine, double done)
     struct engine *g = engine;
     double before;
 
+    g->beat += 2;
+    if (engine_state(g) != ENGINE_LOADING) /* it wakes */
+        return;
     pthread_mutex_lock(&g->lock);
     before = g->status.progress;
     g->status.progress = done;
     pthread_mutex_unlock(&g->lock);
-    g->beat += 2;
-    if (engine_state(g) == ENGINE_LOADING && (int)(before * 100) != (int)(done * 100))
+    if ((int)(before * 100) != (int)(done * 100))
         engine_publish_state(g, ENGINE_LOADING);
 }
 
@@ -445,8 +447,6 @@ int engine_load(struct engine *g, struct err *e)
     g->beat++; /* the engine thread works */
     if (r == 0)
         r = engine_check_lengths(o, g->model, e);
-    if (r == 0)
-        r = model_fingerprint(g->model, &g->fingerprint, e);
     if (r < 0)
         return r;
     if (o->max_seq_len == 0)

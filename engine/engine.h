@@ -114,7 +114,7 @@ enum engine_error {
     ENGINE_E_INVALID,      /* a bad value; message says which */
     ENGINE_E_TOO_LONG,     /* prompt and max_tokens can never fit */
     ENGINE_E_PROMPT_LIMIT, /* more than most_prompt_tokens: usage.prompt_tokens */
-    ENGINE_E_UNAVAILABLE,  /* loading; or asleep, without the memory to wake */
+    ENGINE_E_UNAVAILABLE,  /* loading; asleep, without the memory to wake; not idle, to sleep */
     ENGINE_E_UNSUPPORTED,  /* no chat template */
     ENGINE_E_DENIED,       /* inspect: the object belongs to another client */
     ENGINE_E_CANCELLED,    /* by engine_cancel; generate ends with ENGINE_DONE instead */
@@ -216,7 +216,7 @@ void engine_cancel(struct engine *g, uint64_t id);
 int engine_set_shares(struct engine *g, const struct fair_share *shares, int32_t n);
 
 /* Sleeps by itself after so many seconds without a request; 0: never. The device's blocks go too
- * where a tier below has room for some. */
+ * where the tier below has room for all. */
 void engine_set_idle_sleep(struct engine *g, int32_t seconds);
 
 #endif

@@ -14,20 +14,22 @@ enum {
 };
 
 /* What blocks must have in common to be found again. */
-static void describe(char *out, size_t size, const struct engine *g)
+static int describe(char *out, size_t size, const struct engine *g, struct err *e)
 {
     const struct backend_options *o = &g->options.backend_options;
     const struct backend_info *info = &g->status.backend;
-    const XXH128_hash_t model = g->fingerprint;
+    XXH128_hash_t model;
+    int r = model_fingerprint(g->model, &model, e);
 
-    /* devices round differently; the CPU's instruction sets do not */
-    snprintf(out, size,
-             "nvllm=%s model=%016llx%016llx backend=%s device=%s dtype=%d block_len=%d "
-             "bytes=%llu devices=%d invariant=%d shared=%d",
-             NVLLM_VERSION, (unsigned long long)model.high64, (unsigned long long)model.low64,
-             g->options.backend->name, *info->driver ? info->devices[0] : "", (int)info->kv_dtype,
-             (int)o->block_len, (unsigned long long)info->block_bytes, (int)info->n_devices,
-             o->invariant, g->options.share_all);
+    if (r == 0) /* devices round differently; the CPU's instruction sets do not */
+        snprintf(out, size,
+                 "nvllm=%s model=%016llx%016llx backend=%s device=%s dtype=%d block_len=%d "
+                 "bytes=%llu devices=%d invariant=%d shared=%d",
+                 NVLLM_VERSION, (unsigned long long)model.high64, (unsigned long long)model.low64,
+                 g->options.backend->name, *info->driver ? info->devices[0] : "",
+                 (int)info->kv_dtype, (int)o->block_len, (unsigned long long)info->block_bytes,
+                 (int)info->n_devices, o->invariant, g->options.share_all);
+    return r;
 }
 
 int engine_open_disk(struct engine *g, struct err *e)
@@ -47,7 +49,8 @@ int engine_open_disk(struct engine *g, struct err *e)
     if (!info->copies || !info->tiers[above].memory)
         r = err_set(e, -ENOTSUP, "cache.disk: needs cache.host_memory with the %s backend",
                     g->options.backend->name);
-    describe(contents, sizeof(contents), g);
+    if (r == 0)
+        r = describe(contents, sizeof(contents), g, e);
     if (r == 0)
         r = disk_tier_open(&g->disk, &o, e);
     if (r == 0)

@@ -78,7 +78,8 @@ static void refuse(struct engine *g, struct job *j, int r, const struct core_req
         job_fail(j, &g->out, ENGINE_E_INTERNAL, NULL, "out of memory");
 }
 
-static void admit(struct engine *g, struct job *j)
+/* 1, also where the job has failed; 0: it has, for the model cannot wake; or a negative errno. */
+static int admit(struct engine *g, struct job *j, struct err *e)
 {
     const struct engine_request *r = &j->request;
     int32_t stop_ids[SAMPLING_MAX_STOP_IDS];
@@ -105,13 +106,21 @@ static void admit(struct engine *g, struct job *j)
         cr.max_tokens = 1; /* the core tells which limit is exceeded */
     sampling.n_stop_ids = join_stop_ids(stop_ids, g, r);
     sampling.stop_ids = stop_ids;
-    ret = generation_new(&j->generation, r, g->tokenizer);
-    if (ret == 0)
+    ret = core_fits(g->core, &cr);
+    if (ret == CORE_OK) {
+        const int woken = engine_wake_for(g, j, e);
+
+        if (woken <= 0)
+            return woken;
+        ret = generation_new(&j->generation, r, g->tokenizer);
+    }
+    if (ret == CORE_OK)
         ret = core_admit(g->core, &cr, engine_now_us());
     if (ret != CORE_OK)
         refuse(g, j, ret, &cr);
     else
         job_release(j); /* the core has its own copy */
+    return 1;
 }
 
 static void finish(struct engine *g, struct job *j, const struct core_usage *usage)
@@ -182,9 +191,7 @@ static int take_in(struct engine *g, struct err *e)
         } else if (is_new && j->request.kind == ENGINE_INSPECT) {
             work_queue_add(&g->inspects, &j->work, j->request.client);
         } else if (is_new) {
-            r = engine_wake_for(g, j, e);
-            if (r > 0)
-                admit(g, j);
+            r = admit(g, j, e);
         } else if (!list_empty(&j->work.link)) {
             list_remove(&j->work.link);
             job_fail(j, &g->out, ENGINE_E_CANCELLED, NULL, "cancelled");
@@ -215,24 +222,27 @@ static int answer(struct engine *g, struct job *j, struct err *e)
 static int answer_next(struct engine *g, struct err *e)
 {
     enum { REST = 9 };
+    const bool busy = g->in_flight > 0;
     uint64_t began_us, ended_us;
+    enum inspect_kind kind;
     struct job *j;
     int r;
 
     if (list_empty(&g->inspects.works))
         return 0;
     began_us = engine_now_us();
-    if (g->in_flight > 0 && began_us < g->inspect_us)
+    if (busy && began_us < g->inspect_us)
         return 0;
     j = CONTAINER_OF(work_queue_take(&g->inspects), struct job, work);
-    if (g->restoring &&
-        (j->request.query.kind == INSPECT_CACHE_CLEAR || j->request.query.kind == INSPECT_SLEEP)) {
+    kind = j->request.query.kind;
+    if (g->restoring && (kind == INSPECT_CACHE_CLEAR || kind == INSPECT_SLEEP)) {
         work_queue_add(&g->inspects, &j->work, j->request.client); /* not all is known yet */
         return 0;
     }
     r = answer(g, j, e);
     ended_us = engine_now_us();
-    g->inspect_us = ended_us + (ended_us - began_us) * REST;
+    if (busy && kind != INSPECT_SLEEP && kind != INSPECT_WAKE && kind != INSPECT_CACHE_PIN)
+        g->inspect_us = ended_us + (ended_us - began_us) * REST;
     return r < 0 ? r : 1;
 }
 
@@ -391,13 +401,16 @@ int engine_finish_steps(struct engine *g, struct err *e)
     return r;
 }
 
-/* What cannot wait for blocks to be copied down while nothing runs. */
+/* What does not wait until blocks are copied down: all but looks at what there is. */
 static bool is_called(struct engine *g)
 {
     bool called;
 
     pthread_mutex_lock(&g->lock);
-    called = g->quit || !list_empty(&g->inbox);
+    called = g->quit;
+    LIST_EACH (const struct job, j, link, &g->inbox)
+        called |= j->request.kind == ENGINE_GENERATE || j->phase == JOB_IN_ENGINE ||
+                  j->request.query.kind == INSPECT_CACHE_PIN;
     pthread_mutex_unlock(&g->lock);
     return called;
 }

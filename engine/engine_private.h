@@ -65,7 +65,6 @@ struct engine {
     /* Set by the engine thread before state becomes READY, constant afterwards. */
     _Atomic enum engine_state state;
     struct model *model;
-    XXH128_hash_t fingerprint; /* of the model's files */
     struct tokenizer *tokenizer;
     const struct chat_template *chat_template; /* NULL: none, chat_why says why */
     struct err chat_why;

@@ -26,28 +26,23 @@ static uint64_t taken_bytes(const struct engine *g)
     return i.weight_bytes + i.tiers[TIER_DEVICE].bytes + i.graph_bytes + i.workspace_bytes;
 }
 
-/* Copies the device's blocks to the tier below, and forgets them. 1; 0: a request has come, or the
- * end, and they stay. */
-static int empty_device(struct engine *g, struct inspect_report *out, struct err *e)
+/* Forgets the device's blocks, and says of how many a tier below has copies. */
+static void forget_device(struct engine *g, struct inspect_report *out)
 {
     const int32_t block_len = g->options.backend_options.block_len;
     struct core_stats stats;
     int32_t n_lost;
-    int r = engine_store_down(g, true, UINT64_MAX, e);
 
-    core_store_end(g->core);
-    if (r <= 0)
-        return r;
     core_stats(g->core, &stats);
     n_lost = core_empty_device(g->core);
     out->lost_tokens = n_lost * block_len;
     out->kept_tokens = (stats.blocks_cached - n_lost) * block_len;
-    return 1;
 }
 
-/* With no request in the core. As empty_device(). */
-static int go_to_sleep(struct engine *g, enum sleep_level level, struct inspect_report *out,
-                       struct err *e)
+/* With no request in the core. Blocks that no tier below has room for are lost only if they may be.
+ * 1; 0: a request has come, or the end, and it does not sleep. */
+static int go_to_sleep(struct engine *g, enum sleep_level level, bool may_lose,
+                       struct inspect_report *out, struct err *e)
 {
     const uint64_t begin_us = engine_now_us(), before = taken_bytes(g);
     struct core_stats stats;
@@ -56,34 +51,39 @@ static int go_to_sleep(struct engine *g, enum sleep_level level, struct inspect_
     core_stats(g->core, &stats);
     if (stats.blocks_pinned > 0)
         level = SLEEP_WEIGHTS;
-    if (r == 0 && g->asleep < level) {
-        r = level == SLEEP_ALL ? empty_device(g, out, e) : 1;
+    if (r == 0 && level == SLEEP_ALL && g->asleep != SLEEP_ALL) {
+        r = engine_store_down(g, true, UINT64_MAX, e);
+        core_store_end(g->core);
         if (r == 0)
             return 0;
-        if (r > 0)
-            r = g->options.backend->sleep(g->backend, level != SLEEP_ALL, e);
+        if (!may_lose && core_n_unstored(g->core) > 0)
+            level = SLEEP_WEIGHTS;
+        else if (r > 0)
+            forget_device(g, out);
+    }
+    if (r >= 0 && g->asleep < level) {
+        r = g->options.backend->sleep(g->backend, level != SLEEP_ALL, e);
         if (r == 0)
             publish_level(g, level);
     }
+    if (r < 0)
+        return r;
     out->level = g->asleep;
     out->freed_bytes = before - taken_bytes(g);
     out->took_us = engine_now_us() - begin_us;
-    return r < 0 ? r : 1;
+    return 1;
 }
 
 /* -ENOMEM: it sleeps on. */
 static int wake(struct engine *g, struct err *e)
 {
-    XXH128_hash_t model;
     int r;
 
     if (!g->asleep)
         return 0;
-    r = model_fingerprint(g->model, &model, e);
-    if (r == 0 && !digests_equal(model, g->fingerprint))
-        r = err_set(e, -ESTALE, "the model's files have changed while it slept");
-    if (r == 0)
-        r = g->options.backend->wake(g->backend, e);
+    r = g->options.backend->wake(g->backend, e);
+    if (r == 0 && model_has_changed(g->model))
+        r = err_set(e, -ESTALE, "the model's files have changed since they were opened");
     if (r < 0)
         return r;
     g->committed_us = engine_now_us(); /* it is idle from now on */
@@ -115,10 +115,11 @@ static int sleep_for(struct engine *g, struct job *j, struct inspect_report *out
     }
     r = stats.requests_running + stats.requests_waiting > 0
             ? 0
-            : go_to_sleep(g, j->request.query.level, out, e);
+            : go_to_sleep(g, j->request.query.level, true, out, e);
     if (r == 0)
         job_fail(j, &g->out, ENGINE_E_UNAVAILABLE, NULL,
-                 "requests are in progress; a model sleeps only while there are none");
+                 "requests are in progress, or have just come; a model sleeps only while there are "
+                 "none");
     return r;
 }
 
@@ -159,17 +160,10 @@ uint64_t engine_sleep_time(struct engine *g)
     return after_us && !g->asleep && g->options.backend->sleep ? g->committed_us + after_us : 0;
 }
 
-/* Without a tier below nobody has asked for the cache to be lost. */
 int engine_sleep_by_itself(struct engine *g, struct err *e)
 {
     struct inspect_report ignored = {0};
-    struct core_stats stats;
-    int r;
+    const int r = go_to_sleep(g, SLEEP_ALL, false, &ignored, e);
 
-    core_stats(g->core, &stats);
-    r = go_to_sleep(g,
-                    stats.tiers[TIER_HOST].total + stats.tiers[TIER_DISK].total > 0 ? SLEEP_ALL
-                                                                                    : SLEEP_WEIGHTS,
-                    &ignored, e);
     return r < 0 ? r : 0;
 }

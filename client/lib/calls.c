@@ -179,7 +179,7 @@ static enum nvllm_code unprepared(struct nvllm_error *err)
         if (!sized_take(&o, sizeof(o), options))                                                   \
             return unprepared(err);                                                                \
         op.has_##member = o.member != 0;                                                           \
-        op.member = (__typeof__(op.member))o.member;                                               \
+        op.member = o.member;                                                                      \
         return call(c, OP(OPERATION), &op, NULL, timeout_ms, (const void **)answer, err);          \
     }
 
@@ -187,7 +187,22 @@ ONE_OPTION(list_requests, request_list, list, limit, ListRequests, LIST_REQUESTS
 ONE_OPTION(get_blocks, blocks, blocks, map, GetBlocks, GET_BLOCKS)
 ONE_OPTION(show_cache, cache, list, limit, ShowCache, SHOW_CACHE)
 ONE_OPTION(clear_cache, cache_change, clear, all, ClearCache, CLEAR_CACHE)
-ONE_OPTION(sleep, sleep_change, sleep, level, Sleep, SLEEP)
+
+enum nvllm_code nvllm_sleep(struct nvllm_client *c, const struct nvllm_sleep_options *options,
+                            int timeout_ms, const struct nvllm_sleep_change **change,
+                            struct nvllm_error *err)
+{
+    Nvllm__V1__Sleep op = NVLLM__V1__SLEEP__INIT;
+    struct nvllm_sleep_options o = default_sleep;
+
+    if (!sized_take(&o, sizeof(o), options))
+        return unprepared(err);
+    if (o.level != NVLLM_SLEEP_WEIGHTS && o.level != NVLLM_SLEEP_ALL)
+        return error_field(err, "level", "level is neither WEIGHTS nor ALL");
+    op.has_level = true;
+    op.level = (Nvllm__V1__SleepLevel)o.level;
+    return call(c, OP(SLEEP), &op, NULL, timeout_ms, (const void **)change, err);
+}
 
 /* ---- requests */
 

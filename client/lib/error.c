@@ -101,7 +101,7 @@ NAMES(nvllm_wait_reason_name, enum nvllm_wait_reason, "unknown", [NVLLM_WAIT_UNK
       [NVLLM_WAIT_BLOCKS] = "blocks", [NVLLM_WAIT_PREFIX] = "prefix", [NVLLM_WAIT_SHARE] = "share",
       [NVLLM_WAIT_STEP] = "step", [NVLLM_WAIT_LOADING] = "loading")
 
-NAMES(nvllm_sleep_level_name, enum nvllm_sleep_level, "none", [NVLLM_SLEEP_NONE] = "none",
+NAMES(nvllm_sleep_level_name, enum nvllm_sleep_level, "unknown", [NVLLM_SLEEP_NONE] = "none",
       [NVLLM_SLEEP_WEIGHTS] = "weights", [NVLLM_SLEEP_ALL] = "all")
 
 struct nvllm_text nvllm_str(const char *s)

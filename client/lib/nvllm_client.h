@@ -369,7 +369,7 @@ enum nvllm_sleep_level {
     NVLLM_SLEEP_ALL = 2,     /* and the device's KV blocks, which are copied to the tier below */
 };
 
-/* "none", "weights", "all". */
+/* "none", "weights", "all", "unknown". */
 const char *nvllm_sleep_level_name(enum nvllm_sleep_level level);
 
 /* Made by the library; grows at its end. Texts are never NULL. */
@@ -419,7 +419,7 @@ struct nvllm_status {
     uint32_t disk_blocks_cached;
     uint64_t disk_blocks_stored;
     uint64_t disk_blocks_loaded;
-    enum nvllm_sleep_level asleep; /* the state is READY: the next request wakes the model */
+    enum nvllm_sleep_level asleep; /* the state is as if awake: the next request wakes the model */
 };
 
 enum nvllm_code nvllm_get_status(struct nvllm_client *client, int timeout_ms,

@@ -230,20 +230,27 @@ static void drop_request(struct core *c, struct request *q)
     request_free(q);
 }
 
+int core_fits(const struct core *c, const struct core_request *r)
+{
+    const int64_t longest = (int64_t)r->n_prompt + r->max_tokens;
+
+    if (longest > c->options.max_seq_len)
+        return CORE_E_TOO_LONG;
+    return core_blocks_for(c, (int32_t)longest - 1) > core_room(c, r) ? CORE_E_NEVER_FITS : CORE_OK;
+}
+
 int core_admit(struct core *c, const struct core_request *r, uint64_t now_us)
 {
     struct request *q;
     int64_t n_owed = c->n_alive + r->n + c->n_requests + 1; /* terminal events, with these */
-    int64_t longest = (int64_t)r->n_prompt + r->max_tokens;
+    const int fits = core_fits(c, r);
 
     must(r->n_prompt >= 1 && r->max_tokens >= 1 && r->n >= 1);
     must(r->priority >= 0 && r->priority < CORE_N_PRIORITIES);
     must(!id_map_get(&c->requests, r->id));
     must(!r->masks || c->options.max_masks > 0);
-    if (longest > c->options.max_seq_len)
-        return CORE_E_TOO_LONG;
-    if (core_blocks_for(c, (int32_t)longest - 1) > core_room(c, r))
-        return CORE_E_NEVER_FITS;
+    if (fits != CORE_OK)
+        return fits;
     if (reserve_events(c, n_owed + 2 * (int64_t)c->options.max_seqs) < 0)
         return -ENOMEM;
     q = request_new(r, c->last_order + 1, now_us);

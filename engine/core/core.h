@@ -145,6 +145,9 @@ void core_set_shares(struct core *c, struct fair_share *shares, int32_t n);
  * before any token. */
 uint64_t core_request_bytes(int32_t n, int32_t n_bias, int32_t n_stop_ids);
 
+/* Whether core_admit() would refuse it for its lengths: CORE_OK or CORE_E_… */
+int core_fits(const struct core *c, const struct core_request *r);
+
 /* CORE_OK, CORE_E_…, or -ENOMEM. Blocks are not reserved here. */
 int core_admit(struct core *c, const struct core_request *r, uint64_t now_us);
 
@@ -212,8 +215,10 @@ void core_restored(struct core *c);
 void core_store_all(struct core *c, bool device_only);
 void core_store_end(struct core *c);
 
+/* Cached device blocks that no tier below has. */
+int32_t core_n_unstored(const struct core *c);
 /* The device tier's memory is given back: forgets what is there, of which nothing may be in use,
- * pinned or being copied. Returns how many blocks cannot be found any more. */
+ * pinned or being copied. Returns how many of these blocks cannot be found any more. */
 int32_t core_empty_device(struct core *c);
 
 /* ---- inspection: the answers to the queries of inspect.h

@@ -90,6 +90,7 @@ struct core {
     int32_t n_storing;           /* copies to disk, of these under way */
     struct core_store *to_store; /* [n_to_store] NULL before core_store_all() */
     int32_t n_to_store;
+    size_t n_stores; /* of the array, those that are done included */
 
     struct step steps[BACKEND_IN_FLIGHT]; /* step n is steps[n % BACKEND_IN_FLIGHT] */
     uint64_t planned;                     /* number of the last step handed out */

@@ -263,16 +263,17 @@ static bool is_in(const struct node *n, int from, int to)
     return false;
 }
 
-int32_t prefix_cache_drop(struct prefix_cache *p, struct node *n, enum tier tier)
+void prefix_cache_drop(struct prefix_cache *p, struct node *n, enum tier tier)
 {
     must(n->location[tier] >= 0 && (tier != TIER_DEVICE || n->n_pins == 0));
     if (!is_in(n, TIER_DEVICE, tier) && !is_in(n, tier + 1, N_TIERS) &&
-        !PLANT(PLANT_DROP_KEEPS_NODE))
-        return prefix_cache_remove(p, n);
+        !PLANT(PLANT_DROP_KEEPS_NODE)) {
+        prefix_cache_remove(p, n);
+        return;
+    }
     blocks_list(p->tiers[tier], n->location[tier], NULL);
     if (!PLANT(PLANT_STALE_LOCATION))
         n->location[tier] = -1;
-    return 0;
 }
 
 bool prefix_cache_take(struct prefix_cache *p, enum tier tier, int32_t within, int32_t *block_id)

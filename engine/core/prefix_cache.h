@@ -182,9 +182,8 @@ bool prefix_cache_take(struct prefix_cache *p, enum tier tier, int32_t within, i
 /* Lists a block that the caller holds as the copy in the tier of a chain's last node. False, and
  * the block stays unlisted: the node is gone or has a copy there. */
 bool prefix_cache_place(struct prefix_cache *p, uint64_t chain, enum tier tier, int32_t block_id);
-/* Forgets the node's copy in a tier that has one; it must not be pinned there. With its last copy
- * the node is removed: how many nodes that were. */
-int32_t prefix_cache_drop(struct prefix_cache *p, struct node *n, enum tier tier);
+/* Forgets the node's copy in a tier that has one; it must not be pinned there. */
+void prefix_cache_drop(struct prefix_cache *p, struct node *n, enum tier tier);
 /* While fewer than n_clean blocks of a tier can be evicted without a loss: the node of the first
  * cached one that has no copy in another tier; or NULL. Private nodes are not copied. */
 struct node *prefix_cache_next_copy(struct prefix_cache *p, enum tier from, enum tier to,

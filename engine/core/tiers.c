@@ -7,7 +7,8 @@
  *
  * Down: the cached blocks that go next from a tier, as many as the steps in flight and the longest
  * sequence that comes up can take, are copied to the tier below, but no more than half of that; at
- * the end of the process all that there are, those used last first. A tier gives up only blocks
+ * the end of the process and before the device's memory is given back all that there are, those
+ * used last first. A tier gives up only blocks
  * that none above it has.
  * What cannot be copied is not tried again until it is used again.
  * Up: a sequence whose prefix goes on in a lower tier waits in SEQ_LOADING, without slot or blocks,
@@ -128,11 +129,11 @@ static void end_copy(struct core *c, struct core_copy *k, bool ok)
         c->n_stored[k->to_tier] += ok;
     c->n_storing -= k->to_tier == TIER_DISK;
     c->n_arriving -= k->to_tier == TIER_DEVICE;
-    if (!up && !ok)
+    if (!up && !ok && c->n_to_store > 0 && c->to_store[c->n_to_store - 1].to_tier == k->to_tier)
         c->n_to_store = 0; /* a disk that is full stays full */
     if (up && !ok && (node = blocks_node(c->tiers[k->from_tier], k->from)))
         prefix_cache_drop(c->cache, node, k->from_tier);
-    /* Used again; or the process ends, and its place does not matter any more. */
+    /* Used again; or core_store_end() puts it in its place. */
     if ((up || c->to_store) && !PLANT(PLANT_COPY_NO_HOLD))
         blocks_unref(c->tiers[k->from_tier], k->from);
     else if (!PLANT(PLANT_COPY_NO_HOLD))
@@ -306,6 +307,7 @@ void core_store_all(struct core *c, bool device_only)
         max += c->tiers[t] ? (size_t)c->tiers[t]->n_touched : 0;
     free(c->to_store);
     c->n_to_store = 0;
+    c->n_stores = 0;
     c->to_store = calloc(max, sizeof(*c->to_store));
     for (int to = TIER_HOST; c->to_store && to < N_TIERS; to++) {
         const int from = tier_above(c, to);
@@ -319,24 +321,68 @@ void core_store_all(struct core *c, bool device_only)
             if (blocks_node(b, i) && blocks_node(b, i)->n_pins > 0)
                 list_store(c, blocks_node(b, i), from, to);
     }
+    c->n_stores = (size_t)c->n_to_store;
 }
 
+/* A copy becomes the one used last of its tier. */
+static void touch(struct core *c, const struct node *n, int tier)
+{
+    const int32_t id = n->location[tier];
+
+    if (id < 0 || blocks_refs(c->tiers[tier], id) > 0)
+        return;
+    blocks_ref(c->tiers[tier], id);
+    blocks_unref(c->tiers[tier], id);
+}
+
+/* In both tiers the blocks are released again in the order in which they were used. */
 void core_store_end(struct core *c)
 {
+    for (size_t i = 0; i < c->n_stores; i++) {
+        const struct core_store *k = &c->to_store[i];
+        const struct node *n = prefix_cache_node(c->cache, k->node);
+
+        if (n) {
+            touch(c, n, k->from_tier);
+            touch(c, n, k->to_tier);
+        }
+    }
+    c->n_stores = 0;
     free(c->to_store);
     c->to_store = NULL;
     c->n_to_store = 0;
 }
 
+static bool is_unstored(const struct core *c, int32_t id)
+{
+    const struct node *n = blocks_node(c->blocks, id);
+
+    return n && n->location[TIER_HOST] < 0 && n->location[TIER_DISK] < 0;
+}
+
+int32_t core_n_unstored(const struct core *c)
+{
+    int32_t n = 0;
+
+    for (int32_t id = 0; id < c->blocks->n_touched; id++)
+        n += is_unstored(c, id);
+    return n;
+}
+
 int32_t core_empty_device(struct core *c)
 {
-    int32_t n_lost = 0, id;
+    const int32_t n_before = c->blocks->n_cached;
+    int32_t n_lost, id;
 
     must(c->n_requests == 0 && c->n_copies == 0 && c->cache->n_pinned == 0);
+    for (id = 0; id < c->blocks->n_touched; id++)
+        if (is_unstored(c, id)) /* with it go those behind it, wherever they are */
+            (void)prefix_cache_remove(c->cache, blocks_node(c->blocks, id));
+    n_lost = n_before - c->blocks->n_cached;
     while ((id = blocks_id(c->blocks, c->blocks->cached.next)) >= 0) {
         if (PLANT(PLANT_SLEEP_KEEPS_BLOCKS))
             break;
-        n_lost += prefix_cache_drop(c->cache, blocks_node(c->blocks, id), TIER_DEVICE);
+        prefix_cache_drop(c->cache, blocks_node(c->blocks, id), TIER_DEVICE);
     }
     return n_lost;
 }

@@ -565,8 +565,16 @@ static int cpu_sleep(struct backend *b, bool keep_blocks, struct err *e)
 
 static int cpu_wake(struct backend *b, struct err *e)
 {
-    int r = read_weights(b, e);
+    const uint64_t there = machine_memory();
+    const uint64_t needed =
+        b->weight_memory.bytes +
+        (b->info.tiers[TIER_DEVICE].bytes == 0 ? b->tiers[TIER_DEVICE].bytes : 0);
+    int r;
 
+    if (needed > there)
+        return err_set(e, -ENOMEM, "%.1f MiB of memory needed, %.1f MiB available",
+                       (double)needed / 0x1p20, (double)there / 0x1p20);
+    r = read_weights(b, e);
     if (r < 0)
         return r;
     b->info.tiers[TIER_DEVICE].bytes = b->tiers[TIER_DEVICE].bytes;

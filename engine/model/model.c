@@ -33,6 +33,7 @@ struct model_file {
     const char *name; /* in the folder */
     int fd;           /* -1: could not be opened */
     uint64_t bytes;
+    struct timespec written; /* when it was opened */
     struct safetensors tensors;
 };
 
@@ -93,11 +94,14 @@ static int read_header(struct model_file *f, struct err *e)
 static void add_file(struct model *m, int dir, const char *name, struct problems *p)
 {
     struct model_file *f = &m->files[m->n_files++];
+    struct stat st;
     struct err e;
     int rc;
 
     *f = (struct model_file){.name = name, .fd = -1};
     rc = file_open(&f->fd, &f->bytes, dir, name, &e);
+    if (rc == 0 && fstat(f->fd, &st) == 0)
+        f->written = st.st_mtim;
     if (rc == 0)
         rc = read_header(f, &e);
     if (rc < 0)
@@ -431,6 +435,20 @@ const struct tensor *model_tensor(const struct model *m, const char *name)
 uint64_t model_weight_bytes(const struct model *m)
 {
     return m->bytes;
+}
+
+bool model_has_changed(const struct model *m)
+{
+    struct stat st;
+
+    for (size_t i = 0; i < m->n_files; i++) {
+        const struct model_file *f = &m->files[i];
+
+        if (fstat(f->fd, &st) < 0 || (uint64_t)st.st_size != f->bytes ||
+            st.st_mtim.tv_sec != f->written.tv_sec || st.st_mtim.tv_nsec != f->written.tv_nsec)
+            return true;
+    }
+    return false;
 }
 
 int model_fingerprint(const struct model *m, XXH128_hash_t *out, struct err *e)

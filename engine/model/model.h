@@ -114,6 +114,8 @@ const struct tensor *model_tensor(const struct model *m, const char *name);
 /* A hash of the configuration, the beginning of each tensor and the times at which the files were
  * written: other weights have another one. */
 int model_fingerprint(const struct model *m, XXH128_hash_t *out, struct err *e);
+/* Somebody has written to the files since they were opened. */
+bool model_has_changed(const struct model *m);
 uint64_t model_weight_bytes(const struct model *m); /* of all these tensors, as stored */
 
 /* Reads bytes of a tensor from offset on, as stored. -EIO: the file has become shorter. */

@@ -6,7 +6,7 @@ import shutil
 import signal
 import time
 
-from harness import MODEL, Case, Daemon, at_once, config, scaled, wait_for
+from harness import MODEL, Case, Daemon, at_once, beside, scaled, wait_for
 from test_cache import random_ids
 
 N = 400
@@ -42,9 +42,9 @@ class Sleep(Case):
         with Daemon("cache.host_memory=64M") as d, d.connect() as w:
             first = w.generate(**request(1))
             before = d.wait_idle()["memory"]
-            taken = wait_for(lambda: resident(d) if resident(d) > before["kv_bytes"] else 0,
-                             scaled(20, 60), "the pages are allocated")
             for level in "all", "weights", "all":
+                taken = wait_for(lambda: resident(d) if resident(d) > before["kv_bytes"] else 0,
+                                 scaled(30, 90), "the pages are allocated")
                 slept = json.loads(d.ctl("sleep", "--level", level, "--json").stdout)
                 self.assertEqual(slept["level"], level)
                 self.assertEqual(slept["lost_tokens"], 0)
@@ -56,8 +56,8 @@ class Sleep(Case):
                 if level == "all":
                     freed += before["kv_bytes"]
                     self.assertEqual(status["memory"]["kv_bytes"], 0)
+                    self.assertLess(resident(d), taken - 0.8 * freed)
                 self.assertEqual(slept["freed_bytes"], freed)
-                self.assertLess(resident(d), taken - 0.9 * freed)
                 self.check_wakes(w, first, 1, 384)
                 self.assertEqual(asleep(d), "none")
             self.assertEqual(d.wait_idle()["memory"]["weight_bytes"], before["weight_bytes"])
@@ -127,10 +127,10 @@ class Sleep(Case):
         """After some idle time; the blocks stay where there is no tier below; a reload changes the
         time, and ends it."""
         with Daemon("daemon.idle_sleep_s=1") as d, d.connect() as w:
-            first = w.generate(**request(1))
             begin = time.monotonic()
+            first = w.generate(**request(1))
             wait_for(lambda: asleep(d) != "none", scaled(10, 30), "it sleeps")
-            self.assertGreater(time.monotonic() - begin, 0.9)
+            self.assertGreaterEqual(time.monotonic() - begin, 1)
             self.assertEqual(asleep(d), "weights")
             self.check_wakes(w, first, 1, 384)
         path = self.temporary_folder() / "nvllmd.conf"
@@ -143,6 +143,7 @@ class Sleep(Case):
             self.assertEqual(json.loads(d.ctl("reload", "--json").stdout)["changed"],
                              ["daemon.idle_sleep_s"])
             wait_for(lambda: asleep(d) == "all", scaled(10, 30), "it sleeps")
+            self.check_wakes(w, w.generate(**request(1)), 1, 384)
             path.write_text("[daemon]\nidle_sleep_s = 0\n")
             d.ctl("reload")
             d.ctl("wake")
@@ -160,34 +161,60 @@ class Sleep(Case):
                 with d.connect() as w:
                     for _ in range(scaled(40, 8)):
                         self.assertEqual(w.generate(**request(i)).choices[0].ids, right[i])
+                        time.sleep(0.01)
 
-            def let_sleep(_):
-                n = 0
-                with d.connect() as w:
-                    for i in range(scaled(200, 30)):
-                        level = "SLEEP_ALL" if i % 2 else "SLEEP_WEIGHTS"
-                        reply = w.ask(sleep={"level": level})
-                        n += "slept" in reply
-                        time.sleep(0.002)
-                return n
+            slept = [0]
+            with d.connect() as admin:
+                def let_sleep():
+                    level = "SLEEP_ALL" if slept[0] % 2 else "SLEEP_WEIGHTS"
+                    slept[0] += "slept" in admin.ask(sleep={"level": level})
 
-            done = at_once(lambda f: f[0](f[1]), [(ask, 0), (ask, 1), (ask, 2), (let_sleep, 0)])
-            print(f"{done[-1]} times asleep between requests")
-            self.assertGreater(done[-1], 0)
+                with beside(let_sleep):
+                    at_once(ask, range(3))
+                let_sleep()
+            print(f"{slept[0]} times asleep between requests")
+            self.assertGreater(slept[0], 0)
+
+    def test_too_little_room_below(self):
+        """What host memory has no room for is lost, and told; of the last prompt the beginning stays.
+        By itself the model does not lose it."""
+        options = "cache.kv_memory=64M", "cache.host_memory=8M"
+        with Daemon(*options) as d, d.connect() as w:
+            first = [w.generate(**request(i)) for i in range(3)]
+            d.wait_idle()
+            slept = w.ask(sleep={})["slept"]
+            self.assertGreater(slept["lost_tokens"], 0)
+            self.assertEqual(slept["kept_tokens"] + slept["lost_tokens"], 3 * 25 * 16)
+            self.check_wakes(w, first[2], 2, slept["kept_tokens"])
+        with Daemon(*options, "daemon.idle_sleep_s=1") as d, d.connect() as w:
+            first = [w.generate(**request(i)) for i in range(3)]
+            wait_for(lambda: asleep(d) != "none", scaled(10, 30), "it sleeps")
+            self.assertEqual(asleep(d), "weights")
+            for i in range(3):
+                self.check_wakes(w, first[i], i, 384)
+
+    def test_what_never_fits(self):
+        """A request that is refused for its length does not wake the model."""
+        with Daemon() as d, d.connect() as w:
+            w.ask(sleep={})
+            refused = w.generate(**{**request(1), "max_tokens": 40000})
+            self.assertEqual(refused.error["code"], "ERROR_TOO_LONG")
+            self.assertEqual(asleep(d), "all")
 
     def test_stop(self):
         """A signal ends a daemon that sleeps."""
         d = Daemon()
+        self.addCleanup(d.close)
         d.ctl("sleep")
         d.process.send_signal(signal.SIGTERM)
         self.assertEqual(d.process.wait(timeout=scaled(10, 30)), 0, d.log())
-        d.close()
 
     def test_files_changed(self):
         """Weights that changed while it slept are another model's: the daemon ends and says so."""
         folder = self.temporary_folder() / "model"
         shutil.copytree(MODEL, folder)
         d = Daemon(model=folder)
+        self.addCleanup(d.close)
         with d.connect() as w:
             w.ask(sleep={})
             with open(folder / "model.safetensors", "r+b") as f:
@@ -198,7 +225,6 @@ class Sleep(Case):
             self.assertEqual(w.generate(**request(1)).error["code"], "ERROR_INTERNAL")
         self.assertEqual(d.process.wait(timeout=scaled(10, 30)), 1, d.log())
         self.assertIn("the model's files have changed", d.log())
-        d.close()
 
     def test_bad_level(self):
         with Daemon() as d, d.connect() as w:

@@ -181,6 +181,16 @@ static void planted_close(struct backend *b)
     tails = NULL;
 }
 
+static int planted_sleep(struct backend *b, bool keep_blocks, struct err *e)
+{
+    return nvllm_planted_inner.sleep(b, keep_blocks, e);
+}
+
+static int planted_wake(struct backend *b, struct err *e)
+{
+    return nvllm_planted_inner.wake(b, e);
+}
+
 extern const struct backend_ops nvllm_backend;
 
 __attribute__((visibility("default"))) const struct backend_ops nvllm_backend = {
@@ -191,5 +201,7 @@ __attribute__((visibility("default"))) const struct backend_ops nvllm_backend = 
     .submit = planted_submit,
     .wait = planted_wait,
     .idle = planted_idle,
+    .sleep = planted_sleep,
+    .wake = planted_wake,
     .close = planted_close,
 };

@@ -565,6 +565,7 @@ static const char *end(struct world *w)
 static const char *sleep_idle(struct world *w)
 {
     const int32_t hand_one_in = w->hand_one_in;
+    int32_t n_cached, n_lost;
     const char *wrong;
 
     w->hand_one_in = INT32_MAX;
@@ -576,8 +577,12 @@ static const char *sleep_idle(struct world *w)
     core_store_end(w->core);
     if (wrong)
         return wrong;
-    w->counts->slept_blocks += (uint64_t)w->core->blocks->n_cached;
-    w->counts->lost_blocks += (uint64_t)core_empty_device(w->core);
+    n_cached = w->core->blocks->n_cached;
+    n_lost = core_empty_device(w->core);
+    w->counts->slept_blocks += (uint64_t)n_cached;
+    w->counts->lost_blocks += (uint64_t)n_lost;
+    if (n_lost < 0 || n_lost > n_cached)
+        return "more blocks are lost than the device had";
     sim_backend_empty_device(w->backend);
     return w->core->blocks->n_cached > 0 && !PLANT(PLANT_SLEEP_KEEPS_BLOCKS)
                ? "the device's blocks are found while it sleeps"

@@ -289,6 +289,9 @@ TEST(sleep_and_wake)
     ANSWER(SLEPT, Slept, slept, .level = NVLLM__V1__SLEEP_LEVEL__SLEEP_WEIGHTS);
     expect_ok(nvllm_sleep(client, &options, MS, NULL, &err));
     ck_assert_int_eq(asked(OP(SLEEP))->sleep->level, NVLLM__V1__SLEEP_LEVEL__SLEEP_WEIGHTS);
+    options.level = NVLLM_SLEEP_NONE;
+    ck_assert_int_eq(nvllm_sleep(client, &options, MS, NULL, &err), NVLLM_E_INVALID);
+    ck_assert_str_eq(err.field, "level");
     ANSWER(SLEPT, Slept, slept, .took_us = 9);
     expect_ok(nvllm_wake(client, MS, &change, &err));
     ck_assert_ptr_nonnull(asked(OP(WAKE)));
@@ -550,7 +553,7 @@ TEST(words, .no_fixture = true)
     ck_assert_str_eq(nvllm_wait_reason_name((enum nvllm_wait_reason)99), "unknown");
     ck_assert_str_eq(nvllm_priority_name(NVLLM_PRIORITY_LOW), "low");
     ck_assert_str_eq(nvllm_sleep_level_name(NVLLM_SLEEP_WEIGHTS), "weights");
-    ck_assert_str_eq(nvllm_sleep_level_name((enum nvllm_sleep_level)99), "none");
+    ck_assert_str_eq(nvllm_sleep_level_name((enum nvllm_sleep_level)99), "unknown");
     ck_assert_str_eq(nvllm_priority_name(NVLLM_PRIORITY_HIGH), "high");
 }
 
