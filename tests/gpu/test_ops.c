@@ -297,10 +297,10 @@ static const struct {
 };
 
 /* q in place, k and v in their slots, for both head sizes, with norms and without, from a row in
- * the middle on; a row without a slot is stored nowhere. */
+ * the middle on; a row without a slot is stored nowhere, those of the host tier elsewhere. */
 TEST(rope_store_follows_twin, .n = N(ropes))
 {
-    enum { BLOCKS = 7, LAYERS = 2, LAYER = 1, POSITIONS = 3000 };
+    enum { BLOCKS = 7, N_DEVICE = 4, GAP = 4096, LAYERS = 2, LAYER = 1, POSITIONS = 3000 };
     const int dim = ropes[_i].dim, n_heads = ropes[_i].n_heads, n_kv = ropes[_i].n_kv;
     const int shift = ropes[_i].shift, first = ropes[_i].first, end = first + ropes[_i].rows;
     const int all = n_heads + 2 * n_kv, block_len = 1 << shift;
@@ -309,9 +309,12 @@ TEST(rope_store_follows_twin, .n = N(ropes))
     const struct device_array qkv = array_bf16(n, 1.0f);
     const struct device_array qn = array_bf16((size_t)dim, 1.0f),
                               kn = array_bf16((size_t)dim, 1.0f);
-    const struct device_array pool = array_new((size_t)(BLOCKS * LAYERS * 2 * v_offset) * 2);
-    const struct kv_pool kv = {
-        pool.device, 2 * v_offset * LAYERS, 2 * v_offset, v_offset, shift, n_kv, dim, BLOCKS, 0};
+    const struct device_array pool = array_new((size_t)(BLOCKS * LAYERS * 2 * v_offset + GAP) * 2);
+    const struct kv_pool kv = {pool.device,  2 * v_offset * LAYERS,
+                               2 * v_offset, v_offset,
+                               shift,        n_kv,
+                               dim,          N_DEVICE,
+                               GAP};
     const struct rope rope = {.q_norm = ropes[_i].with_norm ? qn.device : NULL,
                               .k_norm = ropes[_i].with_norm ? kn.device : NULL,
                               .table = array_new((size_t)(POSITIONS * dim) * 4).device,
@@ -347,10 +350,42 @@ TEST(rope_store_follows_twin, .n = N(ropes))
                 rotate_twin(twin, dim, positions[i]);
             if (!is_q)
                 at = (uint16_t *)pool.host + (slots[i] >> shift) * kv.block_stride +
-                     LAYER * kv.layer_stride + (is_v ? v_offset : 0) +
+                     (slots[i] >> shift < N_DEVICE ? 0 : GAP) + LAYER * kv.layer_stride +
+                     (is_v ? v_offset : 0) +
                      ((h - n_heads) % n_kv * block_len + (slots[i] & (block_len - 1))) * dim;
             ck_assert_msg(error_bf16(at, twin, (size_t)dim) < bf16_error, "row %d head %d", i, h);
         }
+}
+END_TEST
+
+/* One layer of the blocks of a table, on the device and elsewhere, one behind the other; nothing
+ * behind the last. */
+TEST(blocks_are_fetched, .n = 4)
+{
+    enum { BLOCKS = 9, N_DEVICE = 5, GAP = 1024, LAYERS = 3, LAYER = 2 };
+    static const int counts[] = {1, 2, 40, 700}, thread_blocks[] = {1, 4, 4, 32};
+    const int64_t v_offset = 2 * 16 * 64, each = 2 * v_offset;
+    const int n = counts[_i];
+    const struct device_array pool = array_bf16((size_t)(BLOCKS * LAYERS * each + GAP), 1.0f);
+    const struct device_array to = array_new((size_t)((n + 1) * each) * 2);
+    const struct kv_pool kv = {pool.device, each * LAYERS, each, v_offset, 4, 2, 64, N_DEVICE, GAP};
+    int32_t *table = calloc((size_t)n, sizeof(*table));
+
+    ck_assert_ptr_nonnull(table);
+    for (int i = 0; i < n; i++)
+        table[i] = (i * 7 + 3) % BLOCKS;
+    cuda_must(fetch_blocks(&device.launch, to.device, &kv, LAYER,
+                           array_of(table, (size_t)n * sizeof(*table)).device, n,
+                           thread_blocks[_i]));
+    array_to_host(&to);
+    for (int i = 0; i < n; i++)
+        ck_assert_mem_eq((uint16_t *)to.host + i * each,
+                         (uint16_t *)pool.host + table[i] * kv.block_stride +
+                             (table[i] < N_DEVICE ? 0 : GAP) + LAYER * each,
+                         (size_t)each * 2);
+    for (int64_t i = n * each; i < (n + 1) * each; i++)
+        ck_assert_uint_eq(((uint16_t *)to.host)[i], 0xffff);
+    free(table);
 }
 END_TEST
 
