@@ -45,7 +45,7 @@ struct rank {
     char *step_memory; /* where it goes */
     int32_t *history;  /* [max_seq_len] tokens of one sequence being loaded */
     int32_t n_blocks;
-    uint64_t given_back;    /* bytes that waking takes again, graphs included; 0: awake */
+    uint64_t given_back;    /* bytes that waking takes again, but for graphs; 0: awake */
     struct host_tier *host; /* NULL: there is none */
     uint64_t block_bytes;
     char key[ALGO_KEY];        /* of measurements: device, software, shape of the model */

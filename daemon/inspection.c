@@ -61,6 +61,8 @@ static const char *why_waiting(const struct inspect_report *r, struct sources *f
         [INSPECT_WHY_SHARE] = "requests of higher priority, or of users served less, go first",
         [INSPECT_WHY_STEP] = "it starts in the next step",
         [INSPECT_WHY_LOADING] = "its prefix is being copied from host memory or disk",
+        [INSPECT_WHY_OFFLOADED] = "another request that is too long for the device's KV cache is "
+                                  "running, and they go one at a time",
     };
     const struct inspect_request *q = &r->requests[0];
     const size_t size = sizeof(from->text);
@@ -179,7 +181,8 @@ FILLER(why_cached, Explanation, explanation, struct inspect_report, WHY_CACHED_F
 /* The engine numbers its enums as the protocol does. */
 _Static_assert((int)INSPECT_ENDING == (int)NVLLM__V1__REQUEST_STATE__REQUEST_ENDING, "states");
 _Static_assert((int)SLEEP_ALL == (int)NVLLM__V1__SLEEP_LEVEL__SLEEP_ALL, "levels");
-_Static_assert((int)INSPECT_WHY_LOADING == (int)NVLLM__V1__WAIT_REASON__WAIT_LOADING, "reasons");
+_Static_assert((int)INSPECT_WHY_OFFLOADED == (int)NVLLM__V1__WAIT_REASON__WAIT_OFFLOADED,
+               "reasons");
 
 /* ---- frames */
 

@@ -108,6 +108,7 @@ enum inspect_why {
     INSPECT_WHY_SHARE,
     INSPECT_WHY_STEP,
     INSPECT_WHY_LOADING,
+    INSPECT_WHY_OFFLOADED,
 };
 
 /* The answer, which owns its arrays. What its kind does not use is zero. */

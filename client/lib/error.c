@@ -96,10 +96,12 @@ NAMES(nvllm_request_state_name, enum nvllm_request_state,
       [NVLLM_REQUEST_PREFILL] = "prefill", [NVLLM_REQUEST_DECODE] = "decode",
       [NVLLM_REQUEST_PREEMPTED] = "preempted", [NVLLM_REQUEST_ENDING] = "ending")
 
-NAMES(nvllm_wait_reason_name, enum nvllm_wait_reason, "unknown", [NVLLM_WAIT_UNKNOWN] = "unknown",
-      [NVLLM_WAIT_NOT] = "not", [NVLLM_WAIT_ENCODING] = "encoding", [NVLLM_WAIT_SEQS] = "seqs",
-      [NVLLM_WAIT_BLOCKS] = "blocks", [NVLLM_WAIT_PREFIX] = "prefix", [NVLLM_WAIT_SHARE] = "share",
-      [NVLLM_WAIT_STEP] = "step", [NVLLM_WAIT_LOADING] = "loading")
+NAMES(
+    nvllm_wait_reason_name, enum nvllm_wait_reason,
+    "unknown", [NVLLM_WAIT_UNKNOWN] = "unknown", [NVLLM_WAIT_NOT] = "not",
+    [NVLLM_WAIT_ENCODING] = "encoding", [NVLLM_WAIT_SEQS] = "seqs", [NVLLM_WAIT_BLOCKS] = "blocks",
+    [NVLLM_WAIT_PREFIX] = "prefix", [NVLLM_WAIT_SHARE] = "share", [NVLLM_WAIT_STEP] = "step",
+    [NVLLM_WAIT_LOADING] = "loading", [NVLLM_WAIT_OFFLOADED] = "offloaded")
 
 NAMES(nvllm_sleep_level_name, enum nvllm_sleep_level, "unknown", [NVLLM_SLEEP_NONE] = "none",
       [NVLLM_SLEEP_WEIGHTS] = "weights", [NVLLM_SLEEP_ALL] = "all")

@@ -147,7 +147,7 @@ void event_read_error(struct nvllm_error *out, const Nvllm__V1__Error *in)
 #define READ_STATE(field, member)              READ_ENUM(field, member, NVLLM_STATE_FAILED)
 #define READ_REQUEST_STATE(field, member)      READ_ENUM(field, member, NVLLM_REQUEST_ENDING)
 #define READ_PRIORITY(field, member)           READ_ENUM(field, member, NVLLM_PRIORITY_HIGH)
-#define READ_WAIT_REASON(field, member)        READ_ENUM(field, member, NVLLM_WAIT_LOADING)
+#define READ_WAIT_REASON(field, member)        READ_ENUM(field, member, NVLLM_WAIT_OFFLOADED)
 #define READ_SLEEP_LEVEL(field, member)        READ_ENUM(field, member, NVLLM_SLEEP_ALL)
 #define READ_IDS(field, member)                                                                    \
     out->member = in->field;                                                                       \

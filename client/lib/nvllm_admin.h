@@ -212,6 +212,8 @@ enum nvllm_wait_reason {
     NVLLM_WAIT_SHARE = 6,   /* its user has had its share; other users' requests go first */
     NVLLM_WAIT_STEP = 7,    /* it starts in the next step */
     NVLLM_WAIT_LOADING = 8, /* its prefix is being copied from host memory or disk */
+    NVLLM_WAIT_OFFLOADED =
+        9, /* another request that is too long for the device's blocks is running */
 };
 
 /* "not", "encoding", …, "unknown". */

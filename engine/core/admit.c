@@ -143,7 +143,7 @@ static bool wait_for_offloaded(struct core *c, struct sequence *s)
         if (!a || !core_is_offloaded(a) || !sequence_runs(a))
             continue;
         core_hold_back(s, SEQ_WAITING_PREFIX, &a->waiters);
-        s->prefix_blocks = INT32_MAX;
+        s->prefix_blocks = ALL_BLOCKS;
         return true;
     }
     return false;

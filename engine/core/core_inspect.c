@@ -206,6 +206,8 @@ static enum inspect_why why_of(struct core *c, const struct row *rows, const str
 {
     const struct fair_user *u = row->request->user;
 
+    if (row->furthest->state == SEQ_WAITING_PREFIX && row->furthest->prefix_blocks == ALL_BLOCKS)
+        return INSPECT_WHY_OFFLOADED;
     if (states[row->furthest->state].why)
         return states[row->furthest->state].why;
     if (u->n_running >= fair_part(&c->fair, u, c->options.max_seqs) && others_first(rows, row))

@@ -29,6 +29,8 @@ void rig_defaults(void)
 void rig_start(void)
 {
     rig.backend_options.n_blocks[TIER_DEVICE] = rig.options.n_blocks;
+    rig.backend_options.n_blocks[TIER_HOST] = rig.options.tier_blocks[TIER_HOST];
+    rig.backend_options.offload = rig.options.offload;
     rig.backend_options.block_len = rig.options.block_len;
     rig.backend_options.max_batch_tokens = rig.options.max_batch_tokens;
     rig.backend_options.max_seqs = rig.options.max_seqs;

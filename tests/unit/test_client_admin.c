@@ -543,7 +543,7 @@ TEST(words, .no_fixture = true)
         ck_assert_str_ne(word, "unknown");
         ck_assert_str_ne(word, nvllm_request_state_name((enum nvllm_request_state)(i - 1)));
     }
-    for (int i = NVLLM_WAIT_NOT; i <= NVLLM_WAIT_STEP; i++) {
+    for (int i = NVLLM_WAIT_NOT; i <= NVLLM_WAIT_OFFLOADED; i++) {
         const char *word = nvllm_wait_reason_name((enum nvllm_wait_reason)i);
 
         ck_assert_str_ne(word, "unknown");

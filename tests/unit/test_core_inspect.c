@@ -391,6 +391,33 @@ TEST(explains_why_one_waits)
     rig_run();
 }
 
+/* Requests that are too long for the device run in host memory, one at a time; a small one goes
+ * beside them, and longer than both tiers is refused. */
+TEST(explains_who_waits_for_an_offloaded_one)
+{
+    struct core_request r;
+    uint64_t a, b, c;
+
+    rig.options.n_blocks = 4;
+    rig.options.tier_blocks[TIER_HOST] = 20;
+    rig.options.offload = true;
+    rig_restart();
+    a = ask(1, 1, 40, 10);
+    b = ask(2, 2, 41, 10);
+    c = ask(1, 3, 4, 3);
+    rig_steps(3);
+    ck_assert_int_eq(why(a), INSPECT_WHY_RUNS);
+    ck_assert_int_eq(why(b), INSPECT_WHY_OFFLOADED);
+    ck_assert_int_eq(why(c), INSPECT_WHY_RUNS);
+    ck_assert_int_eq(rig.core->n_offloaded, 1);
+    rig_run();
+    ck_assert_int_eq((int)rig.core->n_offloads, 2);
+    r = (struct core_request){.n_prompt = 60, .max_tokens = 5, .n = 1};
+    ck_assert_int_eq(core_fits(rig.core, &r), CORE_OK);
+    r.max_tokens = 6;
+    ck_assert_int_eq(core_fits(rig.core, &r), CORE_E_NEVER_FITS);
+}
+
 /* Cached blocks that no sequence holds count as needed; a request that fits does not wait behind
  * one that does not. */
 TEST(explains_who_waits_for_blocks)
