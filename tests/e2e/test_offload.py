@@ -23,8 +23,8 @@ class Offload(Case):
 
     def test_larger_than_the_device(self):
         """The same tokens, cached afterwards; longer than both tiers, it is refused by its sizes."""
-        requests = [request(1, scaled(4000, 1500)), request(2, 100, max_tokens=600),
-                    request(3, 1000, n=2)]
+        requests = [request(1, scaled(4000, 900)), request(2, 490, max_tokens=40),
+                    request(3, scaled(1000, 600), n=2)]
         right = self.right(requests)
         with Daemon(*SMALL) as d, d.connect() as w:
             for _ in range(2):
@@ -66,6 +66,6 @@ class Offload(Case):
         answers = []
         for _ in range(2):
             with Daemon(*options) as d, d.connect() as w:
-                answers.append(w.generate(**request(5, 2000)))
+                answers.append(w.generate(**request(5, scaled(2000, 800))))
         self.assertEqual(*[a.choices[0].ids for a in answers])
-        self.assertGreaterEqual(cached(answers[1]), 1984)
+        self.assertGreaterEqual(cached(answers[1]), scaled(2000, 800) - 16)
