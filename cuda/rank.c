@@ -726,7 +726,8 @@ static int wait_for_pinned(struct rank *b, struct err *e)
 {
     host_tier_pin(b->host);
     while (host_tier_wait(b->host))
-        ;
+        if (b->options.beat)
+            *b->options.beat += 2; /* a tier of 100 GiB takes longer than the watchdog waits */
     return host_tier_is_plain(b->host)
                ? err_set(e, -ENOMEM, "CUDA: cache.host_memory cannot be pinned; lower it")
                : 0;
