@@ -111,12 +111,12 @@ bool host_tier_wait(struct host_tier *h)
     return false;
 }
 
-bool host_tier_is_plain(const struct host_tier *h)
+bool host_tier_is_pinned(const struct host_tier *h)
 {
     for (int32_t i = 0; i < h->n_pieces; i++)
-        if (h->pieces[i] == PIECE_PLAIN)
-            return true;
-    return false;
+        if (h->pieces[i] != PIECE_PINNED)
+            return false;
+    return true;
 }
 
 int32_t host_tier_blocks(const struct host_tier *h)

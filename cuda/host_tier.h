@@ -27,8 +27,8 @@ void host_tier_pin(struct host_tier *h);
 /* The device's blocks are there now; no copy is under way if they have moved. */
 void host_tier_move_device(struct host_tier *h, char *device_base);
 
-/* The driver refused to pin some of it, so kernels cannot read it. */
-bool host_tier_is_plain(const struct host_tier *h);
+/* All of it is, so kernels can read it. */
+bool host_tier_is_pinned(const struct host_tier *h);
 
 bool host_tier_wait(
     struct host_tier *h); /* a millisecond, while memory is being pinned; else false */

@@ -20,7 +20,9 @@ enum {
     GRAPH_FINE = 16,
     GRAPH_RESERVE = 256 << 20, /* of device memory, for what the driver takes as graphs come */
     COPY_POLL_US = 50,
-    ITEM_BLOCKS_PER_SM = 3, /* blocks of decode attention that a multiprocessor has room for */
+    OFFLOADED_POLL_US = 200,  /* of a step that waits for the bus, which may take seconds: */
+    OFFLOADED_POLLS = 300000, /* it counts as alive for a minute */
+    ITEM_BLOCKS_PER_SM = 3,   /* blocks of decode attention that a multiprocessor has room for */
 };
 
 static const double COPY_WAIT = 1e-3;  /* seconds: contract 2 of a step without rows */
@@ -191,9 +193,9 @@ static int plan_ring(struct rank *b, struct err *e)
     const uint64_t n = (uint64_t)b->n_blocks, most = (uint64_t)b->limits.max_blocks;
     uint64_t pool;
 
-    if (n_host <= n)
+    if (n_host <= n || most <= n)
         return 0;
-    b->forward.ring.max_blocks = (int)(n_host - n < most ? n_host - n : most);
+    b->forward.ring.max_blocks = (int)(n_host < most ? n_host : most);
     if (b->options.tier_bytes[TIER_DEVICE])
         return 0;
     pool = n * b->block_bytes;
@@ -586,7 +588,7 @@ static void fill_ledger(struct backend_info *out, const struct rank *b)
 
     out->weight_bytes = b->weights.bytes;
     out->graph_bytes = b->graphs.bytes;
-    out->workspace_bytes = taken[DEVICE_ACTIVATIONS] + taken[DEVICE_SAMPLER] +
+    out->workspace_bytes = taken[DEVICE_ACTIVATIONS] + taken[DEVICE_SAMPLER] + taken[DEVICE_RING] +
                            taken[DEVICE_WORKSPACE] + taken[DEVICE_STEP];
     if (device_free_bytes(&free_bytes, &ignored) < 0)
         return;
@@ -611,7 +613,8 @@ void rank_info(const struct rank *b, struct backend_info *out)
         .masks = true,
         .drafts = true,
         .copies = b->host != NULL,
-        .offloads = b->forward.ring.max_blocks > 0 && !host_tier_is_plain(b->host),
+        .offloads = b->forward.ring.max_blocks > 0,
+        .may_offload = b->forward.ring.max_blocks > 0 && host_tier_is_pinned(b->host),
     };
     if (b->host)
         out->tiers[TIER_HOST] =
@@ -721,18 +724,6 @@ static int enqueue_step(struct rank *b, const struct batch *batch, int slot, str
     return r == 0 && graph ? prepare_graph(b, size, e) : r;
 }
 
-/* Kernels are to read the host tier. */
-static int wait_for_pinned(struct rank *b, struct err *e)
-{
-    host_tier_pin(b->host);
-    while (host_tier_wait(b->host))
-        if (b->options.beat)
-            *b->options.beat += 2; /* a tier of 100 GiB takes longer than the watchdog waits */
-    return host_tier_is_plain(b->host)
-               ? err_set(e, -ENOMEM, "CUDA: cache.host_memory cannot be pinned; lower it")
-               : 0;
-}
-
 int rank_submit(struct rank *b, const struct batch *batch, int slot, struct err *e)
 {
     struct rank_slot *s = &b->slots[slot];
@@ -742,9 +733,9 @@ int rank_submit(struct rank *b, const struct batch *batch, int slot, struct err 
     must(batch->n_seqs > 0 ? batch->n_seqs <= b->options.max_seqs && b->gemm : b->host != NULL);
     must(batch->n_rows <= b->options.max_seqs && batch->n_updates <= b->options.max_seqs);
     must(batch->n_copies == 0 || b->host);
-    must(batch->n_offloaded == 0 || b->forward.ring.max_blocks > 0);
-    if (batch->n_offloaded > 0)
-        r = r < 0 ? r : wait_for_pinned(b, e);
+    must(batch->n_offloaded == 0 ||
+         (b->forward.ring.max_blocks > 0 && host_tier_is_pinned(b->host)));
+    s->offloaded = batch->n_offloaded > 0;
     s->step = batch->step;
     s->n_rows = batch->n_rows;
     s->copies_only = batch->n_seqs == 0;
@@ -777,6 +768,12 @@ int rank_wait(struct rank *b, int slot, struct step_result *out, struct err *e)
 
     for (int i = 0; i < POLLS && code == cudaErrorNotReady; i++)
         code = cudaEventQuery(s->done);
+    for (int i = 0; s->offloaded && i < OFFLOADED_POLLS && code == cudaErrorNotReady; i++) {
+        (void)usleep(OFFLOADED_POLL_US);
+        if (b->options.beat)
+            *b->options.beat += 2;
+        code = cudaEventQuery(s->done);
+    }
     if (code == cudaErrorNotReady)
         code = cudaEventSynchronize(s->done);
     r = cuda_check(code, "a step", e);

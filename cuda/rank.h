@@ -21,6 +21,7 @@ struct rank_slot {
     uint64_t step;
     int32_t n_rows;
     bool copies_only; /* no sequence has rows in it */
+    bool offloaded;   /* one of its sequences is */
 };
 
 /* Decode steps as captured graphs of a few sizes; a batch runs in the smallest that holds it. */

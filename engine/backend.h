@@ -14,7 +14,7 @@
 #include "engine/model/model.h"
 
 enum {
-    BACKEND_ABI = 7,         /* changes when a struct of batch.h or this file does */
+    BACKEND_ABI = 8,         /* changes when a struct of batch.h or this file does */
     BACKEND_IN_FLIGHT = 2,   /* steps submitted and not yet waited for, at most */
     BACKEND_MAX_DEVICES = 8, /* of one backend */
 };
@@ -70,8 +70,8 @@ struct backend_info {
     bool masks;             /* wanted rows may have one */
     bool drafts;            /* sequences may have several wanted rows */
     bool copies;            /* blocks may be copied between the tiers that there are */
-    bool offloads;          /* sequences may have their blocks in the host tier, all of them; once
-                             * it is false it stays so */
+    bool offloads;          /* sequences may have their blocks in the host tier, all of them; */
+    bool may_offload;       /* from now on: its memory is ready */
 
     /* The ledger of the memory that the backend computes in. On a device weights, the device tier,
      * graphs, workspaces and other add up to what the driver says is used, total - free. Where the

@@ -426,6 +426,7 @@ static int open_core(struct engine *g, struct err *e)
     }
     if (r < 0)
         return r;
+    core_set_offload(g->core, g->status.backend.may_offload);
     g->cost.max_step_us = g->options.max_step_ms * 1e3;
     core_set_cost(g->core, &g->cost);
     pthread_mutex_lock(&g->lock); /* READY shows all of it */

@@ -107,6 +107,18 @@ static int admit(struct engine *g, struct job *j, struct err *e)
     sampling.n_stop_ids = join_stop_ids(stop_ids, g, r);
     sampling.stop_ids = stop_ids;
     ret = core_fits(g->core, &cr);
+    if (ret == CORE_E_NEVER_FITS && g->status.backend.offloads) {
+        if (!g->status.backend.may_offload)
+            engine_read_memory(g);
+        core_set_offload(g->core, g->status.backend.may_offload);
+        ret = core_fits(g->core, &cr);
+        if (ret == CORE_E_NEVER_FITS && !g->status.backend.may_offload) {
+            job_fail(j, &g->out, ENGINE_E_UNAVAILABLE, NULL,
+                     "cache.host_memory is not ready yet, and the request is too long for the "
+                     "device; try again in a few seconds");
+            return 1;
+        }
+    }
     if (ret == CORE_OK) {
         const int woken = engine_wake_for(g, j, e);
 
@@ -486,8 +498,6 @@ static int iterate(struct engine *g, struct err *e)
         r = ops->idle(g->backend, e);
     if (r == 0) {
         engine_read_memory(g);
-        if (!g->status.backend.offloads) /* the backend has found that it cannot */
-            core_end_offload(g->core);
         r = rest(g, deadline_us, e);
     }
     return r;

@@ -137,10 +137,10 @@ enum admission { ADMITTED, HELD_BACK, NO_ROOM };
  * waits for its end. */
 static bool wait_for_offloaded(struct core *c, struct sequence *s)
 {
-    for (int32_t i = 0; i < c->options.max_seqs; i++) {
+    for (int32_t i = 0; c->n_offloaded > 0 && i < c->options.max_seqs; i++) {
         struct sequence *a = c->slots[i];
 
-        if (!a || !core_is_offloaded(a) || !sequence_runs(a))
+        if (!a || !core_is_offloaded(a) || !sequence_runs(a) || PLANT(PLANT_OFFLOAD_TWO))
             continue;
         core_hold_back(s, SEQ_WAITING_PREFIX, &a->waiters);
         s->prefix_blocks = ALL_BLOCKS;
@@ -199,11 +199,11 @@ static enum admission admit(struct core *c, struct step *st, struct sequence *s,
     enum admission result = HELD_BACK;
     int32_t n = 0;
 
+    if (core_is_offloaded(s) && c->n_offloaded > 0 && !PLANT(PLANT_OFFLOAD_TWO))
+        return NO_ROOM; /* the one before drains */
     if (!alone && (sequence_waits_for_first(s) ||
                    (s->n_lacking > blocks_for(c, s, *promised) && c->planned < s->retry_step)))
         return NO_ROOM;
-    if (core_is_offloaded(s) && c->n_offloaded > 0 && !PLANT(PLANT_OFFLOAD_TWO))
-        return wait_for_offloaded(c, s) ? HELD_BACK : NO_ROOM;
     while (n < max &&
            prefix_cache_hold(c->cache, &chain, sequence_tokens(s, n * len, len, c->block_tokens),
                              s->request->home, &table[n]))
@@ -250,6 +250,11 @@ void core_admit_waiting(struct core *c, struct step *st, uint64_t now_us)
     while (n_vain < LOOK_AHEAD && (s = fair_top(&c->fair))) {
         enum admission result;
 
+        /* Before it claims anything from others, and all choices of a request. */
+        if (core_is_offloaded(s) && wait_for_offloaded(c, s)) {
+            n_vain++;
+            continue;
+        }
         if (!may_begin(c, s, promised)) {
             s->request->user->closed = true;
             continue;

@@ -178,9 +178,9 @@ void core_hold_back(struct sequence *s, enum sequence_state state, struct list *
     list_append(waiters, &s->link);
 }
 
-void core_end_offload(struct core *c)
+void core_set_offload(struct core *c, bool may)
 {
-    c->options.offload = false;
+    c->no_offload = !may;
 }
 
 static int32_t room_on_device(const struct core *c, const struct core_request *r)

@@ -179,8 +179,8 @@ uint64_t core_expire(struct core *c, uint64_t now_us);
 struct step_cost;
 void core_set_cost(struct core *c, const struct step_cost *cost);
 
-/* Requests that come from now on are not offloaded. */
-void core_end_offload(struct core *c);
+/* Whether requests that come from now on may be offloaded; with options.offload alone. */
+void core_set_offload(struct core *c, bool may);
 
 /* The next step. CORE_OK with *batch, valid until its commit; CORE_IDLE; CORE_WAIT. With several
  * tiers a step may have no rows, also when there is no request. */

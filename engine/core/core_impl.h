@@ -72,6 +72,7 @@ struct core {
     int32_t n_requests, n_requests_running;
     int64_t n_alive;     /* choices that have not ended */
     int32_t n_offloaded; /* sequences with tables of host blocks: at most 1 */
+    bool no_offload;     /* for now */
     bool host_short;     /* in the step being planned such a one did not get a block */
     int32_t n_returning; /* device blocks freed when the draining sequences finish */
 
@@ -128,7 +129,7 @@ static inline int32_t core_host_room(const struct core *c)
 {
     const int32_t n = c->options.tier_blocks[TIER_HOST] - c->options.n_blocks;
 
-    return c->options.offload && n > 0 ? n : 0;
+    return c->options.offload && !c->no_offload && n > 0 ? n : 0;
 }
 
 /* Of a sequence at its end; the last token needs no slot. */

@@ -14,20 +14,21 @@ static int32_t excess(const struct core *c, const struct fair_user *u, enum reso
                          : fair_excess(&c->fair, u, u->n_blocks, core_pool(c));
 }
 
-static bool may_give(const struct sequence *s, enum resource what)
+/* An offloaded one has no device block, and its history would be read again. */
+static bool may_give(const struct sequence *s)
 {
-    return s && sequence_runs(s) && (what == SLOTS || !core_is_offloaded(s));
+    return s && sequence_runs(s) && !core_is_offloaded(s);
 }
 
 /* The oldest sequence of the highest class is never preempted: so it ends, and so all do. */
-static const struct sequence *find_oldest(const struct core *c, enum resource what)
+static const struct sequence *find_oldest(const struct core *c)
 {
     const struct sequence *oldest = NULL;
 
     for (int32_t i = 0; i < c->options.max_seqs; i++) {
         const struct sequence *s = c->slots[i];
 
-        if (may_give(s, what) &&
+        if (may_give(s) &&
             (!oldest || s->request->priority > oldest->request->priority ||
              (s->request->priority == oldest->request->priority && s->order < oldest->order)))
             oldest = s;
@@ -67,13 +68,13 @@ static bool goes_before(const struct core *c, const struct sequence *a, const st
 static struct sequence *find_victim(const struct core *c, const struct sequence *s,
                                     enum resource what)
 {
-    const struct sequence *oldest = find_oldest(c, what);
+    const struct sequence *oldest = find_oldest(c);
     struct sequence *best = NULL;
 
     for (int32_t i = 0; i < c->options.max_seqs; i++) {
         struct sequence *v = c->slots[i];
 
-        if (may_give(v, what) && v != oldest && (!s || may_yield(c, v, s, what)) &&
+        if (may_give(v) && v != oldest && (!s || may_yield(c, v, s, what)) &&
             (!best || goes_before(c, v, best, what)))
             best = v;
     }

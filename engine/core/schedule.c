@@ -381,7 +381,7 @@ void core_count_runnable(const struct core *c, const struct step *st, const stru
 
     if (s->state == SEQ_DECODE)
         u->decodes++;
-    for (int32_t k = 0; s->state == SEQ_PREFILL && k <= klass; k++)
+    for (int32_t k = 0; s->state == SEQ_PREFILL && !core_is_offloaded(s) && k <= klass; k++)
         u->rows[k] += least(n, max - u->rows[k]);
     if (klass > u->klass)
         u->klass = klass;

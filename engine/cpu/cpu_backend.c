@@ -252,7 +252,7 @@ static int take_kv(struct backend *b, struct err *e)
     n = b->options.tier_bytes[TIER_HOST] / b->kv.block_bytes;
     b->info.tiers[TIER_DEVICE].n_blocks = b->kv.n_blocks;
     b->info.tiers[TIER_HOST].n_blocks = (int32_t)(n < most ? n : most);
-    b->info.offloads = b->info.tiers[TIER_HOST].n_blocks > 0;
+    b->info.offloads = b->info.may_offload = b->info.tiers[TIER_HOST].n_blocks > 0;
     for (int t = TIER_DEVICE; t <= TIER_HOST; t++)
         b->info.tiers[t].bytes = (uint64_t)b->info.tiers[t].n_blocks * b->kv.block_bytes;
     r = region_init(&b->kv_memory,
