@@ -418,6 +418,33 @@ TEST(explains_who_waits_for_an_offloaded_one)
     ck_assert_int_eq(core_fits(rig.core, &r), CORE_E_NEVER_FITS);
 }
 
+/* Choices of a request that waits for an offloaded one keep nobody else from beginning. */
+TEST(who_waits_for_an_offloaded_one_holds_up_nobody)
+{
+    enum { N = 75 }; /* more than may pass a sequence that does not fit */
+    struct core_request r;
+    uint64_t a, ids[N];
+
+    rig.options.n_blocks = 4;
+    rig.options.tier_blocks[TIER_HOST] = 64;
+    rig.options.offload = true;
+    rig_restart();
+    a = ask(1, 1, 40, 190);
+    rig_steps(2);
+    r = rig_request(2, 41, 10);
+    r.client = 2;
+    r.n = 3;
+    rig_ask(&r);
+    for (int i = 0; i < N; i++) {
+        ids[i] = ask(2, 100 + i, 3, 1);
+        rig_steps(2);
+    }
+    ck_assert_ptr_null(rig_finished(a));
+    for (int i = 0; i < N - 2; i++)
+        ck_assert_msg(rig_finished(ids[i]) != NULL, "request %d of %d still waits", i, N);
+    rig_run();
+}
+
 /* Cached blocks that no sequence holds count as needed; a request that fits does not wait behind
  * one that does not. */
 TEST(explains_who_waits_for_blocks)
