@@ -89,7 +89,7 @@ static int admit(struct engine *g, struct job *j, struct err *e)
         .client = r->client,
         .priority = r->priority,
         .n_prompt = (int32_t)j->prompt.n,
-        .max_tokens = r->max_tokens,
+        .max_tokens = r->max_tokens ? r->max_tokens : 1,
         .n = r->n,
         .prompt = j->prompt.ids,
         .sampling = &sampling,

@@ -59,6 +59,8 @@ class Offload(Case):
             r = request(1, 100)
             del r["max_tokens"]
             self.assertEqual(w.generate(**r).done["usage"]["completion_tokens"], 413)
+            r["prompt_ids"]["ids"] = random_ids(2, 513)
+            self.assertGreater(w.generate(**r, deadline_ms=500).done["usage"]["completion_tokens"], 1)
 
     def test_found_on_disk(self):
         """After a restart its blocks come from the disk."""
