@@ -425,7 +425,6 @@ static void schedule(struct core *c, struct step *st, uint64_t now_us)
     struct sequence *alone;
 
     c->n_short = 0;
-    c->host_short = false;
     fair_step_begin(&c->fair, &c->cost);
     count_running(c, st);
     core_admit_waiting(c, st, now_us);
@@ -457,6 +456,7 @@ int core_next(struct core *c, const struct batch **batch, uint64_t now_us)
     c->cache->now_us = now_us;
     st->head = (struct batch){.step = c->planned + 1};
     st->n_drafts = 0;
+    c->host_short = false;
     if (c->n_requests > 0)
         schedule(c, st, now_us);
     if (!c->host_short)

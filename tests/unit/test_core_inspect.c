@@ -418,6 +418,25 @@ TEST(explains_who_waits_for_an_offloaded_one)
     ck_assert_int_eq(core_fits(rig.core, &r), CORE_E_NEVER_FITS);
 }
 
+/* What an offloaded sequence lacked in its last step does not keep blocks from being copied down
+ * when it is gone. */
+TEST(blocks_are_stored_after_an_offloaded_one)
+{
+    rig.options.n_blocks = 8;
+    rig.options.tier_blocks[TIER_HOST] = 32;
+    rig.options.offload = true;
+    rig_restart();
+    ask(1, 1, 20, 4);
+    rig_run();
+    rig.core->host_short = true; /* as if one had been cancelled then */
+    core_store_all(rig.core, true);
+    while (rig_next())
+        rig_commit();
+    ck_assert_int_eq(core_n_unstored(rig.core), 0);
+    ck_assert_int_gt(rig.core->blocks->n_cached, 0);
+    core_store_end(rig.core);
+}
+
 /* Choices of a request that waits for an offloaded one keep nobody else from beginning. */
 TEST(who_waits_for_an_offloaded_one_holds_up_nobody)
 {
