@@ -75,12 +75,11 @@ static void engine_ready(struct server *s)
 
 static void tell_sleep(struct server *s)
 {
-    struct engine_status status;
+    const enum sleep_level level = engine_asleep(s->parts.engine);
 
-    engine_status(s->parts.engine, &status);
-    if (status.asleep == s->asleep)
+    if (level == s->asleep)
         return;
-    s->asleep = status.asleep;
+    s->asleep = level;
     log_event(LOG_LEVEL_INFO, s->asleep ? "asleep" : "awake", "level=%s",
               s->asleep == SLEEP_ALL       ? "all"
               : s->asleep == SLEEP_WEIGHTS ? "weights"

@@ -213,6 +213,11 @@ enum engine_state engine_state(const struct engine *g)
     return atomic_load(&g->state);
 }
 
+enum sleep_level engine_asleep(const struct engine *g)
+{
+    return atomic_load(&g->asleep);
+}
+
 void engine_status(const struct engine *g, struct engine_status *out)
 {
     pthread_mutex_t *lock = (pthread_mutex_t *)&g->lock;
@@ -222,6 +227,7 @@ void engine_status(const struct engine *g, struct engine_status *out)
     out->beat = g->beat % 2 || !list_empty(&g->inbox) ? g->beat : 0;
     pthread_mutex_unlock(lock);
     out->state = engine_state(g);
+    out->asleep = engine_asleep(g);
 }
 
 const struct model *engine_model(const struct engine *g)

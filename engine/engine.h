@@ -191,6 +191,7 @@ struct engine_event *engine_take(struct engine *g);
 void engine_events_free(struct engine_event *list);
 
 enum engine_state engine_state(const struct engine *g);
+enum sleep_level engine_asleep(const struct engine *g);
 void engine_status(const struct engine *g, struct engine_status *out);
 
 /* From READY on; NULL before. */

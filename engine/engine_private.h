@@ -60,7 +60,8 @@ struct engine {
     pthread_t thread;
     bool thread_runs;
     atomic_bool quit;
-    _Atomic uint64_t beat; /* odd: the engine thread works, even: it waits for others */
+    _Atomic uint64_t beat;           /* odd: the engine thread works, even: it waits for others */
+    _Atomic enum sleep_level asleep; /* set by the engine thread */
 
     /* Set by the engine thread before state becomes READY, constant afterwards. */
     _Atomic enum engine_state state;
@@ -80,14 +81,13 @@ struct engine {
     bool new_shares;
     uint64_t idle_sleep_us; /* after which the engine sleeps; 0: never */
     bool new_idle_sleep;
-    struct engine_status status; /* without the state; written by the engine thread but for
+    struct engine_status status; /* without state and asleep; written by the engine thread but for
                                   * n_encoding and progress */
 
     /* Owned by the engine thread. */
     struct backend *backend;
     struct core *core;
     struct work_queue inspects; /* work of struct job, by viewer */
-    enum sleep_level asleep;    /* as in the status */
     uint64_t inspect_us;        /* earliest time for the next one while steps are in flight */
     struct event_list out;      /* not yet published */
     struct step_cost cost;

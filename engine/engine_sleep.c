@@ -10,11 +10,8 @@
 
 static void publish_level(struct engine *g, enum sleep_level level)
 {
-    g->asleep = level;
     engine_read_memory(g);
-    pthread_mutex_lock(&g->lock);
-    g->status.asleep = level;
-    pthread_mutex_unlock(&g->lock);
+    g->asleep = level;
     engine_publish_state(g, ENGINE_READY);
 }
 

@@ -206,14 +206,13 @@ enum nvllm_wait_reason {
     NVLLM_WAIT_UNKNOWN = 0,
     NVLLM_WAIT_NOT = 1, /* it is running */
     NVLLM_WAIT_ENCODING = 2,
-    NVLLM_WAIT_SEQS = 3,    /* scheduler.max_seqs sequences are running */
-    NVLLM_WAIT_BLOCKS = 4,  /* not enough free blocks, for it or for the first in the queue */
-    NVLLM_WAIT_PREFIX = 5,  /* another request is computing a shared prefix */
-    NVLLM_WAIT_SHARE = 6,   /* its user has had its share; other users' requests go first */
-    NVLLM_WAIT_STEP = 7,    /* it starts in the next step */
-    NVLLM_WAIT_LOADING = 8, /* its prefix is being copied from host memory or disk */
-    NVLLM_WAIT_OFFLOADED =
-        9, /* another request that is too long for the device's blocks is running */
+    NVLLM_WAIT_SEQS = 3,      /* scheduler.max_seqs sequences are running */
+    NVLLM_WAIT_BLOCKS = 4,    /* not enough free blocks, for it or for the first in the queue */
+    NVLLM_WAIT_PREFIX = 5,    /* another request is computing a shared prefix */
+    NVLLM_WAIT_SHARE = 6,     /* its user has had its share; other users' requests go first */
+    NVLLM_WAIT_STEP = 7,      /* it starts in the next step */
+    NVLLM_WAIT_LOADING = 8,   /* its prefix is being copied from host memory or disk */
+    NVLLM_WAIT_OFFLOADED = 9, /* another request too long for the device's blocks is running */
 };
 
 /* "not", "encoding", …, "unknown". */

@@ -110,12 +110,13 @@ static bool wait_for_prefix(struct core *c, struct sequence *s, int32_t n, int32
 {
     const int64_t len = c->options.block_len;
 
+    if (core_is_offloaded(s)) /* blocks of the device are not its own, and no other is offloaded */
+        return false;
     for (int32_t i = 0; n < max && i < c->options.max_seqs; i++) {
         struct sequence *a = c->slots[i];
         int32_t end;
 
-        if (!a || a->request->ns != s->request->ns ||
-            (core_is_offloaded(s) && !core_is_offloaded(a)) || a->n_written >= (n + 1) * len ||
+        if (!a || a->request->ns != s->request->ns || a->n_written >= (n + 1) * len ||
             !prefix_cache_node(c->cache, a->chain))
             continue;
         end = positions_to_come(c, a, s) / (int32_t)len;

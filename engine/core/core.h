@@ -36,11 +36,10 @@ struct core_options {
     int32_t max_preemptions;  /* a sequence preempted so often is its class's last victim; 3 */
     bool prefix_cache;        /* false: blocks are shared inside one request only (n > 1) */
     bool share_all;           /* prefix_cache_scope = all: one namespace for all clients */
-    bool replay; /* what was sampled is computed again a token a step, and only blocks of prompts
-                  * are found: where chunks and decodes round differently, a sequence's numbers do
-                  * not change with preemptions and hits */
-    bool
-        offload; /* requests that are too large for the device have their blocks in the host tier */
+    bool replay;  /* what was sampled is computed again a token a step, and only blocks of prompts
+                   * are found: where chunks and decodes round differently, a sequence's numbers do
+                   * not change with preemptions and hits */
+    bool offload; /* requests too large for the device have their blocks in the host tier */
     int32_t tier_blocks[N_TIERS]; /* of the tiers below the device, 0: none; [TIER_DEVICE] unused */
     bool restores;                /* core_restore() is called: until core_restored() nothing goes to
                                    * disk */

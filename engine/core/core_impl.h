@@ -72,7 +72,7 @@ struct core {
     int32_t n_requests, n_requests_running;
     int64_t n_alive;     /* choices that have not ended */
     int32_t n_offloaded; /* sequences with tables of host blocks: at most 1 */
-    bool no_offload;     /* for now */
+    bool no_offload;     /* core_set_offload(): the host tier's memory is not ready */
     bool host_short;     /* in the step being planned such a one did not get a block */
     int32_t n_returning; /* device blocks freed when the draining sequences finish */
 
@@ -91,7 +91,7 @@ struct core {
     int32_t n_storing;           /* copies to disk, of these under way */
     struct core_store *to_store; /* [n_to_store] NULL before core_store_all() */
     int32_t n_to_store;
-    size_t n_stores; /* of the array, those that are done included */
+    int32_t n_stores; /* of the array, those that are done included */
 
     struct step steps[BACKEND_IN_FLIGHT]; /* step n is steps[n % BACKEND_IN_FLIGHT] */
     uint64_t planned;                     /* number of the last step handed out */

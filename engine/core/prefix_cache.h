@@ -138,14 +138,20 @@ static inline const int32_t *prefix_cache_tokens(const struct prefix_cache *p, c
     return p->tokens + (size_t)(n - p->nodes) * (size_t)p->block_len;
 }
 
+/* The highest tier, from one down, that has the node's bytes; N_TIERS: none. */
+static inline enum tier prefix_cache_from(const struct node *n, enum tier from)
+{
+    int t = (int)from;
+
+    while (t < N_TIERS && n->location[t] < 0)
+        t++;
+    return (enum tier)t;
+}
+
 /* Where a node's bytes are read from. */
 static inline enum tier prefix_cache_highest(const struct node *n)
 {
-    int t = TIER_DEVICE;
-
-    while (n->location[t] < 0)
-        t++;
-    return (enum tier)t;
+    return prefix_cache_from(n, TIER_DEVICE);
 }
 
 /* The first node of the chain that a node is in. */

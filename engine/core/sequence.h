@@ -28,14 +28,13 @@ struct sequence {
     struct request *request;
     int32_t choice;
     enum sequence_state state;
-    uint64_t order;      /* of arrival among all sequences: also its rank among the running */
-    struct list link;    /* in the queue, the waiters of another, or one of the core's lists */
-    struct list waiters; /* sequences that wait for what this one computes */
-    int32_t
-        prefix_blocks;   /* WAITING_PREFIX: until so many are written; ALL_BLOCKS: until its end */
-    int32_t n_lacking;   /* WAITING: blocks it needs, where it did not fit; else 0 */
-    int32_t n_passed;    /* admitted past it since it was first skipped */
-    uint64_t retry_step; /* WAITING: its prefix is looked up again by this step */
+    uint64_t order;        /* of arrival among all sequences: also its rank among the running */
+    struct list link;      /* in the queue, the waiters of another, or one of the core's lists */
+    struct list waiters;   /* sequences that wait for what this one computes */
+    int32_t prefix_blocks; /* WAITING_PREFIX: until so many are written, or ALL_BLOCKS: its end */
+    int32_t n_lacking;     /* WAITING: blocks it needs, where it did not fit; else 0 */
+    int32_t n_passed;      /* admitted past it since it was first skipped */
+    uint64_t retry_step;   /* WAITING: its prefix is looked up again by this step */
 
     int32_t *generated; /* [cap_generated] */
     int32_t n_generated, cap_generated;

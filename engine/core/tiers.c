@@ -8,8 +8,7 @@
  * Down: the cached blocks that go next from a tier, as many as the steps in flight and the longest
  * sequence that comes up can take, are copied to the tier below, but no more than half of that; at
  * the end of the process and before the device's memory is given back all that there are, those
- * used last first. A tier gives up only blocks
- * that none above it has.
+ * used last first. A tier gives up only blocks that none above it has.
  * What cannot be copied is not tried again until it is used again.
  * Up: a sequence whose prefix goes on in a lower tier waits in SEQ_LOADING, without slot or blocks,
  * until the copies have ended; then it queues again and finds them, or begins the next ones. What
@@ -155,16 +154,6 @@ static bool has_room_to_load(const struct core *c, int32_t n)
            n_loading + n <= c->blocks->n_free + c->blocks->n_cached + c->n_arriving;
 }
 
-/* The highest tier, from home down, that has the node's bytes; N_TIERS: none. */
-static int tier_below(const struct node *n, enum tier home)
-{
-    int t = (int)home;
-
-    while (t < N_TIERS && n->location[t] < 0)
-        t++;
-    return t;
-}
-
 bool core_load(struct core *c, struct step *st, struct sequence *s, int32_t n, int32_t max,
                uint64_t chain)
 {
@@ -176,12 +165,12 @@ bool core_load(struct core *c, struct step *st, struct sequence *s, int32_t n, i
     for (; c->max_copies > 0 && n < max; n++) {
         struct node *node =
             prefix_cache_lookup(c->cache, chain, sequence_tokens(s, n * len, len, c->block_tokens));
-        const int t = node ? tier_below(node, home) : N_TIERS;
+        const enum tier t = node ? prefix_cache_from(node, home) : N_TIERS;
 
         chain = node ? prefix_cache_chain(c->cache, node) : 0; /* a copy may remove the node */
         if (t == N_TIERS)
             break;
-        if (t == (int)home)
+        if (t == home)
             continue;
         if (!node->loading) { /* for another sequence */
             if (s->n_loads == N_TIERS * c->max_blocks)
@@ -192,7 +181,7 @@ bool core_load(struct core *c, struct step *st, struct sequence *s, int32_t n, i
                 waits = true;
                 break;
             }
-            if (!begin_copy(c, st, node, (enum tier)t, tier_above(c, t))) {
+            if (!begin_copy(c, st, node, t, tier_above(c, t))) {
                 waits |= PLANT(PLANT_LOAD_NO_ROOM);
                 break;
             }
@@ -321,7 +310,7 @@ void core_store_all(struct core *c, bool device_only)
             if (blocks_node(b, i) && blocks_node(b, i)->n_pins > 0)
                 list_store(c, blocks_node(b, i), from, to);
     }
-    c->n_stores = (size_t)c->n_to_store;
+    c->n_stores = c->n_to_store;
 }
 
 /* A copy becomes the one used last of its tier. */
@@ -338,7 +327,7 @@ static void touch(struct core *c, const struct node *n, int tier)
 /* In both tiers the blocks are released again in the order in which they were used. */
 void core_store_end(struct core *c)
 {
-    for (size_t i = 0; i < c->n_stores; i++) {
+    for (int32_t i = 0; i < c->n_stores; i++) {
         const struct core_store *k = &c->to_store[i];
         const struct node *n = prefix_cache_node(c->cache, k->node);
 

@@ -46,8 +46,7 @@ struct backend {
     struct weights weights;
     struct kv_pool kv;
     struct region weight_memory, kv_memory;
-    struct region
-        tiers[N_TIERS]; /* parts of kv_memory, one behind the other; zeroed: no such tier */
+    struct region tiers[N_TIERS]; /* parts of kv_memory, in order; zeroed: no such tier */
     struct forward *forward;
     struct sampler *sampler;
     struct result results[N_RESULTS]; /* of step n: n % N_RESULTS */

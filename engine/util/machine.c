@@ -151,7 +151,7 @@ bool memory_populate(void *at, size_t bytes)
 
 void region_empty(struct region *r)
 {
-    const size_t whole = r->bytes / (size_t)sysconf(_SC_PAGESIZE) * (size_t)sysconf(_SC_PAGESIZE);
+    const size_t page = (size_t)sysconf(_SC_PAGESIZE), whole = r->bytes / page * page;
 
     must(whole == 0 || madvise(r->base, whole, MADV_DONTNEED) == 0);
     r->filled = 0;
