@@ -184,12 +184,12 @@ def conversations():
                 pinned_seconds(d, host << 20)
             results.append(json.loads(d.ctl(
                 "bench", "--conversations", str(n), "--turns", str(turns), "--prompt-tokens",
-                str(new[0]), "--output-tokens", str(new[1]), "--think", "0.5", "--json").stdout))
+                str(new[0]), "--output-tokens", str(new[1]), "--think", "0.8", "--json").stdout))
     without, with_host = results
     rate = with_host["prompt_tok_s"] / without["prompt_tok_s"]
     ttft = with_host["ttft_ms"]["p50"] / without["ttft_ms"]["p50"]
     row(f"conversations, {name}", reached(rate >= 3 and ttft <= 0.2),
-        f"{n} x {turns} turns of {new[0]} + {new[1]}, 0.5 s to think, pool for a quarter: "
+        f"{n} x {turns} turns of {new[0]} + {new[1]}, 0.8 s to think, pool for a quarter: "
         f"{with_host['prompt_tok_s']:.0f} prompt tok/s, {without['prompt_tok_s']:.0f} without host "
         f"memory: {rate:.2f} x (bar 3); first token p50 {with_host['ttft_ms']['p50']:.0f} ms, "
         f"{without['ttft_ms']['p50']:.0f}: {ttft:.2f} x (bar 0.2)")
