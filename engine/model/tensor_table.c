@@ -80,35 +80,63 @@ uint64_t tensor_elements(const struct tensor *t)
     return n;
 }
 
-/* A rank's range of a dimension that is divided. */
-static void divide(int64_t *first, int64_t *n, const struct model_config *c, enum tensor_dim dim,
-                   struct shard s)
+enum { FFN_UNIT = 32, VOCAB_UNIT = 64 }; /* what products on a device ask for */
+
+static int64_t min64(int64_t a, int64_t b)
+{
+    return a < b ? a : b;
+}
+
+void shard_range(int64_t *first, int64_t *n, const struct model_config *c, enum tensor_dim dim,
+                 struct shard s)
 {
     const int64_t all = tensor_dim_size(c, dim);
+    int64_t unit = 1, share;
 
+    must(s.tp_size > 0 && s.rank >= 0 && s.rank < s.tp_size);
     if (dim == DIM_KV && c->n_kv_heads < s.tp_size) { /* a whole head, shared with other ranks */
         *n = c->head_dim;
         *first = (int64_t)s.rank * c->n_kv_heads / s.tp_size * c->head_dim;
         return;
     }
-    *n = (all + s.tp_size - 1) / s.tp_size;
-    *first = s.rank * *n < all ? s.rank * *n : all;
-    if (*n > all - *first)
-        *n = all - *first;
+    if (s.tp_size > 1 && dim == DIM_VOCAB)
+        unit = VOCAB_UNIT;
+    else if (all % s.tp_size != 0)
+        unit = FFN_UNIT;
+    share = (all + s.tp_size * unit - 1) / (s.tp_size * unit) * unit;
+    *first = min64(s.rank * share, all);
+    *n = min64(share, all - *first);
 }
 
-static int check_divisible(const struct model_config *c, struct shard s, struct err *e)
+int shard_check(const struct model_config *c, int32_t tp_size, struct err *e)
 {
-    if (c->n_heads % s.tp_size != 0)
+    int64_t first, n;
+
+    if (c->n_heads % tp_size != 0)
         return err_set(e, -ENOTSUP, "%d query heads cannot be divided among %d ranks", c->n_heads,
-                       s.tp_size);
-    if (c->n_kv_heads % s.tp_size != 0 && s.tp_size % c->n_kv_heads != 0)
+                       tp_size);
+    if (c->n_kv_heads % tp_size != 0 && tp_size % c->n_kv_heads != 0)
         return err_set(e, -ENOTSUP, "%d KV heads cannot be divided among %d ranks", c->n_kv_heads,
-                       s.tp_size);
-    if (c->ffn_dim % s.tp_size != 0)
+                       tp_size);
+    shard_range(&first, &n, c, DIM_FFN, (struct shard){tp_size - 1, tp_size});
+    if (n == 0)
         return err_set(e, -ENOTSUP, "an FFN of %d cannot be divided among %d ranks", c->ffn_dim,
-                       s.tp_size);
+                       tp_size);
     return 0;
+}
+
+struct model_config shard_config(const struct model_config *c, struct shard s)
+{
+    struct model_config mine = *c;
+    int64_t first, q, kv, ffn;
+
+    shard_range(&first, &q, c, DIM_Q, s);
+    shard_range(&first, &kv, c, DIM_KV, s);
+    shard_range(&first, &ffn, c, DIM_FFN, s);
+    mine.n_heads = (int32_t)(q / c->head_dim);
+    mine.n_kv_heads = (int32_t)(kv / c->head_dim);
+    mine.ffn_dim = (int32_t)ffn;
+    return mine;
 }
 
 int weight_parts(struct weight_part parts[N_TENSOR_SPECS], const struct model_config *c,
@@ -116,8 +144,7 @@ int weight_parts(struct weight_part parts[N_TENSOR_SPECS], const struct model_co
 {
     int n = 0, first = 0, r;
 
-    must(s.tp_size > 0 && s.rank >= 0 && s.rank < s.tp_size);
-    r = check_divisible(c, s, e);
+    r = shard_check(c, s.tp_size, e);
     if (r < 0)
         return r;
     for (int i = 0; i < N_TENSOR_SPECS; i++) {
@@ -130,9 +157,9 @@ int weight_parts(struct weight_part parts[N_TENSOR_SPECS], const struct model_co
                                   .n_rows = tensor_dim_size(c, t->rows),
                                   .n_cols = tensor_dim_size(c, t->cols)};
         if (t->axis == SHARD_ROWS)
-            divide(&p->row, &p->n_rows, c, t->rows, s);
+            shard_range(&p->row, &p->n_rows, c, t->rows, s);
         else if (t->axis == SHARD_COLUMNS)
-            divide(&p->col, &p->n_cols, c, t->cols, s);
+            shard_range(&p->col, &p->n_cols, c, t->cols, s);
         if (n == 0 || parts[n - 1].tensor->role != t->role)
             first = n;
         else

@@ -36,8 +36,7 @@ enum weight_role {
 
 enum tensor_dim { DIM_1, DIM_VOCAB, DIM_HIDDEN, DIM_Q, DIM_KV, DIM_FFN, DIM_HEAD };
 
-/* The dimension that ranks divide among themselves: heads and FFN columns evenly, the vocabulary
- * with fewer rows on the last rank. SHARD_NONE: each rank has all of it. */
+/* The dimension that ranks divide among themselves. SHARD_NONE: each rank has all of it. */
 enum shard_axis { SHARD_NONE, SHARD_ROWS, SHARD_COLUMNS };
 
 enum tensor_presence { ALWAYS, WITH_QKV_BIAS, WITH_QK_NORM, UNLESS_TIED };
@@ -66,6 +65,21 @@ struct shard {
     int32_t rank, tp_size;
 };
 
+enum { SHARD_MAX_RANKS = 8 };
+
+/* A rank's range of a dimension that is divided. Query heads are divided evenly; so are KV heads,
+ * or several ranks have the same one where there are more ranks. FFN columns are divided evenly
+ * where that is possible, else by multiples of 32, and the vocabulary by multiples of 64: then the
+ * last ranks have less. */
+void shard_range(int64_t *first, int64_t *n, const struct model_config *c, enum tensor_dim dim,
+                 struct shard s);
+
+/* 0, or -ENOTSUP with what cannot be divided among so many ranks. */
+int shard_check(const struct model_config *c, int32_t tp_size, struct err *e);
+
+/* The network as a rank computes it: its heads, KV heads and FFN columns. */
+struct model_config shard_config(const struct model_config *c, struct shard s);
+
 /* A rectangle of a tensor and the rows of a rank's matrix that it becomes. */
 struct weight_part {
     const struct tensor_spec *tensor;
@@ -76,8 +90,7 @@ struct weight_part {
 };
 
 /* The parts of all weights of a rank, those of layers once for all layers, in the table's order.
- * Where there are more ranks than KV heads, several ranks have the same head. Returns how many
- * parts, or -ENOTSUP where the heads or the FFN cannot be divided evenly. */
+ * Returns how many parts, or an error of shard_check(). */
 int weight_parts(struct weight_part parts[N_TENSOR_SPECS], const struct model_config *c,
                  struct shard s, struct err *e);
 

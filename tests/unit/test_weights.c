@@ -118,7 +118,7 @@ TEST(query_heads_find_their_kv_heads, .n = 4 * N_SHAPES)
     }
 }
 
-/* What cannot be divided evenly is refused with its number. */
+/* What cannot be divided is refused with its number. */
 TEST(uneven_shapes_are_refused, .n = 3)
 {
     static const struct {
@@ -127,7 +127,7 @@ TEST(uneven_shapes_are_refused, .n = 3)
     } bad[] = {
         {14, 2, 64, 4, "14 query heads"},
         {12, 6, 64, 4, "6 KV heads"},
-        {8, 8, 12, 8, "FFN of 12"},
+        {8, 8, 100, 8, "FFN of 100"},
     };
     struct weight_part parts[N_TENSOR_SPECS];
     struct model_config c = shapes[0];
@@ -138,6 +138,38 @@ TEST(uneven_shapes_are_refused, .n = 3)
     c.ffn_dim = bad[_i].ffn_dim;
     ck_assert_int_eq(weight_parts(parts, &c, (struct shard){0, bad[_i].tp_size}, &e), -ENOTSUP);
     ck_assert_ptr_nonnull(strstr(e.text, bad[_i].text));
+}
+
+/* A rank's own configuration has the shapes of its matrices, also where shares differ. */
+TEST(rank_configurations_agree_with_weights, .n = 8)
+{
+    static const struct weights_layout layout = {.vectors = DTYPE_F32,
+                                                 .k_align = 1,
+                                                 .align = 64,
+                                                 .piece_elements = 1 << 20};
+    static const struct model_config uneven = {"", 1, 8, 4, 2, 4, 250, 300, .qk_norm = true};
+    const struct model_config *c = _i < 4 ? &shapes[0] : &uneven;
+    const int tp_size = 1 << _i % 4;
+    int32_t ffn = 0, vocab = 0;
+
+    for (int rank = 0; rank < tp_size; rank++) {
+        const struct shard s = {rank, tp_size};
+        const struct model_config mine = shard_config(c, s);
+        struct weights w;
+        struct err e;
+
+        ck_assert_int_eq(weights_init(&w, c, s, &layout, &e), 0);
+        ck_assert_int_eq(w.layers[0].qkv.n, (mine.n_heads + 2 * mine.n_kv_heads) * mine.head_dim);
+        ck_assert_int_eq(w.layers[0].o.k, mine.n_heads * mine.head_dim);
+        ck_assert_int_eq(w.layers[0].gate_up.n, 2 * mine.ffn_dim);
+        ck_assert_int_eq(w.layers[0].down.k, mine.ffn_dim);
+        ck_assert(w.embed.n % 64 == 0 || vocab + w.embed.n == c->vocab_size);
+        ffn += mine.ffn_dim;
+        vocab += w.embed.n;
+        weights_deinit(&w);
+    }
+    ck_assert_int_eq(ffn, c->ffn_dim);
+    ck_assert_int_eq(vocab, c->vocab_size);
 }
 
 /* Matrices lie aligned, one behind another; pieces are small and cover each row once. */
