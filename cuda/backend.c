@@ -1,34 +1,72 @@
-/* backend.c - the CUDA backend behind the contract of engine/backend.h: its rank, and what measures
- * it for the next start. What a rank has chosen never changes once open returns.
+/* backend.c - the CUDA backend behind the contract of engine/backend.h: its ranks, and what
+ * measures the first for the next start. What a rank has chosen never changes once open returns.
  *
  * The engine thread owns all of it; open may run on another thread. */
 #include <errno.h>
 #include <stdlib.h>
 
-#include "cuda/rank.h"
+#include "cuda/ranks.h"
 #include "cuda/tune.h"
 #include "engine/backend.h"
 #include "engine/util/must.h"
 
 struct backend {
-    struct rank rank;
+    struct ranks *ranks;
     struct tune *tune; /* measures for the next start; NULL: nothing to */
     bool products_loaded;
     uint64_t n_submitted, n_waited;
     int dead; /* the errno that ended it */
 };
 
-static int check_model(const struct model_config *c, struct err *e)
+/* As a rank computes it, the one with the least. */
+static int check_rank(const struct model_config *whole, int tp_size, struct err *e)
 {
+    const struct shard last = {.rank = tp_size - 1, .tp_size = tp_size};
+    const struct model_config c = shard_config(whole, last);
+    int64_t first, n_ids;
+
+    shard_range(&first, &n_ids, whole, DIM_VOCAB, last);
+    if (c.ffn_dim % 32)
+        return err_set(
+            e, -ENOTSUP,
+            "CUDA: intermediate_size %d divided among %d devices is not a multiple of 32",
+            whole->ffn_dim, tp_size);
+    if (n_ids == 0)
+        return err_set(e, -ENOTSUP, "CUDA: vocab_size %d is too small for %d devices",
+                       whole->vocab_size, tp_size);
+    return 0;
+}
+
+static int check_model(const struct model_config *c, int tp_size, struct err *e)
+{
+    const int r = shard_check(c, tp_size, e);
+
+    if (r < 0)
+        return r;
     if (c->head_dim != 64 && c->head_dim != 128)
         return err_set(e, -ENOTSUP, "CUDA: head_dim %d is not supported, only 64 and 128 are",
                        c->head_dim);
-    if (c->hidden_dim % 32 || c->ffn_dim % 32 || c->vocab_size % 4)
+    if (c->hidden_dim % 32 || c->vocab_size % 4)
         return err_set(e, -ENOTSUP,
-                       "CUDA: hidden_size and intermediate_size must be multiples of 32 and "
-                       "vocab_size of 4");
+                       "CUDA: hidden_size must be a multiple of 32 and vocab_size of 4");
     if (c->vocab_size > 1 << 22)
         return err_set(e, -ENOTSUP, "CUDA: vocab_size %d exceeds %d", c->vocab_size, 1 << 22);
+    return check_rank(c, tp_size, e);
+}
+
+/* Every rank's device by number; what several cannot do is refused. */
+static int check_options(struct backend_options *o, struct err *e)
+{
+    o->tp_size = o->tp_size > 0 ? o->tp_size : o->n_devices > 0 ? o->n_devices : 1;
+    if (o->n_devices == 0)
+        for (; o->n_devices < o->tp_size && o->n_devices < BACKEND_MAX_DEVICES; o->n_devices++)
+            o->devices[o->n_devices] = o->n_devices;
+    if (o->kv_dtype == KV_DTYPE_F32)
+        return err_set(e, -ENOTSUP, "CUDA: keys and values are bf16 on a device, not f32");
+    if (o->tp_size != o->n_devices)
+        return err_set(e, -EINVAL,
+                       "cuda.devices: %d devices are named, and model.tensor_parallel is %d",
+                       o->n_devices, o->tp_size);
     return 0;
 }
 
@@ -37,7 +75,7 @@ static int tune_first(struct backend *b, struct err *e)
 {
     int r = tune_run(b->tune, e);
 
-    return r < 0 ? r : rank_choose(&b->rank, e);
+    return r < 0 ? r : ranks_choose(b->ranks, e);
 }
 
 static int open_tune(struct backend *b, const struct backend_options *o, struct err *e)
@@ -46,7 +84,9 @@ static int open_tune(struct backend *b, const struct backend_options *o, struct 
 
     if (o->invariant || (!o->cache_folder && !o->tune))
         return 0;
-    r = tune_new(&b->tune, &b->rank, e);
+    r = cuda_check(cudaSetDevice(ranks_first(b->ranks)->device.id), "choosing the device", e);
+    if (r == 0)
+        r = tune_new(&b->tune, ranks_first(b->ranks), e);
     return r == 0 && o->tune ? tune_first(b, e) : r;
 }
 
@@ -55,32 +95,29 @@ static void cuda_close(struct backend *b)
     if (!b)
         return;
     tune_free(b->tune);
-    rank_deinit(&b->rank);
+    ranks_free(b->ranks);
     free(b);
 }
 
 static int cuda_open(struct backend **out, const struct model *model,
                      const struct backend_options *options, struct err *e)
 {
+    struct backend_options o = *options;
     struct backend *b;
-    int r = check_model(model_config(model), e);
+    int r = check_options(&o, e);
 
     must(options->block_len >= 16 && options->block_len <= 4096 && options->max_seqs > 0 &&
          options->max_batch_tokens > 0 && options->max_seq_len > 0);
+    if (r == 0)
+        r = check_model(model_config(model), o.tp_size, e);
     if (r < 0)
         return r;
-    if (options->kv_dtype == KV_DTYPE_F32)
-        return err_set(e, -ENOTSUP, "CUDA: keys and values are bf16 on a device, not f32");
-    if (options->n_devices > 1 || options->tp_size > 1)
-        return err_set(e, -ENOTSUP, "CUDA: one device is supported, not %d",
-                       options->n_devices > options->tp_size ? options->n_devices
-                                                             : options->tp_size);
     b = calloc(1, sizeof(*b));
     if (!b)
         return err_set(e, -ENOMEM, "out of memory");
-    r = rank_init(&b->rank, model, options, e);
+    r = ranks_new(&b->ranks, model, &o, e);
     if (r == 0)
-        r = open_tune(b, options, e);
+        r = open_tune(b, &o, e);
     if (r < 0) {
         cuda_close(b);
         return r;
@@ -91,7 +128,7 @@ static int cuda_open(struct backend **out, const struct model *model,
 
 static void cuda_info(const struct backend *b, struct backend_info *out)
 {
-    rank_info(&b->rank, out);
+    ranks_info(b->ranks, out);
 }
 
 static int cuda_submit(struct backend *b, const struct batch *batch, struct err *e)
@@ -101,7 +138,7 @@ static int cuda_submit(struct backend *b, const struct batch *batch, struct err 
     must(b->n_submitted - b->n_waited < BACKEND_IN_FLIGHT);
     if (b->dead)
         return err_set(e, b->dead, "CUDA: the device has failed earlier");
-    r = rank_submit(&b->rank, batch, (int)(b->n_submitted % SAMPLER_SLOTS), e);
+    r = ranks_submit(b->ranks, batch, (int)(b->n_submitted % SAMPLER_SLOTS), e);
     b->dead = r;
     b->n_submitted += r == 0;
     return r;
@@ -112,7 +149,7 @@ static int cuda_wait(struct backend *b, struct step_result *out, struct err *e)
     int r;
 
     must(b->n_waited < b->n_submitted);
-    r = rank_wait(&b->rank, (int)(b->n_waited % SAMPLER_SLOTS), out, e);
+    r = ranks_wait(b->ranks, (int)(b->n_waited % SAMPLER_SLOTS), out, e);
     b->dead = r;
     b->n_waited += r == 0;
     return r;
@@ -120,19 +157,19 @@ static int cuda_wait(struct backend *b, struct step_result *out, struct err *e)
 
 static int cuda_idle(struct backend *b, struct err *e)
 {
+    struct rank *first = ranks_first(b->ranks);
     int r;
 
     must(b->n_submitted == b->n_waited);
     if (b->dead)
         return 0;
-    if (b->products_loaded && b->rank.host) { /* before anything is measured beside it */
-        host_tier_pin(b->rank.host);
-        if (host_tier_wait(b->rank.host))
-            return 1;
-    }
+    if (b->products_loaded && ranks_pin(b->ranks)) /* before anything is measured beside it */
+        return 1;
     if (b->products_loaded && !b->tune)
         return 0;
-    r = b->products_loaded ? tune_step(b->tune, e) : rank_load_products(&b->rank, e);
+    r = cuda_check(cudaSetDevice(first->device.id), "choosing the device", e);
+    if (r == 0)
+        r = b->products_loaded ? tune_step(b->tune, e) : ranks_load_products(b->ranks, e);
     if (r < 0)
         b->dead = r;
     if (r == 0) { /* all is measured, and written */
@@ -149,13 +186,13 @@ static int cuda_sleep(struct backend *b, bool keep_blocks, struct err *e)
     if (b->dead)
         return err_set(e, b->dead, "CUDA: the device has failed earlier");
     tune_pause(b->tune);
-    b->dead = rank_sleep(&b->rank, keep_blocks, e);
+    b->dead = ranks_sleep(b->ranks, keep_blocks, e);
     return b->dead;
 }
 
 static int cuda_wake(struct backend *b, struct err *e)
 {
-    const int r = rank_wake(&b->rank, e);
+    const int r = ranks_wake(b->ranks, e);
 
     if (r != -ENOMEM)
         b->dead = r;
@@ -164,7 +201,12 @@ static int cuda_wake(struct backend *b, struct err *e)
 
 const struct rank *cuda_backend_rank(const struct backend *b)
 {
-    return &b->rank;
+    return ranks_first(b->ranks);
+}
+
+const struct ranks *cuda_backend_ranks(const struct backend *b)
+{
+    return b->ranks;
 }
 
 __attribute__((visibility("default"))) extern const struct backend_ops nvllm_backend;

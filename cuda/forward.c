@@ -6,6 +6,9 @@
  * which can only add, with norms and gate as kernels of their own; a product with few tiles for the
  * machine leaves sums over parts of k, and the norm after it adds these.
  *
+ * With several ranks both leave their sums in parts, and the norm after them is a kernel of its
+ * own, which adds those of all ranks.
+ *
  * An invariant pass takes two paths at once: decodes go the skinny way, however many they are,
  * prompts the gemm way, with algorithms that do not depend on how many rows there are. So a row's
  * result depends on its kind alone, and that never changes for one position of a sequence. */
@@ -32,12 +35,67 @@ static int qkv_dim(const struct forward *f)
     return (f->config->n_heads + 2 * f->config->n_kv_heads) * f->config->head_dim;
 }
 
+/* ---- ranks */
+
+/* What other ranks have written is there behind it. */
+static int meet(const struct pass *p)
+{
+    return cuda_check(peer_barrier(p->f->launch, &p->f->ranks.barrier), "meeting other ranks",
+                      p->e);
+}
+
+/* Rows of the step whose residual this rank keeps. */
+static struct rows owned_rows(const struct pass *p)
+{
+    const struct forward_ranks *r = &p->f->ranks;
+    const int n = p->s->n_tokens, share = (n + r->n - 1) / r->n;
+    const int first = r->me * share < n ? r->me * share : n;
+
+    if (r->n == 1 || n <= FORWARD_SHARED_ROWS)
+        return (struct rows){0, n};
+    return (struct rows){first, share < n - first ? share : n - first};
+}
+
+enum { PARTS_OF_ATTENTION, PARTS_OF_FFN, NO_PARTS };
+
+/* Adds what products have left in parts to the residual, and norms it; of rows that are gathered,
+ * or of all. Begins and ends with all ranks where it has to. */
+static int reduce(const struct pass *p, int which, const uint16_t *w, bool gathered)
+{
+    const struct forward *f = p->f;
+    const struct forward_ranks *r = &f->ranks;
+    const struct rows owned = owned_rows(p), all = {0, p->s->n_tokens};
+    const bool shared = which != NO_PARTS && owned.n < all.n;
+    const struct rows rows = shared ? owned : all;
+    struct norm n = {.y = {f->normed},
+                     .n_y = shared ? r->n : 1,
+                     .x = f->residual,
+                     .w = w,
+                     .first_row = rows.first,
+                     .n_rows = gathered ? p->s->n_rows : rows.n,
+                     .dim = f->config->hidden_dim,
+                     .eps = f->config->rms_norm_eps,
+                     .gather = gathered ? p->v : NULL,
+                     .owned_rows = rows.n,
+                     .n_parts = which == NO_PARTS ? 0 : r->n};
+    int rc = which == NO_PARTS ? 0 : meet(p);
+
+    for (int i = 0; i < n.n_parts; i++) {
+        n.parts[i] = r->parts[i][which];
+        n.y[i] = shared ? r->normed[i] : n.y[i];
+    }
+    if (rc == 0 && n.n_rows > 0)
+        rc = cuda_check(rms_norm(f->launch, &n), "rms_norm", p->e);
+    return rc == 0 && shared ? meet(p) : rc;
+}
+
 /* ---- products of many rows */
 
 /* Parts that products which add to the residual are computed in; 1: they add by themselves. */
 static int parts_of(const struct forward *f, int n_rows, int k)
 {
-    return f->invariant ? 1 : gemm_parts(gemm_rows(n_rows), f->config->hidden_dim, k);
+    return f->invariant || f->ranks.n > 1 ? 1
+                                          : gemm_parts(gemm_rows(n_rows), f->config->hidden_dim, k);
 }
 
 static struct gemm_product product_of(const struct forward *f, enum forward_product kind, int layer,
@@ -72,6 +130,12 @@ static struct gemm_product product_of(const struct forward *f, enum forward_prod
         .out = of[kind].out,
     };
 
+    if (f->ranks.n > 1 && (kind == PRODUCT_O || kind == PRODUCT_DOWN)) {
+        p.y = f->ranks.parts[f->ranks.me][kind == PRODUCT_O ? PARTS_OF_ATTENTION : PARTS_OF_FFN] +
+              (int64_t)rows.first * w->n;
+        p.out = GEMM_F32;
+        return p;
+    }
     /* after the last layer no norm of all rows adds the parts */
     if ((kind == PRODUCT_O || (kind == PRODUCT_DOWN && !last)) && parts_of(f, rows.n, w->k) > 1) {
         p.y = f->parts;
@@ -99,7 +163,7 @@ static int norm(const struct pass *p, struct rows rows, const uint16_t *w, int k
     const struct forward *f = p->f;
     const int dim = f->config->hidden_dim, n_parts = k > 0 ? parts_of(f, rows.n, k) : 1;
     const int64_t at = (int64_t)rows.first * dim;
-    struct norm n = {.y = f->normed + at,
+    struct norm n = {.y = {f->normed + at},
                      .x = f->residual + at,
                      .w = w,
                      .n_rows = rows.n,
@@ -108,11 +172,26 @@ static int norm(const struct pass *p, struct rows rows, const uint16_t *w, int k
 
     if (n_parts > 1) {
         must(rows.first == 0); /* parts are of all rows */
-        n.parts = f->parts;
         n.n_parts = n_parts;
-        n.part_stride = (int64_t)gemm_rows(rows.n) * dim;
+        for (int i = 0; i < n_parts; i++)
+            n.parts[i] = f->parts + (int64_t)i * gemm_rows(rows.n) * dim;
     }
     return cuda_check(rms_norm(f->launch, &n), "rms_norm", p->e);
+}
+
+/* Of normed rows. */
+static int ffn_gemm(const struct pass *p, int layer, struct rows rows)
+{
+    const struct forward *f = p->f;
+    const int64_t at = (int64_t)rows.first * f->config->ffn_dim;
+    int r;
+
+    if ((r = gemm(p, PRODUCT_GATE_UP, layer, rows)) < 0 ||
+        (r = cuda_check(silu_mul(f->launch, f->act + at, f->gate_up + 2 * at, rows.n,
+                                 f->config->ffn_dim),
+                        "silu_mul", p->e)) < 0)
+        return r;
+    return gemm(p, PRODUCT_DOWN, layer, rows);
 }
 
 /* A layer up to attention, and from there on. */
@@ -126,19 +205,13 @@ static int begin_gemm(const struct pass *p, int layer, struct rows rows)
 
 static int end_gemm(const struct pass *p, int layer, struct rows rows)
 {
-    const struct forward *f = p->f;
-    const struct layer_weights *w = &f->weights->layers[layer];
-    const int64_t at = (int64_t)rows.first * f->config->ffn_dim;
+    const struct layer_weights *w = &p->f->weights->layers[layer];
     int r;
 
     if ((r = gemm(p, PRODUCT_O, layer, rows)) < 0 ||
-        (r = norm(p, rows, w->mlp_norm.data, w->o.k)) < 0 ||
-        (r = gemm(p, PRODUCT_GATE_UP, layer, rows)) < 0 ||
-        (r = cuda_check(silu_mul(f->launch, f->act + at, f->gate_up + 2 * at, rows.n,
-                                 f->config->ffn_dim),
-                        "silu_mul", p->e)) < 0)
+        (r = norm(p, rows, w->mlp_norm.data, w->o.k)) < 0)
         return r;
-    return gemm(p, PRODUCT_DOWN, layer, rows);
+    return ffn_gemm(p, layer, rows);
 }
 
 /* ---- attention */
@@ -261,7 +334,7 @@ static int skinny(const struct pass *p, const struct matrix *w, struct skinny s)
     s.w = w->data;
     s.k = w->k;
     s.n = s.out == SKINNY_SILU_MUL ? w->n / 2 : w->n;
-    s.y_stride = s.out == SKINNY_F32 ? p->f->sampler.logits_stride : s.n;
+    s.y_stride = s.y_stride ? s.y_stride : s.n;
     s.eps = p->f->config->rms_norm_eps;
     return cuda_check(skinny_gemm(p->f->launch, &s), "a product of few rows", p->e);
 }
@@ -308,6 +381,41 @@ static int end_skinny(const struct pass *p, const struct layer_weights *w, int n
     return skinny(p, &w->down, down);
 }
 
+/* The same with several ranks: rows are normed all together. */
+static int layer_of_ranks(const struct pass *p, int i, int n_skinny)
+{
+    const struct forward *f = p->f;
+    const struct layer_weights *w = &f->weights->layers[i];
+    const struct rows rest = {n_skinny, p->s->n_tokens - n_skinny};
+    float *const *parts = f->ranks.parts[f->ranks.me];
+    const struct skinny qkv = {
+        .y = f->qkv, .x = f->normed, .bias = w->qkv_bias.data, .m = n_skinny, .out = SKINNY_BF16};
+    const struct skinny o = {.y = parts[PARTS_OF_ATTENTION],
+                             .x = f->attn,
+                             .m = n_skinny,
+                             .out = SKINNY_F32};
+    const struct skinny gate_up = {.y = f->act,
+                                   .x = f->normed,
+                                   .m = n_skinny,
+                                   .out = SKINNY_SILU_MUL};
+    const struct skinny down = {.y = parts[PARTS_OF_FFN],
+                                .x = f->act,
+                                .m = n_skinny,
+                                .out = SKINNY_F32};
+    int r;
+
+    if ((r = reduce(p, i > 0 ? PARTS_OF_FFN : NO_PARTS, w->attn_norm.data, false)) < 0 ||
+        (n_skinny > 0 && (r = skinny(p, &w->qkv, qkv)) < 0) ||
+        (rest.n > 0 && (r = gemm(p, PRODUCT_QKV, i, rest)) < 0) || (r = attention(p, w, i)) < 0 ||
+        (n_skinny > 0 && (r = skinny(p, &w->o, o)) < 0) ||
+        (rest.n > 0 && (r = gemm(p, PRODUCT_O, i, rest)) < 0) ||
+        (r = reduce(p, PARTS_OF_ATTENTION, w->mlp_norm.data, false)) < 0 ||
+        (n_skinny > 0 &&
+         ((r = skinny(p, &w->gate_up, gate_up)) < 0 || (r = skinny(p, &w->down, down)) < 0)))
+        return r;
+    return rest.n > 0 ? ffn_gemm(p, i, rest) : 0;
+}
+
 /* The first n_skinny rows one way, those after them the other. */
 static int layer(const struct pass *p, int i, int n_skinny)
 {
@@ -326,22 +434,18 @@ static int layer(const struct pass *p, int i, int n_skinny)
 static int lm_head(const struct pass *p)
 {
     const struct forward *f = p->f;
-    const struct model_config *c = f->config;
     const int m = p->s->n_rows;
-    const struct norm last = {.y = f->normed,
-                              .x = f->residual,
-                              .w = f->weights->norm.data,
-                              .n_rows = m,
-                              .dim = c->hidden_dim,
-                              .eps = c->rms_norm_eps,
-                              .gather = p->v};
-    const int r = cuda_check(rms_norm(f->launch, &last), "rms_norm", p->e);
+    const int r = reduce(p, f->ranks.n > 1 ? PARTS_OF_FFN : NO_PARTS, f->weights->norm.data, true);
 
     if (r < 0)
         return r;
     if (f->invariant || (m <= SKINNY_MAX_ROWS && f->chain_path[m] == PATH_SKINNY))
         return skinny(p, &f->weights->lm_head,
-                      (struct skinny){.y = f->logits, .x = f->normed, .m = m, .out = SKINNY_F32});
+                      (struct skinny){.y = f->logits,
+                                      .y_stride = f->sampler.logits_stride,
+                                      .x = f->normed,
+                                      .m = m,
+                                      .out = SKINNY_F32});
     return gemm(p, PRODUCT_LM_HEAD, 0, (struct rows){0, m});
 }
 
@@ -423,7 +527,7 @@ void forward_ready_resident(struct forward *f)
                                               .norm = f->weights->norm.data};
     f->resident.rope = f->rope;
     f->resident.kv = f->kv;
-    f->resident.sampled = f->sampler.sampled;
+    f->resident.sampled = f->sampler.sampled[0];
     f->resident.logits = f->logits;
     f->resident.logits_stride = f->sampler.logits_stride;
 }
@@ -445,16 +549,30 @@ static int chain(const struct pass *p)
     const struct forward *f = p->f;
     const int n_tokens = p->s->n_tokens;
     const int n_skinny = f->invariant ? p->s->n_decodes : p->s->path == PATH_SKINNY ? n_tokens : 0;
-    int r =
-        cuda_check(embed(f->launch, f->residual, f->weights->embed.data, p->v, f->sampler.sampled,
-                         n_tokens, f->config->hidden_dim, f->config->vocab_size),
-                   "embed", p->e);
+    int r = cuda_check(embed(f->launch, f->residual, &f->ranks.embedding, p->v,
+                             f->sampler.sampled[f->ranks.me], n_tokens),
+                       "embed", p->e);
 
     if (r == 0 && p->s->chunk_blocks > 0)
         r = begin_offloaded(p);
     for (int i = 0; i < f->config->n_layers && r == 0; i++)
-        r = layer(p, i, n_skinny);
+        r = f->ranks.n > 1 ? layer_of_ranks(p, i, n_skinny) : layer(p, i, n_skinny);
     return r < 0 || p->s->n_rows == 0 ? r : lm_head(p);
+}
+
+/* The step ends with all ranks: the next one may overwrite logits, and begins with what rank 0 has
+ * sampled. */
+static int sample(const struct pass *p)
+{
+    const struct forward *f = p->f;
+    const int n = p->s->n_rows;
+    int r = cuda_check(sampler_scan(f->launch, &f->sampler, p->v, n), "sampling", p->e);
+
+    if (r == 0 && f->ranks.n > 1)
+        r = meet(p);
+    if (r == 0 && f->ranks.me == 0)
+        r = cuda_check(sampler_finish(f->launch, &f->sampler, p->v, n), "sampling", p->e);
+    return r == 0 && f->ranks.n > 1 ? meet(p) : r;
 }
 
 int forward_run(const struct forward *f, const struct step_view *v, const struct forward_shape *s,
@@ -463,9 +581,7 @@ int forward_run(const struct forward *f, const struct step_view *v, const struct
     const struct pass p = {.f = f, .v = v, .s = s, .e = e};
     const int r = s->path == PATH_RESIDENT && !f->invariant ? resident(&p) : chain(&p);
 
-    return r < 0 || s->n_rows == 0 || s->logits_only
-               ? r
-               : cuda_check(sampler_run(f->launch, &f->sampler, v, s->n_rows), "sampling", e);
+    return r < 0 || s->n_rows == 0 || s->logits_only ? r : sample(&p);
 }
 
 int forward_capture(cudaGraphExec_t *out, const struct forward *f, const struct step_view *v,

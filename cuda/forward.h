@@ -1,7 +1,7 @@
 /* forward.h - one pass of a rank's part of the model over a step's rows: from token ids to sampled
  * ids, as a list of ops on one stream. Nothing here waits for the device.
  *
- * Engine thread only. */
+ * One thread a rank. */
 #ifndef NVLLM_CUDA_FORWARD_H
 #define NVLLM_CUDA_FORWARD_H
 
@@ -37,8 +37,26 @@ struct ring {
     cudaEvent_t full[2], empty[2];
 };
 
+/* Tensor parallelism: what a rank knows of the others. Products over a rank's heads and FFN columns
+ * leave sums over parts of k in `parts`; after a barrier the next norm adds those of all ranks, in
+ * their order, so all have the same residual. Two buffers by turns, so one barrier is enough: who
+ * writes one again has met everybody since they read it. */
+struct forward_ranks {
+    int n, me; /* 1, 0: there are no others, and nothing else is set */
+    struct peer_barrier barrier;
+    float *parts[MAX_RANKS][2];  /* [rows, hidden_dim] after attention; after the FFN */
+    uint16_t *normed[MAX_RANKS]; /* as in struct forward */
+    struct embedding embedding;  /* set for one rank, too */
+};
+
+/* In steps of more rows each rank norms its share of them and gives it to all: a second barrier,
+ * but of n ranks' parts (n - 1) / n instead of n - 1 come over NVLink, and half as much of the
+ * normed. */
+enum { FORWARD_SHARED_ROWS = 256 };
+
 struct forward {
-    const struct model_config *config;
+    const struct model_config *config; /* as this rank computes it: shard_config() */
+    struct forward_ranks ranks;
     const struct weights *weights;
     const struct launch *launch;
     struct gemm *gemm;

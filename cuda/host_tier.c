@@ -2,26 +2,15 @@
 #include "cuda/host_tier.h"
 
 #include <errno.h>
-#include <pthread.h>
-#include <stdatomic.h>
 #include <stdlib.h>
-#include <sys/resource.h>
-#include <unistd.h>
 
-#include "engine/util/machine.h"
 #include "engine/util/must.h"
-#include "engine/util/thread.h"
 
 enum {
-    PIN_BYTES = 64 << 20, /* a piece: the driver is held up for 2 ms */
-    PIN_THREADS = 8,      /* 35 GB/s on an H200's host; one thread touches 4 */
-    GROUPS = 64,          /* of copies under way in one direction */
-    NEED_DRIVER = 12080,  /* for cudaMemcpyBatchAsync() */
-    CALL_COPIES = 256,    /* that the driver is given at a time */
+    GROUPS = 64,         /* of copies under way in one direction */
+    NEED_DRIVER = 12080, /* for cudaMemcpyBatchAsync() */
+    CALL_COPIES = 256,   /* that the driver is given at a time */
 };
-
-/* What could not be pinned is copied as any memory is, only slower. */
-enum piece_state { PIECE_MAPPED, PIECE_PINNED, PIECE_PLAIN };
 
 /* Copies that began together; they end together, behind one event. */
 struct group {
@@ -33,111 +22,21 @@ struct group {
 struct lane {
     cudaStream_t stream;
     uint64_t n_copies, n_started, n_ended;
+    uint64_t n_taken;          /* of the ended ones, on rank 0 */
     struct batch_copy *copies; /* [max_copies] */
     uint64_t n_groups, n_groups_ended;
     struct group groups[GROUPS];
 };
 
 struct host_tier {
-    int device; /* for the threads */
-    struct region memory;
-    char *device_base;
-    size_t block_bytes;
-    int32_t n_blocks;
+    const struct host_memory *memory;
+    char *host_base, *device_base;
+    size_t block_bytes, host_stride;
     int32_t max_copies; /* under way: each has a device block of its own, and a host block */
     struct lane lanes[2];
     cudaEvent_t step;            /* of the last one submitted */
     struct copy_result *results; /* [2, max_copies] */
-
-    int32_t piece_blocks, n_pieces;
-    int32_t n_done;          /* of these: the first ones, which are no longer PIECE_MAPPED */
-    _Atomic uint8_t *pieces; /* [n_pieces] enum piece_state */
-    atomic_int next_piece;
-    atomic_bool stop;
-    pthread_t threads[PIN_THREADS];
-    int n_threads;
 };
-
-/* ---- pinning */
-
-static size_t piece_bytes(const struct host_tier *h, int32_t piece)
-{
-    const int32_t left = h->n_blocks - piece * h->piece_blocks;
-
-    return (size_t)(left < h->piece_blocks ? left : h->piece_blocks) * h->block_bytes;
-}
-
-static void *piece_at(const struct host_tier *h, int32_t piece)
-{
-    return h->memory.base + (size_t)piece * (size_t)h->piece_blocks * h->block_bytes;
-}
-
-static void *pin_main(void *tier)
-{
-    struct host_tier *h = tier;
-    const bool able = cudaSetDevice(h->device) == cudaSuccess;
-    int i;
-
-    (void)setpriority(PRIO_PROCESS, 0, 0); /* not the engine thread's */
-    while (!h->stop && (i = h->next_piece++) < h->n_pieces) {
-        const size_t bytes = piece_bytes(h, i);
-
-        (void)memory_populate(piece_at(h, i), bytes);
-        h->pieces[i] =
-            able && cudaHostRegister(piece_at(h, i), bytes, cudaHostRegisterDefault) == cudaSuccess
-                ? PIECE_PINNED
-                : PIECE_PLAIN;
-    }
-    return NULL;
-}
-
-/* Where not a single thread can be started copies wait until one can. */
-void host_tier_pin(struct host_tier *h)
-{
-    if (h->n_threads > 0)
-        return;
-    while (h->n_threads < PIN_THREADS &&
-           thread_start(&h->threads[h->n_threads], "host-tier", pin_main, h) == 0)
-        h->n_threads++;
-}
-
-bool host_tier_wait(struct host_tier *h)
-{
-    for (; h->n_threads > 0 && h->n_done < h->n_pieces; h->n_done++)
-        if (h->pieces[h->n_done] == PIECE_MAPPED) {
-            (void)usleep(1000);
-            return true;
-        }
-    return false;
-}
-
-bool host_tier_is_pinned(const struct host_tier *h)
-{
-    for (int32_t i = 0; i < h->n_pieces; i++)
-        if (h->pieces[i] != PIECE_PINNED)
-            return false;
-    return true;
-}
-
-int32_t host_tier_blocks(const struct host_tier *h)
-{
-    return h->n_blocks;
-}
-
-char *host_tier_memory(const struct host_tier *h)
-{
-    return h->memory.base;
-}
-
-uint64_t host_tier_pinned_bytes(const struct host_tier *h)
-{
-    uint64_t bytes = 0;
-
-    for (int32_t i = 0; i < h->n_pieces; i++)
-        if (h->pieces[i] == PIECE_PINNED)
-            bytes += piece_bytes(h, i);
-    return bytes;
-}
 
 void host_tier_move_device(struct host_tier *h, char *device_base)
 {
@@ -160,12 +59,8 @@ static int32_t host_block(const struct batch_copy *c)
 
 static void *block_at(const struct host_tier *h, int tier, int32_t id)
 {
-    return (tier == TIER_HOST ? h->memory.base : h->device_base) + (size_t)id * h->block_bytes;
-}
-
-static bool can_start(const struct host_tier *h, const struct batch_copy *c)
-{
-    return h->pieces[host_block(c) / h->piece_blocks] != PIECE_MAPPED;
+    return tier == TIER_HOST ? h->host_base + (size_t)id * h->host_stride
+                             : h->device_base + (size_t)id * h->block_bytes;
 }
 
 /* Blocks one by one would move at 51 GB/s and take 4 us of this thread each; so they move at 55 and
@@ -212,7 +107,7 @@ static int start_copies(struct host_tier *h, struct lane *l, struct err *e)
     uint64_t end = l->n_started;
     int r;
 
-    while (end < l->n_copies && can_start(h, copy_at(h, l, end)))
+    while (end < l->n_copies && host_memory_may_copy(h->memory, host_block(copy_at(h, l, end))))
         end++;
     if (end == l->n_started || l->n_groups - l->n_groups_ended == GROUPS)
         return 0;
@@ -229,7 +124,6 @@ int host_tier_submit(struct host_tier *h, const struct batch *b, cudaEvent_t ste
     int r = 0;
 
     h->step = step;
-    host_tier_pin(h);
     for (int32_t i = 0; i < b->n_copies; i++) {
         const struct batch_copy *c = &batch_copies(b)[i];
         struct lane *l = &h->lanes[c->to_tier == TIER_HOST];
@@ -245,11 +139,10 @@ int host_tier_submit(struct host_tier *h, const struct batch *b, cudaEvent_t ste
     return r;
 }
 
-int host_tier_poll(struct host_tier *h, struct step_result *out, struct err *e)
+int host_tier_poll(struct host_tier *h, struct err *e)
 {
     int r = 0;
 
-    out->copies = h->results;
     for (int i = 0; i < 2 && r == 0; i++) {
         struct lane *l = &h->lanes[i];
         cudaError_t code = cudaSuccess;
@@ -258,9 +151,7 @@ int host_tier_poll(struct host_tier *h, struct step_result *out, struct err *e)
             const struct group *group = &l->groups[l->n_groups_ended % GROUPS];
 
             code = cudaEventQuery(group->ended);
-            for (; code == cudaSuccess && l->n_ended < group->end; l->n_ended++)
-                h->results[out->n_copies++] =
-                    (struct copy_result){copy_at(h, l, l->n_ended)->id, true};
+            l->n_ended = code == cudaSuccess ? group->end : l->n_ended;
             l->n_groups_ended += code == cudaSuccess;
         }
         if (code != cudaSuccess && code != cudaErrorNotReady)
@@ -269,6 +160,25 @@ int host_tier_poll(struct host_tier *h, struct step_result *out, struct err *e)
             r = start_copies(h, l, e);
     }
     return r;
+}
+
+/* The ranks' copies are the same, in the same order. */
+void host_tier_take_ended(struct host_tier *const ranks[], int n_ranks, struct step_result *out)
+{
+    struct host_tier *first = ranks[0];
+
+    out->copies = first->results;
+    for (int i = 0; i < 2; i++) {
+        struct lane *l = &first->lanes[i];
+        uint64_t end = l->n_ended;
+
+        for (int k = 1; k < n_ranks; k++)
+            if (ranks[k]->lanes[i].n_ended < end)
+                end = ranks[k]->lanes[i].n_ended;
+        for (; l->n_taken < end; l->n_taken++)
+            first->results[out->n_copies++] =
+                (struct copy_result){copy_at(first, l, l->n_taken)->id, true};
+    }
 }
 
 /* ---- from open to close */
@@ -285,12 +195,13 @@ static int open_lane(struct host_tier *h, struct lane *l, struct err *e)
     return r < 0 || l->copies ? r : err_set(e, -ENOMEM, "out of memory");
 }
 
-int host_tier_new(struct host_tier **out, const struct device *d, uint64_t bytes,
-                  uint64_t block_bytes, char *device_base, int32_t n_device_blocks, struct err *e)
+int host_tier_new(struct host_tier **out, const struct host_memory *m, size_t offset,
+                  size_t block_bytes, size_t stride, char *device_base, int32_t n_device_blocks,
+                  struct err *e)
 {
-    const uint64_t n = bytes / block_bytes;
     struct host_tier *h = calloc(1, sizeof(*h));
-    int r, driver = 0;
+    const int32_t n = host_memory_blocks(m);
+    int r = 0, driver = 0;
 
     *out = h;
     if (!h)
@@ -300,23 +211,15 @@ int host_tier_new(struct host_tier **out, const struct device *d, uint64_t bytes
         return err_set(e, -ENOTSUP,
                        "cache.host_memory needs a driver of CUDA 12.8 or newer; this one has %d.%d",
                        driver / 1000, driver % 1000 / 10);
-    if (n == 0 || n > INT32_MAX)
-        return err_set(e, -EINVAL,
-                       "cache.host_memory: %.1f MiB, but one KV block takes %.1f MiB; raise it, "
-                       "or lower cache.block_len",
-                       (double)bytes / 0x1p20, (double)block_bytes / 0x1p20);
-    h->device = d->id;
+    h->memory = m;
+    h->host_base = host_memory_base(m) + offset;
+    h->host_stride = stride;
     h->device_base = device_base;
     h->block_bytes = block_bytes;
-    h->n_blocks = (int32_t)n;
-    h->max_copies = h->n_blocks < n_device_blocks ? h->n_blocks : n_device_blocks;
-    h->piece_blocks = block_bytes < PIN_BYTES ? (int32_t)(PIN_BYTES / block_bytes) : 1;
-    h->n_pieces = (h->n_blocks + h->piece_blocks - 1) / h->piece_blocks;
-    h->pieces = calloc((size_t)h->n_pieces, sizeof(*h->pieces));
+    h->max_copies = n < n_device_blocks ? n : n_device_blocks;
     h->results = calloc((size_t)h->max_copies * 2, sizeof(*h->results));
-    if (!h->pieces || !h->results)
+    if (!h->results)
         return err_set(e, -ENOMEM, "out of memory");
-    r = region_init(&h->memory, "cache.host_memory", n * block_bytes, e);
     for (int i = 0; i < 2 && r == 0; i++)
         r = open_lane(h, &h->lanes[i], e);
     return r;
@@ -326,9 +229,6 @@ void host_tier_free(struct host_tier *h)
 {
     if (!h)
         return;
-    h->stop = true;
-    for (int i = 0; i < h->n_threads; i++)
-        pthread_join(h->threads[i], NULL);
     for (int i = 0; i < 2; i++) {
         struct lane *l = &h->lanes[i];
 
@@ -341,11 +241,6 @@ void host_tier_free(struct host_tier *h)
                 (void)cudaEventDestroy(l->groups[j].ended);
         free(l->copies);
     }
-    for (int32_t i = 0; h->pieces && i < h->n_pieces; i++)
-        if (h->pieces[i] == PIECE_PINNED)
-            (void)cudaHostUnregister(piece_at(h, i));
-    region_deinit(&h->memory);
     free(h->results);
-    free(h->pieces);
     free(h);
 }

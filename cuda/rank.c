@@ -1,8 +1,4 @@
-/* rank.c - see rank.h.
- *
- * One stream for steps; copies of blocks have others (host_tier.h). A step is one copy of metadata
- * and then either a captured graph (decodes alone) or its kernels one by one; sampled ids come back
- * by the last kernel's writes to host memory. */
+/* rank.c - see rank.h: from open to close. */
 #include "cuda/rank.h"
 
 #include <cublasLt.h>
@@ -16,29 +12,11 @@
 #include "engine/util/must.h"
 
 enum {
-    POLLS = 2000, /* of an event before the thread sleeps for it: a few hundred microseconds */
-    GRAPH_FINE = 16,
     GRAPH_RESERVE = 256 << 20, /* of device memory, for what the driver takes as graphs come */
-    COPY_POLL_US = 50,
-    OFFLOADED_POLL_US = 200,  /* of a step that waits for the bus, which may take seconds: */
-    OFFLOADED_POLLS = 300000, /* it counts as alive for a minute */
-    ITEM_BLOCKS_PER_SM = 3,   /* blocks of decode attention that a multiprocessor has room for */
+    ITEM_BLOCKS_PER_SM = 3,    /* blocks of decode attention that a multiprocessor has room for */
 };
 
-static const double COPY_WAIT = 1e-3;  /* seconds: contract 2 of a step without rows */
 static const double KV_FRACTION = 0.9; /* by default: some is left for others' contexts */
-
-/* Decodes of the graph that n run in: a power of two, above GRAPH_FINE a multiple of that. */
-static int graph_size(int n)
-{
-    int size = 1;
-
-    if (n > GRAPH_FINE)
-        return (n + GRAPH_FINE - 1) / GRAPH_FINE * GRAPH_FINE;
-    while (size < n)
-        size *= 2;
-    return size;
-}
 
 /* How large steps may be. Refuses what no grid or index of a kernel can hold. */
 static int set_limits(struct rank *b, struct err *e)
@@ -47,7 +25,7 @@ static int set_limits(struct rank *b, struct err *e)
     const struct backend_options *o = &b->options;
     const int groups = (c->n_heads / c->n_kv_heads + ATTN_GROUP - 1) / ATTN_GROUP;
     const int per_item = c->n_kv_heads * groups;
-    const int seqs = graph_size(o->max_seqs);
+    const int seqs = rank_graph_size(o->max_seqs);
     const int wanted = b->device.launch.n_sms * ITEM_BLOCKS_PER_SM / per_item; /* one wave */
     /* threads of rope_store(), and those of its last block that have nothing to do */
     const int most_tokens = (INT32_MAX - 1024) / ((c->n_heads + 2 * c->n_kv_heads) * ROPE_LANES);
@@ -83,6 +61,18 @@ static int set_limits(struct rank *b, struct err *e)
     return 0;
 }
 
+/* What other ranks read and write. */
+static void lay_shared(struct rank *b, struct arena *a, size_t rows)
+{
+    struct forward_ranks *r = &b->forward.ranks;
+
+    for (int i = 0; i < 2; i++)
+        r->parts[r->me][i] = arena_take(a, rows * (size_t)b->config.hidden_dim * sizeof(float));
+    r->normed[r->me] = b->forward.normed;
+    r->barrier.arrived[r->me] = arena_take(a, MAX_RANKS * sizeof(uint32_t));
+    r->barrier.last = arena_take(a, sizeof(uint32_t));
+}
+
 static void lay_activations(struct rank *b, struct arena *a)
 {
     const struct model_config *c = &b->config;
@@ -103,6 +93,8 @@ static void lay_activations(struct rank *b, struct arena *a)
     f->attn = arena_take(a, rows * (size_t)c->n_heads * (size_t)c->head_dim * sizeof(uint16_t));
     f->gate_up = arena_take(a, rows * (ffn > hidden ? ffn : hidden) * 2 * sizeof(uint16_t));
     f->act = arena_take(a, rows * ffn * sizeof(uint16_t));
+    if (b->shard.tp_size > 1)
+        lay_shared(b, a, rows);
     f->parts = arena_take(a, GEMM_PART_FLOATS * sizeof(float));
     f->partial =
         arena_take(a, partials * passes * ATTN_GROUP * ((size_t)c->head_dim + 2) * sizeof(float));
@@ -116,22 +108,26 @@ static void lay_activations(struct rank *b, struct arena *a)
 static void lay_sampler(struct rank *b, struct arena *a)
 {
     const size_t seqs = (size_t)b->limits.max_seqs;
+    const int me = b->shard.rank;
     struct sampler_memory *m = &b->forward.sampler;
-    const size_t stride = ((size_t)b->config.vocab_size + 7) & ~(size_t)7;
+    const size_t stride = ((size_t)b->forward.ranks.embedding.rows_per_rank + 7) & ~(size_t)7;
 
+    m->n_ranks = b->shard.tp_size;
+    m->me = me;
+    m->ids_per_rank = b->forward.ranks.embedding.rows_per_rank;
     m->vocab_size = b->config.vocab_size;
     m->logits_stride = (int64_t)stride;
     m->max_seqs = b->limits.max_seqs;
     m->invariant = b->options.invariant;
     b->forward.logits =
         arena_take(a, (size_t)gemm_rows(b->limits.max_seqs) * stride * sizeof(float));
-    m->logits = b->forward.logits;
-    m->adjusted = arena_take(a, seqs * stride * sizeof(float));
+    m->logits[me] = b->forward.logits;
+    m->adjusted[me] = arena_take(a, seqs * stride * sizeof(float));
     m->states = arena_take(a, seqs * sizeof(*m->states));
     m->bias = arena_take(a, seqs * SAMPLING_MAX_BIAS * sizeof(*m->bias));
-    m->seen = arena_take(a, seqs * stride * sizeof(*m->seen));
+    m->seen[me] = arena_take(a, seqs * stride * sizeof(**m->seen));
     m->scans = arena_take(a, sampler_scan_bytes(&b->device.launch, m));
-    m->sampled = arena_take(a, seqs * sizeof(*m->sampled));
+    m->sampled[me] = arena_take(a, seqs * sizeof(**m->sampled));
     b->history = arena_take(a, (size_t)b->options.max_seq_len * sizeof(int32_t));
 }
 
@@ -189,7 +185,8 @@ static uint64_t ring_bytes(const struct rank *b)
 /* Where the host tier has more blocks than the device, sequences may be offloaded. */
 static int plan_ring(struct rank *b, struct err *e)
 {
-    const uint64_t n_host = b->options.tier_bytes[TIER_HOST] / b->block_bytes;
+    const uint64_t n_host =
+        b->options.tier_bytes[TIER_HOST] / b->block_bytes / (uint64_t)b->shard.tp_size;
     const uint64_t n = (uint64_t)b->n_blocks, most = (uint64_t)b->limits.max_blocks;
     uint64_t pool;
 
@@ -208,7 +205,7 @@ static int plan_ring(struct rank *b, struct err *e)
     return 0;
 }
 
-/* The pool gets a fraction of what is free now, or so many bytes; whole blocks. */
+/* The pool gets a fraction of what is free now, or its share of so many bytes; whole blocks. */
 static int plan_blocks(struct rank *b, struct err *e)
 {
     const struct backend_options *o = &b->options;
@@ -220,7 +217,7 @@ static int plan_blocks(struct rank *b, struct err *e)
     free_bytes = free_bytes > GRAPH_RESERVE ? free_bytes - GRAPH_RESERVE : 0;
     bytes =
         o->tier_bytes[TIER_DEVICE]
-            ? o->tier_bytes[TIER_DEVICE]
+            ? o->tier_bytes[TIER_DEVICE] / (uint64_t)b->shard.tp_size
             : (uint64_t)((o->kv_fraction > 0 ? o->kv_fraction : KV_FRACTION) * (double)free_bytes);
     n = bytes / b->block_bytes;
     if (n > (uint64_t)(INT32_MAX / o->block_len))
@@ -263,17 +260,14 @@ static int take_ring(struct rank *b, struct err *e)
     return rc;
 }
 
-static int take_blocks(struct rank *b, struct err *e)
+static int take_pool(struct rank *b, struct err *e)
 {
     const struct model_config *c = &b->config;
     const struct backend_options *o = &b->options;
     const int64_t v_offset = (int64_t)c->n_kv_heads * o->block_len * c->head_dim;
     int r = 0;
 
-    b->block_bytes = (uint64_t)v_offset * 2 * (uint64_t)c->n_layers * sizeof(uint16_t);
-    if (b->n_blocks == 0)
-        r = plan_blocks(b, e);
-    if (r == 0 && !b->device.memory[DEVICE_KV])
+    if (!b->device.memory[DEVICE_KV])
         r = device_take(&b->device, DEVICE_KV, (uint64_t)b->n_blocks * b->block_bytes, e);
     if (r < 0)
         return r;
@@ -289,59 +283,28 @@ static int take_blocks(struct rank *b, struct err *e)
     return b->forward.ring.max_blocks > 0 ? take_ring(b, e) : 0;
 }
 
+/* Where the rank's part of a block in host memory begins. */
+static size_t host_part(const struct rank *b)
+{
+    return (size_t)b->shard.rank * b->block_bytes;
+}
+
 /* With a host tier: where its blocks are, and the maps of the ring. */
 static int place_host(struct rank *b, int n_rows, struct err *e)
 {
     struct forward *f = &b->forward;
     const struct model_config *c = &b->config;
-    const char *host = host_tier_memory(b->host);
+    const char *host = host_memory_base(b->host_memory) + host_part(b);
     int r = 0;
 
+    f->kv.host_stride = b->shard.tp_size * f->kv.block_stride;
     f->kv.host_offset = (host - (const char *)f->kv.base) / (ptrdiff_t)sizeof(*f->kv.base) -
-                        b->n_blocks * f->kv.block_stride;
+                        b->n_blocks * f->kv.host_stride;
     for (int i = 0; i < 2 && f->ring.max_blocks > 0 && b->device.compute == 90 && r == 0; i++)
         r = cuda_check(attn_maps_init(&f->ring.maps[i], &f->ring.kv[i], f->ring.max_blocks, f->qkv,
                                       (c->n_heads + 2 * c->n_kv_heads) * c->head_dim, n_rows),
                        "preparing attention", e);
     return r;
-}
-
-/* Captures the graph of a size, a few milliseconds of host time, and notes the memory it takes. */
-static int prepare_graph(struct rank *b, int size, struct err *e)
-{
-    const struct step_room room = step_room_of_graph(&b->limits, size);
-    const struct step_view view = step_view_at(&room, b->step_memory);
-    const struct forward_shape shape = {.n_tokens = size,
-                                        .n_decodes = size,
-                                        .n_rows = size,
-                                        .n_items = room.n_items,
-                                        .path = forward_path_of(&b->forward, size, false)};
-    struct graphs *g = &b->graphs;
-    const double begin = monotonic_seconds();
-    uint64_t before = 0, after = 0;
-    int r;
-
-    if ((r = device_free_bytes(&before, e)) < 0 ||
-        (r = forward_capture(&g->by_size[size], &b->forward, &view, &shape, e)) < 0 ||
-        (r = cuda_check(cudaGraphUpload(g->by_size[size], b->device.launch.stream),
-                        "uploading a graph", e)) < 0)
-        return r;
-    g->n_captures++;
-    g->longest = fmax(g->longest, monotonic_seconds() - begin);
-    r = device_free_bytes(&after, e);
-    if (r == 0 && after < before)
-        g->bytes += before - after;
-    return r;
-}
-
-static void drop_graphs(struct rank *b)
-{
-    for (int i = 0; b->graphs.by_size && i <= b->limits.max_seqs; i++)
-        if (b->graphs.by_size[i]) {
-            (void)cudaGraphExecDestroy(b->graphs.by_size[i]);
-            b->graphs.by_size[i] = NULL;
-        }
-    b->graphs.bytes = 0;
 }
 
 static int open_ring(struct ring *r, struct err *e)
@@ -371,15 +334,23 @@ static void close_ring(struct ring *r)
 static int open_device(struct rank *b, struct err *e)
 {
     const struct model_config *c = &b->config;
+    const struct shard first = {.rank = 0, .tp_size = b->shard.tp_size};
     struct device *d = &b->device;
     struct forward *f = &b->forward;
     bool resident = false;
+    int64_t from, n_ids;
     int r;
 
-    if ((r = device_open(d, b->options.n_devices ? b->options.devices[0] : 0, e)) < 0 ||
+    if ((r = device_open(d, b->options.devices[b->shard.rank], e)) < 0 ||
         (r = set_limits(b, e)) < 0)
         return r;
-    if (d->compute == 90 && !b->options.invariant)
+    shard_range(&from, &n_ids, c, DIM_VOCAB, first);
+    f->ranks.n = b->shard.tp_size;
+    f->ranks.me = b->shard.rank;
+    f->ranks.embedding = (struct embedding){.rows_per_rank = (int)n_ids,
+                                            .vocab_size = c->vocab_size,
+                                            .dim = c->hidden_dim};
+    if (d->compute == 90 && !b->options.invariant && b->shard.tp_size == 1)
         r = cuda_check(resident_compiled(&resident), "querying the resident kernel", e);
     if (r < 0)
         return r;
@@ -400,15 +371,14 @@ static int open_device(struct rank *b, struct err *e)
     return r;
 }
 
-/* Weights, blocks and all that lies beside them on the device. */
-static int take_memory(struct rank *b, struct err *e)
+int rank_take_memory(struct rank *b, struct err *e)
 {
     const struct model_config *c = &b->config;
     struct device *d = &b->device;
     struct forward *f = &b->forward;
     int r;
 
-    if ((r = cuda_weights_load(&b->weights, d, b->model, &b->options, e)) < 0 ||
+    if ((r = cuda_weights_load(&b->weights, d, b->model, b->shard, &b->options, e)) < 0 ||
         (r = take_arena(b, DEVICE_ACTIVATIONS, lay_activations, e)) < 0 ||
         (r = take_arena(b, DEVICE_SAMPLER, lay_sampler, e)) < 0 ||
         (r = device_take(d, DEVICE_WORKSPACE, GEMM_WORKSPACE, e)) < 0 ||
@@ -420,13 +390,22 @@ static int take_memory(struct rank *b, struct err *e)
     r = cuda_check(rope_table(f->launch, f->rope, b->options.max_seq_len, c->head_dim,
                               c->rope_theta),
                    "rope_table", e);
-    if (r == 0)
-        r = take_blocks(b, e);
+    return r == 0 && b->n_blocks == 0 ? plan_blocks(b, e) : r;
+}
+
+int rank_take_blocks(struct rank *b, struct err *e)
+{
+    const struct model_config *c = &b->config;
+    struct device *d = &b->device;
+    struct forward *f = &b->forward;
+    int r = take_pool(b, e);
+
     if (r == 0 && b->host)
         host_tier_move_device(b->host, d->memory[DEVICE_KV]);
-    else if (r == 0 && b->options.tier_bytes[TIER_HOST])
-        r = host_tier_new(&b->host, d, b->options.tier_bytes[TIER_HOST], b->block_bytes,
-                          d->memory[DEVICE_KV], b->n_blocks, e);
+    else if (r == 0 && b->host_memory)
+        r = host_tier_new(&b->host, b->host_memory, host_part(b), b->block_bytes,
+                          (size_t)b->shard.tp_size * b->block_bytes, d->memory[DEVICE_KV],
+                          b->n_blocks, e);
     if (r == 0 && b->host)
         r = place_host(b, gemm_rows(b->limits.max_tokens), e);
     if (r == 0 && d->compute == 90)
@@ -438,13 +417,12 @@ static int take_memory(struct rank *b, struct err *e)
         forward_ready_resident(f);
     if (r == 0 && f->resident_rows > 0)
         r = cuda_check(resident_clear(f->launch, &f->resident), "clearing exchanges", e);
-    return r;
+    return r < 0 ? r : cuda_check(cudaStreamSynchronize(d->launch.stream), "clearing memory", e);
 }
 
-/* Gives back what take_memory() took, all of it or a part; blocks only where told. */
-static void give_back_memory(struct rank *b, bool keep_blocks)
+void rank_give_back(struct rank *b, bool keep_blocks)
 {
-    drop_graphs(b);
+    rank_drop_graphs(b);
     gemm_free(b->gemm);
     b->gemm = NULL;
     weights_deinit(&b->weights);
@@ -471,14 +449,13 @@ int rank_sleep(struct rank *b, bool keep_blocks, struct err *e)
         r = cuda_check(cudaStreamSynchronize(b->device.launch.stream), "falling asleep", e);
     if (r < 0)
         return r;
-    give_back_memory(b, keep_blocks);
+    rank_give_back(b, keep_blocks);
     b->given_back += before - bytes_taken(b);
     return 0;
 }
 
-int rank_wake(struct rank *b, struct err *e)
+int rank_check_wake(struct rank *b, struct err *e)
 {
-    const bool keep_blocks = b->device.memory[DEVICE_KV] != NULL;
     uint64_t free_bytes = 0;
     int r = cuda_check(cudaSetDevice(b->device.id), "choosing the device", e);
 
@@ -489,17 +466,7 @@ int rank_wake(struct rank *b, struct err *e)
                        "%s: %.1f MiB of device memory needed, %.1f MiB are free: other programs "
                        "use it",
                        b->device.name, (double)b->given_back / 0x1p20, (double)free_bytes / 0x1p20);
-    if (r == 0)
-        r = take_memory(b, e);
-    if (r == 0)
-        r = rank_choose(b, e);
-    if (r < 0) {
-        give_back_memory(b, keep_blocks);
-        (void)cudaGetLastError(); /* it is told here and not again by the next call */
-        return r;
-    }
-    b->given_back = 0;
-    return 0;
+    return r;
 }
 
 void rank_deinit(struct rank *b)
@@ -508,7 +475,7 @@ void rank_deinit(struct rank *b)
     if (b->device.launch.stream)
         (void)cudaStreamSynchronize(b->device.launch.stream);
     host_tier_free(b->host);
-    give_back_memory(b, false);
+    rank_give_back(b, false);
     free(b->graphs.by_size);
     free(b->known.all);
     for (int i = 0; i < SAMPLER_SLOTS; i++) {
@@ -535,10 +502,10 @@ static int read_known(struct rank *b, struct err *e)
         return r;
     snprintf(b->key, sizeof(b->key),
              "%.64s, compute %d, driver %d, CUDA %d, cuBLASLt %zu, %d MiB; %d layers of %d, "
-             "heads %d/%d of %d, ffn %d, vocab %d, block %d, tp 1",
+             "heads %d/%d of %d, ffn %d, vocab %d, block %d, tp %d",
              b->device.name, b->device.compute, driver, runtime, cublasLtGetVersion(),
              GEMM_WORKSPACE >> 20, c->n_layers, c->hidden_dim, c->n_heads, c->n_kv_heads,
-             c->head_dim, c->ffn_dim, c->vocab_size, b->options.block_len);
+             c->head_dim, c->ffn_dim, c->vocab_size, b->options.block_len, b->shard.tp_size);
     return algo_file_read(&b->known, b->options.cache_folder, b->key, e);
 }
 
@@ -548,9 +515,9 @@ int rank_choose(struct rank *b, struct err *e)
 
     gemm_adopt(b->gemm, &b->known);
     forward_choose_paths(&b->forward, &b->known);
-    drop_graphs(b);
+    rank_drop_graphs(b);
     if (!b->options.eager)
-        r = prepare_graph(b, 1, e);
+        r = rank_prepare_graph(b, 1, e);
     return r < 0 ? r : cuda_check(cudaStreamSynchronize(b->device.launch.stream), "starting", e);
 }
 
@@ -563,21 +530,24 @@ int rank_load_products(struct rank *b, struct err *e)
     return r < 0 || (r = cuda_check(cudaStreamSynchronize(stream), "loading", e)) < 0 ? r : 1;
 }
 
-int rank_init(struct rank *b, const struct model *model, const struct backend_options *options,
-              struct err *e)
+int rank_open(struct rank *b, const struct model *model, struct shard shard,
+              const struct backend_options *options, struct err *e)
 {
+    const int64_t block = 2 * (int64_t)options->block_len * (int64_t)sizeof(uint16_t);
+    const struct model_config *c = &b->config;
     int r;
 
     b->model = model;
+    b->shard = shard;
     b->options = *options;
-    b->config = *model_config(model);
+    b->config = shard_config(model_config(model), shard);
+    b->block_bytes = (uint64_t)(block * c->n_layers * c->n_kv_heads * c->head_dim);
     b->graphs.by_size =
-        calloc((size_t)graph_size(options->max_seqs) + 1, sizeof(*b->graphs.by_size));
+        calloc((size_t)rank_graph_size(options->max_seqs) + 1, sizeof(*b->graphs.by_size));
     if (!b->graphs.by_size)
         return err_set(e, -ENOMEM, "out of memory");
-    if ((r = open_device(b, e)) < 0 || (r = take_memory(b, e)) < 0 || (r = read_known(b, e)) < 0)
-        return r;
-    return rank_choose(b, e);
+    r = open_device(b, e);
+    return r < 0 ? r : read_known(b, e);
 }
 
 static void fill_ledger(struct backend_info *out, const struct rank *b)
@@ -614,176 +584,14 @@ void rank_info(const struct rank *b, struct backend_info *out)
         .drafts = true,
         .copies = b->host != NULL,
         .offloads = b->forward.ring.max_blocks > 0,
-        .may_offload = b->forward.ring.max_blocks > 0 && host_tier_is_pinned(b->host),
+        .may_offload = b->forward.ring.max_blocks > 0 && host_memory_is_pinned(b->host_memory),
     };
     if (b->host)
-        out->tiers[TIER_HOST] =
-            (struct backend_tier){host_tier_blocks(b->host), host_tier_pinned_bytes(b->host),
-                                  host_tier_memory(b->host)};
+        out->tiers[TIER_HOST] = (struct backend_tier){host_memory_blocks(b->host_memory),
+                                                      host_memory_pinned_bytes(b->host_memory),
+                                                      host_memory_base(b->host_memory)};
     snprintf(out->devices[0], sizeof(*out->devices), "%.100s, %.0f GiB", b->device.name,
              (double)b->device.total_bytes / 0x1p30);
     snprintf(out->driver, sizeof(out->driver), "%s", b->device.driver);
     fill_ledger(out, b);
-}
-
-/* Sets sampler states before any row of this step is sampled. */
-static int enqueue_updates(struct rank *b, const struct step_view *v, const struct batch *batch,
-                           struct err *e)
-{
-    const struct launch *l = &b->device.launch;
-    int r = 0;
-
-    if (batch->n_updates > 0)
-        r = cuda_check(sampler_update(l, &b->forward.sampler, v, batch->n_updates),
-                       "sampler_update", e);
-    for (int i = 0; i < batch->n_updates && r == 0; i++) {
-        const struct sampler_update *u = &batch_updates(batch)[i];
-
-        must(u->state >= 0 && u->state < b->options.max_seqs);
-        if (!sampling_needs_history(&u->sampling))
-            continue;
-        must(u->n_history <= b->options.max_seq_len);
-        if (u->n_history > 0) /* from pageable memory: the call has read it when it returns */
-            r = cuda_check(cudaMemcpyAsync(b->history, batch_history(batch, u),
-                                           (size_t)u->n_history * sizeof(int32_t),
-                                           cudaMemcpyHostToDevice, l->stream),
-                           "copying a history", e);
-        if (r == 0)
-            r = cuda_check(sampler_history(l, &b->forward.sampler, u->state, b->history,
-                                           u->n_prompt, u->n_history),
-                           "sampler_history", e);
-    }
-    return r;
-}
-
-int rank_take_tags(struct rank *b, uint32_t *tag, struct err *e)
-{
-    return resident_take_tags(tag, &b->last_tag, b->config.n_layers)
-               ? cuda_check(resident_clear(&b->device.launch, &b->forward.resident),
-                            "clearing exchanges", e)
-               : 0;
-}
-
-/* The offloaded sequence's chunk of a step that is packed at `packed`. */
-static void describe_chunk(struct forward_shape *shape, const struct rank *b,
-                           const struct batch *batch, const struct step_view *view,
-                           const char *packed)
-{
-    const int seq = batch->n_decodes, shift = b->forward.kv.block_shift;
-    const int32_t *starts =
-        (const int32_t *)(const void *)(packed +
-                                        ((const char *)view->table_start - b->step_memory));
-    const int first = batch_positions(batch)[batch_q_start(batch)[seq]];
-
-    must(batch->n_seqs == seq + 1);
-    shape->chunk_table = view->tables + starts[seq];
-    shape->chunk_old = first >> shift;
-    shape->chunk_blocks = (batch_kv_len(batch)[seq] + (1 << shift) - 1) >> shift;
-    must(shape->chunk_blocks <= b->forward.ring.max_blocks);
-}
-
-static int enqueue_step(struct rank *b, const struct batch *batch, int slot, struct err *e)
-{
-    cudaStream_t stream = b->device.launch.stream;
-    const bool graph = !b->options.eager && batch->n_decodes > 0 && batch->n_offloaded == 0 &&
-                       batch->n_tokens == batch->n_decodes;
-    const int size = graph ? graph_size(batch->n_decodes) : 0;
-    const struct step_room room =
-        graph ? step_room_of_graph(&b->limits, size) : step_room_of(&b->limits, batch);
-    const int n_tokens = graph ? size : batch->n_tokens;
-    const enum forward_path path =
-        forward_path_of(&b->forward, n_tokens,
-                        batch->n_seqs > batch->n_decodes || batch->n_offloaded > 0);
-    struct forward_shape shape;
-    struct step_view view;
-    const size_t bytes =
-        step_pack(b->slots[slot].pinned, &view, b->step_memory, &b->limits, &room, batch, slot);
-    struct step_counts *counts = (struct step_counts *)(void *)b->slots[slot].pinned;
-    int r = path == PATH_RESIDENT ? rank_take_tags(b, &counts->tag, e) : 0;
-
-    if (r < 0 ||
-        (r = cuda_check(step_copy(&b->device.launch, b->step_memory, b->slots[slot].pinned, bytes),
-                        "step_copy", e)) < 0 ||
-        (r = enqueue_updates(b, &view, batch, e)) < 0)
-        return r;
-    if (graph && b->graphs.by_size[size])
-        return cuda_check(cudaGraphLaunch(b->graphs.by_size[size], stream), "launching a graph", e);
-    /* The first step of a size runs eagerly, which loads its kernels; then it is captured. */
-    shape = (struct forward_shape){.n_tokens = n_tokens,
-                                   .n_decodes = graph ? size : batch->n_decodes,
-                                   .n_rows = graph ? size : batch->n_rows,
-                                   .n_items = counts->n_items,
-                                   .n_tiles = counts->n_tiles,
-                                   .path = path};
-    for (int i = batch->n_decodes; i < batch->n_seqs; i++)
-        if (batch_kv_len(batch)[i] > shape.max_kv_len)
-            shape.max_kv_len = batch_kv_len(batch)[i];
-    if (step_chunk_is_offloaded(&b->limits, batch))
-        describe_chunk(&shape, b, batch, &view, b->slots[slot].pinned);
-    r = forward_run(&b->forward, &view, &shape, e);
-    return r == 0 && graph ? prepare_graph(b, size, e) : r;
-}
-
-int rank_submit(struct rank *b, const struct batch *batch, int slot, struct err *e)
-{
-    struct rank_slot *s = &b->slots[slot];
-    int r = cuda_check(cudaSetDevice(b->device.id), "choosing the device", e);
-
-    must(batch->n_tokens >= 0 && batch->n_tokens <= b->limits.max_tokens);
-    must(batch->n_seqs > 0 ? batch->n_seqs <= b->options.max_seqs && b->gemm : b->host != NULL);
-    must(batch->n_rows <= b->options.max_seqs && batch->n_updates <= b->options.max_seqs);
-    must(batch->n_copies == 0 || b->host);
-    must(batch->n_offloaded == 0 ||
-         (b->forward.ring.max_blocks > 0 && host_tier_is_pinned(b->host)));
-    s->offloaded = batch->n_offloaded > 0;
-    s->step = batch->step;
-    s->n_rows = batch->n_rows;
-    s->copies_only = batch->n_seqs == 0;
-    if (r == 0 && !s->copies_only)
-        r = enqueue_step(b, batch, slot, e);
-    if (r == 0)
-        r = cuda_check(cudaEventRecord(s->done, b->device.launch.stream), "a step", e);
-    return r == 0 && b->host ? host_tier_submit(b->host, batch, s->done, e) : r;
-}
-
-/* Which copies have ended; where there is nothing else to wait for, waits for one. */
-static int take_copies(struct rank *b, bool wait, struct step_result *out, struct err *e)
-{
-    const double begin = monotonic_seconds();
-    int r = host_tier_poll(b->host, out, e);
-
-    while (r == 0 && wait && out->n_copies == 0 && monotonic_seconds() - begin < COPY_WAIT) {
-        (void)usleep(COPY_POLL_US);
-        r = host_tier_poll(b->host, out, e);
-    }
-    return r;
-}
-
-int rank_wait(struct rank *b, int slot, struct step_result *out, struct err *e)
-{
-    const struct sampler_memory *m = &b->forward.sampler;
-    const struct rank_slot *s = &b->slots[slot];
-    cudaError_t code = cudaErrorNotReady;
-    int r;
-
-    for (int i = 0; i < POLLS && code == cudaErrorNotReady; i++)
-        code = cudaEventQuery(s->done);
-    for (int i = 0; s->offloaded && i < OFFLOADED_POLLS && code == cudaErrorNotReady; i++) {
-        (void)usleep(OFFLOADED_POLL_US);
-        if (b->options.beat)
-            *b->options.beat += 2;
-        code = cudaEventQuery(s->done);
-    }
-    if (code == cudaErrorNotReady)
-        code = cudaEventSynchronize(s->done);
-    r = cuda_check(code, "a step", e);
-    if (r < 0)
-        return r;
-    *out = (struct step_result){.step = s->step,
-                                .n_rows = s->n_rows,
-                                .ids = m->host_ids[slot],
-                                .logprobs = m->host_logprobs[slot],
-                                .top_ids = m->host_top_ids[slot],
-                                .top_logprobs = m->host_top_logprobs[slot]};
-    return b->host ? take_copies(b, s->copies_only, out, e) : 0;
 }

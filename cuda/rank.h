@@ -1,8 +1,8 @@
 /* rank.h - one device and its part of the model: weights, KV pool, activations, sampler, graphs and
  * stream, and the steps that run there.
  *
- * It runs the steps that the backend gives it, by choices that are made once, when it opens. Engine
- * thread only; rank_init may run on another. */
+ * It runs the steps that it is given, by choices that are made once, when it opens. One thread at a
+ * time; ranks.h says which. */
 #ifndef NVLLM_CUDA_RANK_H
 #define NVLLM_CUDA_RANK_H
 
@@ -34,8 +34,9 @@ struct graphs {
 
 struct rank {
     const struct model *model;
+    struct shard shard;
     struct backend_options options;
-    struct model_config config;
+    struct model_config config; /* of this rank: shard_config() */
     struct device device;
     struct weights weights;
     struct gemm *gemm;
@@ -46,8 +47,9 @@ struct rank {
     char *step_memory; /* where it goes */
     int32_t *history;  /* [max_seq_len] tokens of one sequence being loaded */
     int32_t n_blocks;
-    uint64_t given_back;    /* bytes that waking takes again, but for graphs; 0: awake */
-    struct host_tier *host; /* NULL: there is none */
+    uint64_t given_back; /* bytes that waking takes again, but for graphs; 0: awake */
+    const struct host_memory *host_memory; /* of all ranks; NULL: there is none */
+    struct host_tier *host;
     uint64_t block_bytes;
     char key[ALGO_KEY];        /* of measurements: device, software, shape of the model */
     struct algo_records known; /* measured at earlier starts; unchanged from the first step on */
@@ -59,36 +61,49 @@ extern const struct weights_layout cuda_weights_layout;
 
 /* Takes the device's memory for weights and fills it, bf16; weights_deinit() afterwards leaves that
  * memory to the device. */
-int cuda_weights_load(struct weights *w, struct device *d, const struct model *m,
+int cuda_weights_load(struct weights *w, struct device *d, const struct model *m, struct shard s,
                       const struct backend_options *o, struct err *e);
 
-/* Opens the first device of the options, takes all memory and gets ready for the first step. The
- * rank is all zeros before; the model outlives it. rank_deinit() waits for steps under way; it is
- * due after a failure too. */
-int rank_init(struct rank *r, const struct model *model, const struct backend_options *options,
-              struct err *e);
+/* Opens the rank's device of the options. The rank is all zeros before; the model outlives it.
+ * rank_deinit() waits for steps under way; it is due after a failure too. */
+int rank_open(struct rank *r, const struct model *model, struct shard shard,
+              const struct backend_options *options, struct err *e);
 void rank_deinit(struct rank *r);
 
-/* Gives the device's memory back, and takes it again and reads the weights, with no step under way:
- * see backend.h. Where waking fails the rank sleeps as before. */
-int rank_sleep(struct rank *r, bool keep_blocks, struct err *e);
-int rank_wake(struct rank *r, struct err *e);
-
-/* Chooses anew by what is known: before the first step alone. */
+/* Then, and again when it wakes: loads the weights, takes what lies beside them and, the first
+ * time, plans n_blocks by what is left; */
+int rank_take_memory(struct rank *r, struct err *e);
+/* then, with n_blocks the same on all ranks, the blocks; */
+int rank_take_blocks(struct rank *r, struct err *e);
+/* then, once the ranks are linked, chooses by what is known, and is ready. May be called once more
+ * before the first step. */
 int rank_choose(struct rank *r, struct err *e);
+/* Gives back what was taken, or all but the blocks. */
+void rank_give_back(struct rank *r, bool keep_blocks);
+
+/* The same, with no step under way; and whether what it gave back is free again, else -ENOMEM. */
+int rank_sleep(struct rank *r, bool keep_blocks, struct err *e);
+int rank_check_wake(struct rank *r, struct err *e);
 
 /* Computes a product, of which the first loads cuBLASLt's kernels: 0.1 s. Returns 1. */
 int rank_load_products(struct rank *r, struct err *e);
 
-/* Enqueues a step; results go to slot number `slot` and hold until that is used again. */
+/* Enqueues a step; results go to slot number `slot` and hold until that is used again: rank 0 has
+ * them. rank_wait() waits for the device's part alone, on any thread. */
 int rank_submit(struct rank *r, const struct batch *batch, int slot, struct err *e);
-int rank_wait(struct rank *r, int slot, struct step_result *out, struct err *e);
+int rank_wait(const struct rank *r, int slot, struct err *e);
+void rank_result(const struct rank *r, int slot, struct step_result *out); /* without copies */
 
 /* Tags for a run of the resident kernel, cleared memory first where they start again. */
 int rank_take_tags(struct rank *r, uint32_t *tag, struct err *e);
 
 /* The ledger of the device's memory; what it has besides what was taken here is "other". */
 void rank_info(const struct rank *r, struct backend_info *out);
+
+/* Decodes of the graph that n run in, capturing it, and forgetting all of them. */
+int rank_graph_size(int n);
+int rank_prepare_graph(struct rank *r, int size, struct err *e);
+void rank_drop_graphs(struct rank *r);
 
 /* A look inside an open backend, for tests that are linked with it. */
 const struct rank *cuda_backend_rank(const struct backend *b);

@@ -321,7 +321,8 @@ static int measure_step(struct tune *t, int n, enum forward_path path, struct er
 
 int tune_step(struct tune *t, struct err *e)
 {
-    const int n_steps = t->m == FIRST_ROWS ? N_SIZES * N_PATHS : 0;
+    /* A step of several ranks cannot be run by one alone. */
+    const int n_steps = t->m == FIRST_ROWS && t->rank->shard.tp_size == 1 ? N_SIZES * N_PATHS : 0;
     const int step = t->what - N_PRODUCTS;
 
     if (t->m > gemm_rows(t->rank->limits.max_tokens)) {

@@ -96,12 +96,11 @@ static int load_all(const struct weights *w, struct loader *l, const struct back
     return r;
 }
 
-int cuda_weights_load(struct weights *w, struct device *d, const struct model *m,
+int cuda_weights_load(struct weights *w, struct device *d, const struct model *m, struct shard s,
                       const struct backend_options *o, struct err *e)
 {
     struct loader l = {.model = m, .device = d->id};
-    const struct shard whole = {.rank = 0, .tp_size = 1};
-    int r = weights_init(w, model_config(m), whole, &cuda_weights_layout, e);
+    int r = weights_init(w, model_config(m), s, &cuda_weights_layout, e);
 
     if (r == 0)
         r = device_take(d, DEVICE_WEIGHTS, w->bytes, e);

@@ -144,7 +144,7 @@ static cudaError_t launch_kernel(void (*kernel)(Params...), dim3 grid, int threa
 /* Where a block begins, in elements from the pool's base. */
 static __device__ __forceinline__ int64_t block_at(const struct kv_pool &kv, int64_t id)
 {
-    return id * kv.block_stride + (id < kv.n_blocks ? 0 : kv.host_offset);
+    return id < kv.n_blocks ? id * kv.block_stride : id * kv.host_stride + kv.host_offset;
 }
 
 #endif

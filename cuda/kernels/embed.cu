@@ -8,21 +8,23 @@ static constexpr int THREADS = 128; /* a row of 1024 bf16 is one load a thread *
 static constexpr int VEC = 8;
 
 static __global__ void __launch_bounds__(THREADS)
-    embed_kernel(float4 *residual,   /* [n_tokens, dim / 4] */
-                 const uint4 *table, /* [vocab_size, dim / VEC] */
-                 const int32_t *tokens, const int32_t *sampled, int n_vec, int vocab_size)
+    embed_kernel(float4 *residual, /* [n_tokens, dim / 4] */
+                 const __grid_constant__ struct embedding e, const int32_t *tokens,
+                 const int32_t *sampled)
 {
     chain_wait();
-    const int row = (int)blockIdx.x;
+    const int row = (int)blockIdx.x, n_vec = e.dim / VEC;
     int token = __ldcg(tokens + row);
 
     if (token < 0)
         token = __ldcg(sampled + ~token);
     /* The row before had no valid logits: its sequence has ended, and this row is lost. */
-    if (token < 0 || token >= vocab_size)
+    if (token < 0 || token >= e.vocab_size)
         token = 0;
+    const uint4 *table = (const uint4 *)e.tables[token / e.rows_per_rank];
+    const int64_t at = (int64_t)(token % e.rows_per_rank) * n_vec;
     for (int i = (int)threadIdx.x; i < n_vec; i += THREADS) {
-        const uint4 v = table[(int64_t)token * n_vec + i];
+        const uint4 v = table[at + i];
         float4 *to = residual + ((int64_t)row * n_vec + i) * 2;
 
         to[0] = make_float4(bf16_low(v.x), bf16_high(v.x), bf16_low(v.y), bf16_high(v.y));
@@ -30,10 +32,9 @@ static __global__ void __launch_bounds__(THREADS)
     }
 }
 
-extern "C" cudaError_t embed(const struct launch *l, float *residual, const uint16_t *table,
-                             const struct step_view *v, const int32_t *sampled, int n_tokens,
-                             int dim, int vocab_size)
+extern "C" cudaError_t embed(const struct launch *l, float *residual, const struct embedding *table,
+                             const struct step_view *v, const int32_t *sampled, int n_tokens)
 {
     return launch_kernel(embed_kernel, dim3((unsigned)n_tokens), THREADS, 0, l, (float4 *)residual,
-                         (const uint4 *)table, v->tokens, sampled, dim / VEC, vocab_size);
+                         *table, v->tokens, sampled);
 }

@@ -32,8 +32,9 @@ struct kv_pool {
     int block_shift;  /* block_len = 1 << block_shift */
     int n_kv_heads;
     int head_dim;        /* 64 or 128 */
-    int n_blocks;        /* of the device; ids from there on are the host tier's */
-    int64_t host_offset; /* elements to add for those */
+    int n_blocks;        /* of the device; ids from there on are the host tier's, */
+    int64_t host_stride; /* elements from one of these to the next, */
+    int64_t host_offset; /* and to add: block id is at id * host_stride + host_offset */
 };
 
 /* A split-KV work item: one split of a decoding sequence's keys, or consecutive ones, which yield
@@ -69,6 +70,22 @@ enum {
     SKINNY_MAX_ROWS = 16,      /* for which this is the fastest product */
     SKINNY_NORM_BYTES = 16384, /* 2 * m * k at most where the product norms its input */
 };
+
+enum { MAX_RANKS = 8 };
+
+/* Where the ranks of a model wait for each other: a barrier in memory that all can write. */
+struct peer_barrier {
+    int n_ranks, me;
+    uint32_t *arrived[MAX_RANKS]; /* [MAX_RANKS] in each rank's memory: [i] is the last barrier that
+                                   * rank i has come to */
+    uint32_t *last;               /* own: the last barrier; all of these begin at 0 */
+};
+
+/* What ranks have written before it, all see after it. A rank that does not come within
+ * PEER_SECONDS is taken for dead, and the kernel stops its device with an error. Nothing else runs
+ * on its stream meanwhile, and it holds one multiprocessor. */
+enum { PEER_SECONDS = 10 };
+cudaError_t peer_barrier(const struct launch *l, const struct peer_barrier *b);
 
 /* Counts of a step that kernels of a captured graph must read from memory. */
 struct step_counts {
@@ -116,22 +133,32 @@ struct step_view {
 /* Copies a multiple of 16 bytes from pinned host memory, without the device's copy engines. */
 cudaError_t step_copy(const struct launch *l, void *to, const void *from, size_t bytes);
 
-/* residual[i] = embedding of tokens[i]; ~r names what row r sampled in the step before. */
-cudaError_t embed(const struct launch *l, float *residual, const uint16_t *table,
-                  const struct step_view *v, const int32_t *sampled, int n_tokens, int dim,
-                  int vocab_size);
+/* The embedding, by rows that its ranks have: row i is row i % rows_per_rank of one of them. */
+struct embedding {
+    const uint16_t *tables[MAX_RANKS]; /* [rows_per_rank, dim] */
+    int rows_per_rank, vocab_size, dim;
+};
 
-/* y[i] = x[i] / rms(x[i]) * w. */
+/* residual[i] = embedding of tokens[i]; ~r names what row r sampled in the step before. */
+cudaError_t embed(const struct launch *l, float *residual, const struct embedding *table,
+                  const struct step_view *v, const int32_t *sampled, int n_tokens);
+
+/* y[i] = x[i] / rms(x[i]) * w, of rows first_row .. first_row + n_rows - 1. */
+enum { NORM_MAX_PARTS = MAX_RANKS };
 struct norm {
-    uint16_t *y; /* [n_rows, dim] */
-    float *x;
+    uint16_t *y[MAX_RANKS]; /* [.., dim] written n_y times: one may be on each rank */
+    int n_y;                /* 0 counts as 1 */
+    float *x;               /* [.., dim] */
     const uint16_t *w;
-    int n_rows, dim;
+    int first_row, n_rows, dim;
     float eps;
-    const struct step_view *gather; /* of row rows[i].row of x, for i < counts->n_rows; or NULL */
-    const float *parts; /* x[i] += the sum of parts[..][i] first, part_stride floats apart */
-    int n_parts;        /* 0, or 2 or 4 where dim is at most 16384 */
-    int64_t part_stride;
+    /* n_rows rows, of which row i is row rows[i].row of x, for i < counts->n_rows; those that are
+     * not among owned_rows rows from first_row on are left alone. Or NULL */
+    const struct step_view *gather;
+    int owned_rows;
+    /* x[i] += parts[0][i], then parts[1][i], …: of a product over parts of k, or of each rank */
+    const float *parts[NORM_MAX_PARTS];
+    int n_parts; /* 0, or 2, 4 or 8 where dim is at most 16384 */
 };
 cudaError_t rms_norm(const struct launch *l, const struct norm *n);
 
@@ -234,19 +261,23 @@ cudaError_t skinny_gemm(const struct launch *l, const struct skinny *s);
 cudaError_t skinny_norm(const struct launch *l, uint16_t *y, float *rms, const float *x,
                         const uint16_t *norm, int m, int k, float eps);
 
-/* The sampler's memory and results. Rows of logits have stride logits_stride, a multiple of 4. */
+/* The sampler's memory and results. Each rank has the logits of its ids and looks through them;
+ * rank 0 joins what they have found, and reads their logits where that is not enough. Rows of
+ * logits have stride logits_stride, a multiple of 4. */
 struct sampler_memory {
-    const float *logits; /* [max rows, logits_stride] raw */
-    float *adjusted;     /* the same, of rows with penalties, bias, banned ids or a mask */
+    int n_ranks, me;
+    int ids_per_rank; /* a multiple of 4; the last rank may have fewer. One rank has them all */
+    int vocab_size;   /* a multiple of 4 */
+    const float *logits[MAX_RANKS]; /* [max rows, logits_stride] raw */
+    float *adjusted[MAX_RANKS]; /* the same, of rows with penalties, bias, banned ids or a mask */
     int64_t logits_stride;
-    int vocab_size; /* a multiple of 4 */
     int max_seqs;
-    bool invariant;                   /* log probabilities do not depend on the number of rows */
-    struct sampler_state *states;     /* [max_seqs] */
-    struct logit_bias *bias;          /* [max_seqs, SAMPLING_MAX_BIAS] */
-    uint16_t *seen;                   /* [max_seqs, logits_stride] 0x8000: prompt; else the count */
-    void *scans;                      /* [rows, parts of a row in this launch] what they have */
-    int32_t *sampled;                 /* [max rows] for the next step */
+    bool invariant;               /* log probabilities do not depend on the number of rows */
+    struct sampler_state *states; /* [max_seqs] */
+    struct logit_bias *bias;      /* [max_seqs, SAMPLING_MAX_BIAS] */
+    uint16_t *seen[MAX_RANKS];    /* [max_seqs, logits_stride] 0x8000: prompt; else the count */
+    void *scans; /* rank 0's: [rows, parts of a row in this launch] what they have */
+    int32_t *sampled[MAX_RANKS];      /* [max rows] for the next step */
     int32_t *host_ids[SAMPLER_SLOTS]; /* mapped host memory: by slot */
     float *host_logprobs[SAMPLER_SLOTS];
     int32_t *host_top_ids[SAMPLER_SLOTS]; /* [max_seqs, SAMPLING_MAX_LOGPROBS] */
@@ -258,8 +289,11 @@ cudaError_t sampler_update(const struct launch *l, const struct sampler_memory *
                            const struct step_view *v, int n_updates);
 cudaError_t sampler_history(const struct launch *l, const struct sampler_memory *m, int state,
                             const int32_t *tokens, int n_prompt, int n_tokens);
-cudaError_t sampler_run(const struct launch *l, const struct sampler_memory *m,
-                        const struct step_view *v, int n_rows);
+/* Both, in this order; with several ranks all have done the first when rank 0 does the second. */
+cudaError_t sampler_scan(const struct launch *l, const struct sampler_memory *m,
+                         const struct step_view *v, int n_rows);
+cudaError_t sampler_finish(const struct launch *l, const struct sampler_memory *m,
+                           const struct step_view *v, int n_rows);
 
 #ifdef __cplusplus
 }

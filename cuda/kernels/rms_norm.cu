@@ -1,8 +1,9 @@
 /* rms_norm.cu - y = x / rms(x) * w, one block a row; the rows may be gathered, or what is left of a
- * product in parts added to them first.
+ * product in parts added to them first. Where the parts are other ranks' this is the all-reduce of
+ * tensor parallelism: each rank takes all rows, or a share of them and gives y to all.
  *
  * Bound by memory: 6 * n_rows * dim bytes, 4 more a part and 4 to write x; a row is read once and
- * kept in registers. */
+ * kept in registers. Parts of other ranks come over NVLink. */
 #include "cuda/kernels/common.cuh"
 
 static constexpr int MAX_THREADS = 1024;
@@ -19,30 +20,26 @@ static __device__ __forceinline__ void add(float4 &a, float4 b)
 /* N vectors a thread; all loads of a row are under way at once. */
 template <int N, int PARTS>
 static __global__ void __launch_bounds__(MAX_THREADS)
-    rms_norm_kernel(uint4 *y,            /* [n_rows, dim / VEC] */
-                    float4 *x,           /* [.., dim / 4] */
-                    const float4 *parts, /* [PARTS, .., dim / 4], part_stride apart */
-                    int64_t part_stride, const uint4 *w, /* [dim / VEC] */
-                    const struct sampler_row *rows, const struct step_counts *counts, int n_vec,
-                    float eps)
+    rms_norm_kernel(const __grid_constant__ struct norm n, const struct sampler_row *rows,
+                    const struct step_counts *counts)
 {
+    const uint4 *w = (const uint4 *)n.w;
+    const int n_vec = n.dim / VEC;
     __shared__ float sums[MAX_THREADS / WARP];
     const int i = (int)blockIdx.x, me = (int)threadIdx.x, n_threads = (int)blockDim.x;
     float4 low[N], high[N];
     uint4 g[N];
     const int n_rows = rows ? __ldcg(&counts->n_rows) : (int)gridDim.x;
-    const int row = rows ? __ldcg(&rows[i].row) : i;
+    const int row = rows ? __ldcg(&rows[i].row) : n.first_row + i, to = rows ? i : row;
     float sum = 0.0f;
 
 #pragma unroll
     for (int j = 0; j < N; j++)
         g[j] = w[min(me + j * n_threads, n_vec - 1)];
     chain_wait();
-    if (i >= n_rows)
+    if (i >= n_rows || (rows && (row < n.first_row || row >= n.first_row + n.owned_rows)))
         return;
-    float4 *from = x + (int64_t)row * n_vec * 2;
-    if (PARTS > 0)
-        parts += (int64_t)row * n_vec * 2;
+    float4 *from = (float4 *)n.x + (int64_t)row * n_vec * 2;
 #pragma unroll
     for (int j = 0; j < N; j++) {
         const int at = min(me + j * n_threads, n_vec - 1);
@@ -51,8 +48,10 @@ static __global__ void __launch_bounds__(MAX_THREADS)
         high[j] = __ldcg(from + at * 2 + 1);
 #pragma unroll
         for (int k = 0; k < PARTS; k++) {
-            add(low[j], __ldcg(parts + k * part_stride + at * 2));
-            add(high[j], __ldcg(parts + k * part_stride + at * 2 + 1));
+            const float4 *part = (const float4 *)n.parts[k] + ((int64_t)row * n_vec + at) * 2;
+
+            add(low[j], __ldcg(part));
+            add(high[j], __ldcg(part + 1));
         }
     }
 #pragma unroll
@@ -74,7 +73,7 @@ static __global__ void __launch_bounds__(MAX_THREADS)
     sum = 0.0f;
     for (int j = 0; j < n_threads / WARP; j++)
         sum += sums[j];
-    const float scale = rsqrtf(sum / (float)(n_vec * VEC) + eps);
+    const float scale = rsqrtf(sum / (float)(n_vec * VEC) + n.eps);
 #pragma unroll
     for (int j = 0; j < N; j++) {
         const float4 a = low[j], b = high[j];
@@ -84,8 +83,11 @@ static __global__ void __launch_bounds__(MAX_THREADS)
         out.y = bf16_pair(a.z * scale * bf16_low(g[j].y), a.w * scale * bf16_high(g[j].y));
         out.z = bf16_pair(b.x * scale * bf16_low(g[j].z), b.y * scale * bf16_high(g[j].z));
         out.w = bf16_pair(b.z * scale * bf16_low(g[j].w), b.w * scale * bf16_high(g[j].w));
-        if (me + j * n_threads < n_vec)
-            y[(int64_t)i * n_vec + me + j * n_threads] = out;
+        if (me + j * n_threads >= n_vec)
+            continue;
+        ((uint4 *)n.y[0])[(int64_t)to * n_vec + me + j * n_threads] = out;
+        for (int k = 1; k < n.n_y; k++)
+            ((uint4 *)n.y[k])[(int64_t)to * n_vec + me + j * n_threads] = out;
     }
 }
 
@@ -93,11 +95,9 @@ template <int N, int PARTS> static cudaError_t run(const struct launch *l, const
 {
     const int n_vec = n->dim / VEC, threads = ((n_vec + N - 1) / N + WARP - 1) / WARP * WARP;
 
-    return launch_kernel(rms_norm_kernel<N, PARTS>, dim3((unsigned)n->n_rows), threads, 0, l,
-                         (uint4 *)n->y, (float4 *)n->x, (const float4 *)n->parts,
-                         n->part_stride / 4, (const uint4 *)n->w,
+    return launch_kernel(rms_norm_kernel<N, PARTS>, dim3((unsigned)n->n_rows), threads, 0, l, *n,
                          n->gather ? n->gather->rows : nullptr,
-                         n->gather ? n->gather->counts : nullptr, n_vec, n->eps);
+                         n->gather ? n->gather->counts : nullptr);
 }
 
 template <int PARTS> static cudaError_t pick(const struct launch *l, const struct norm *n)
@@ -111,5 +111,14 @@ template <int PARTS> static cudaError_t pick(const struct launch *l, const struc
 
 extern "C" cudaError_t rms_norm(const struct launch *l, const struct norm *n)
 {
-    return n->n_parts == 0 ? pick<0>(l, n) : n->n_parts == 2 ? pick<2>(l, n) : pick<4>(l, n);
+    switch (n->n_parts) {
+    case 0:
+        return pick<0>(l, n);
+    case 2:
+        return pick<2>(l, n);
+    case 4:
+        return pick<4>(l, n);
+    default:
+        return pick<8>(l, n);
+    }
 }

@@ -10,8 +10,6 @@
 #include "cuda/kernels/sampler.cuh"
 
 int sample_scan_parts(const struct launch *l, const struct sampler_memory *m, int n_rows);
-cudaError_t sample_scan(const struct launch *l, const struct sampler_memory *m,
-                        const struct step_view *v, int n_rows);
 
 static constexpr int THREADS = 1024;
 static constexpr int WARPS = THREADS / WARP;
@@ -47,16 +45,18 @@ struct finish_shared {
     int bin;
     unsigned long long above;
     struct joined scan;
+    const float *raw[MAX_RANKS], *drawn_from[MAX_RANKS]; /* this block's row */
     float kept_z[TOP_K_LISTED];
     int32_t kept_ids[TOP_K_LISTED];
     float floor;
 };
 
-/* What a row is drawn from: x = (z - max) * scale; in shared memory where listed. */
+/* What a row is drawn from: x = (z - max) * scale; in shared memory where listed, else where the
+ * ranks have it. */
 struct row_view {
-    const float *z;
+    const float *const *z; /* [ranks] in shared memory, n_per_rank of the row's n logits each */
     float max, scale;
-    int n;
+    int n, n_per_rank;
     bool listed;
 };
 
@@ -101,18 +101,19 @@ static __device__ __forceinline__ void each_id(const struct row_view &v,
             f(s.list_z[i], s.list_ids[i]);
         return;
     }
-    const int n_fours = v.n / 4;
+    for (int first = 0, rank = 0; first < v.n; first += v.n_per_rank, rank++) {
+        const int n_fours = min(v.n_per_rank, v.n - first) / 4;
+        const float4 *own = (const float4 *)v.z[rank];
 #pragma unroll 4
-    for (int i = (int)threadIdx.x; i < n_fours; i += THREADS) {
-        const float4 z = __ldcg((const float4 *)v.z + i);
+        for (int i = (int)threadIdx.x; i < n_fours; i += THREADS) {
+            const float4 z = __ldcg(own + i);
 
-        f(z.x, i * 4);
-        f(z.y, i * 4 + 1);
-        f(z.z, i * 4 + 2);
-        f(z.w, i * 4 + 3);
+            f(z.x, first + i * 4);
+            f(z.y, first + i * 4 + 1);
+            f(z.z, first + i * 4 + 2);
+            f(z.w, first + i * 4 + 3);
+        }
     }
-    if (n_fours * 4 + (int)threadIdx.x < v.n)
-        f(__ldcg(v.z + n_fours * 4 + threadIdx.x), n_fours * 4 + (int)threadIdx.x);
 }
 
 static __device__ __forceinline__ unsigned long long mass_of(float x)
@@ -443,10 +444,10 @@ static __device__ struct joined join_parts(const struct scan *parts, int n_parts
 /* Of a row without NaN and Inf; BATCH_NUMERICS where every id is banned. */
 static __device__ int32_t choose(const struct sampler_memory &m, const struct sampler_row &row,
                                  const struct sampler_state &p, const struct joined &scan,
-                                 const struct scan *parts, int n_parts, const float *raw,
-                                 struct finish_shared &s)
+                                 const struct scan *parts, int n_parts, struct finish_shared &s)
 {
-    struct row_view v = {raw, z_of(scan.key), scale_of(p), m.vocab_size, false};
+    struct row_view v = {s.drawn_from, z_of(scan.key), scale_of(p),
+                         m.vocab_size, m.ids_per_rank, false};
     const struct row_view whole = v;
     int32_t id = id_of(scan.key);
 
@@ -460,8 +461,9 @@ static __device__ int32_t choose(const struct sampler_memory &m, const struct sa
 }
 
 static __global__ void __launch_bounds__(THREADS)
-    sample_finish_kernel(const struct sampler_memory m, const struct sampler_row *rows,
-                         const struct step_counts *counts, int n_parts)
+    sample_finish_kernel(const __grid_constant__ struct sampler_memory m,
+                         const struct sampler_row *rows, const struct step_counts *counts,
+                         int n_parts)
 {
     __shared__ struct finish_shared s;
     const int i = (int)blockIdx.x, slot = __ldcg(&counts->slot), n_rows = __ldcg(&counts->n_rows);
@@ -472,20 +474,25 @@ static __global__ void __launch_bounds__(THREADS)
         return;
     const struct sampler_state &p = m.states[row.state];
     const struct scan *parts = (const struct scan *)m.scans + (int64_t)i * n_parts;
+    if ((int)threadIdx.x < m.n_ranks) {
+        const float *raw = m.logits[threadIdx.x] + (int64_t)i * m.logits_stride;
+
+        s.raw[threadIdx.x] = raw;
+        s.drawn_from[threadIdx.x] =
+            is_adjusted(p, row) ? m.adjusted[threadIdx.x] + (int64_t)i * m.logits_stride : raw;
+    }
     const struct joined scan = join_parts(parts, n_parts, scale_of(p), s);
-    const float *raw = m.logits + (int64_t)i * m.logits_stride;
     int32_t id = (int32_t)BATCH_NUMERICS;
     float logprob = 0.0f;
 
     if (!scan.broken)
-        id = choose(m, row, p, scan, parts, n_parts,
-                    is_adjusted(p, row) ? m.adjusted + (int64_t)i * m.logits_stride : raw, s);
+        id = choose(m, row, p, scan, parts, n_parts, s);
     if (id >= 0 && p.n_logprobs >= 0) {
-        const struct row_view v = {raw, scan.raw_max, 1.0f, m.vocab_size, false};
+        const struct row_view v = {s.raw, scan.raw_max, 1.0f, m.vocab_size, m.ids_per_rank, false};
         const float log_sum = logf(scan.raw_sum);
 
         if (threadIdx.x == 0)
-            logprob = raw[id] - scan.raw_max - log_sum;
+            logprob = s.raw[id / m.ids_per_rank][id % m.ids_per_rank] - scan.raw_max - log_sum;
         if (p.n_logprobs > 0)
             best_logprobs(v, p.n_logprobs, log_sum,
                           m.host_top_ids[slot] + (int64_t)i * SAMPLING_MAX_LOGPROBS,
@@ -493,24 +500,22 @@ static __global__ void __launch_bounds__(THREADS)
     }
     if (threadIdx.x != 0)
         return;
-    m.sampled[i] = id;
+    for (int rank = 0; rank < m.n_ranks; rank++)
+        m.sampled[rank][i] = id;
     m.host_ids[slot][i] = id;
     m.host_logprobs[slot][i] = logprob;
     if (p.history && id >= 0) {
-        uint16_t *seen = m.seen + (int64_t)row.state * m.logits_stride + id;
+        uint16_t *seen = m.seen[id / m.ids_per_rank] + (int64_t)row.state * m.logits_stride +
+                         id % m.ids_per_rank;
 
         if ((*seen & SEEN_MAX) < SEEN_MAX)
             ++*seen;
     }
 }
 
-extern "C" cudaError_t sampler_run(const struct launch *l, const struct sampler_memory *m,
-                                   const struct step_view *v, int n_rows)
+extern "C" cudaError_t sampler_finish(const struct launch *l, const struct sampler_memory *m,
+                                      const struct step_view *v, int n_rows)
 {
-    const cudaError_t r = sample_scan(l, m, v, n_rows);
-
-    if (r != cudaSuccess)
-        return r;
     return launch_kernel(sample_finish_kernel, dim3((unsigned)n_rows), THREADS, 0, l, *m, v->rows,
-                         v->counts, sample_scan_parts(l, m, n_rows));
+                         v->counts, sample_scan_parts(l, m, n_rows) * m->n_ranks);
 }

@@ -21,13 +21,25 @@ static __device__ int part_length(int vocab_size, int n_parts)
     return ((vocab_size + n_parts - 1) / n_parts + 3) / 4 * 4;
 }
 
+static __device__ __forceinline__ int first_id(const struct sampler_memory &m)
+{
+    return m.me * m.ids_per_rank;
+}
+
+/* Number i of this rank's rows, so that it can be indexed by id. */
+template <typename T>
+static __device__ __forceinline__ T *by_id(T *rows, const struct sampler_memory &m, int64_t i)
+{
+    return rows + i * m.logits_stride - first_id(m);
+}
+
 /* The adjusted copy of this part of the row: penalties, bias, banned ids, mask. */
 static __device__ void adjust(const struct sampler_memory &m, const struct sampler_row &row,
                               const struct sampler_state &p, const uint32_t *mask, float *to,
                               const float *from, int begin, int end)
 {
     const struct logit_bias *bias = m.bias + (int64_t)row.state * SAMPLING_MAX_BIAS;
-    const uint16_t *seen = m.seen + (int64_t)row.state * m.logits_stride;
+    const uint16_t *seen = by_id(m.seen[m.me], m, row.state);
 
     for (int id = begin + (int)threadIdx.x; id < end; id += THREADS)
         to[id] = p.history ? penalized(from[id], seen[id], p) : from[id];
@@ -259,11 +271,13 @@ static __device__ void reduce_found(struct found &s)
 }
 
 static __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
-    sample_scan_kernel(const struct sampler_memory m, const struct sampler_row *rows,
-                       const struct step_counts *counts)
+    sample_scan_kernel(const __grid_constant__ struct sampler_memory m,
+                       const struct sampler_row *rows, const struct step_counts *counts)
 {
-    const int i = (int)blockIdx.y, length = part_length(m.vocab_size, (int)gridDim.x);
-    const int begin = (int)blockIdx.x * length, end = min(begin + length, m.vocab_size);
+    const int n_ids = min(m.ids_per_rank, m.vocab_size - first_id(m));
+    const int i = (int)blockIdx.y, length = part_length(n_ids, (int)gridDim.x);
+    const int begin = first_id(m) + (int)blockIdx.x * length;
+    const int end = min(begin + length, first_id(m) + n_ids);
     const struct sampler_row row = row_at(rows, i);
     const int n_rows = __ldcg(&counts->n_rows);
 
@@ -272,8 +286,9 @@ static __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
         return;
     const struct sampler_state &p = m.states[row.state];
     const bool adjusted = is_adjusted(p, row), drawn = p.temperature > 0.0f && !is_filtered(p);
-    const float *z = m.logits + (int64_t)i * m.logits_stride;
-    struct scan *to = (struct scan *)m.scans + ((int64_t)i * gridDim.x + blockIdx.x);
+    const float *z = by_id(m.logits[m.me], m, i);
+    struct scan *to =
+        (struct scan *)m.scans + (((int64_t)i * m.n_ranks + m.me) * gridDim.x + blockIdx.x);
     struct found s = {-FLT_MAX, 0.0f, -INFINITY, INT32_MAX, no_draw(), 0};
 
     if (drawn && !adjusted && p.n_logprobs < 0) {
@@ -284,7 +299,7 @@ static __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
         else
             check_raw<false>(s, z, begin, end);
         if (adjusted) {
-            float *own = m.adjusted + (int64_t)i * m.logits_stride;
+            float *own = by_id(m.adjusted[m.me], m, i);
 
             adjust(m, row, p, mask_of(row, counts), own, z, begin, end);
             z = own;
@@ -305,15 +320,15 @@ static __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
 
 int sample_scan_parts(const struct launch *l, const struct sampler_memory *m, int n_rows)
 {
-    const int parts = l->n_sms * BLOCKS_PER_SM / n_rows;
+    const int parts = l->n_sms * BLOCKS_PER_SM / n_rows, most = SAMPLER_MAX_SPLITS / m->n_ranks;
 
     if (m->invariant) /* the log-sum of a row depends on them in its last bits */
-        return INVARIANT_PARTS;
-    return parts < 1 ? 1 : parts > SAMPLER_MAX_SPLITS ? SAMPLER_MAX_SPLITS : parts;
+        return INVARIANT_PARTS / m->n_ranks;
+    return parts < 1 ? 1 : parts > most ? most : parts;
 }
 
-cudaError_t sample_scan(const struct launch *l, const struct sampler_memory *m,
-                        const struct step_view *v, int n_rows)
+extern "C" cudaError_t sampler_scan(const struct launch *l, const struct sampler_memory *m,
+                                    const struct step_view *v, int n_rows)
 {
     const dim3 grid((unsigned)sample_scan_parts(l, m, n_rows), (unsigned)n_rows);
 
@@ -326,7 +341,7 @@ extern "C" size_t sampler_scan_bytes(const struct launch *l, const struct sample
     int most = 0;
 
     for (int n = 1; n <= m->max_seqs; n++) {
-        const int parts = n * sample_scan_parts(l, m, n);
+        const int parts = n * sample_scan_parts(l, m, n) * m->n_ranks;
 
         most = parts > most ? parts : most;
     }
@@ -351,16 +366,16 @@ extern "C" cudaError_t sampler_update(const struct launch *l, const struct sampl
     return cudaGetLastError();
 }
 
-/* One token a thread; counts of two ids share a word. */
+/* One token a thread; counts of two ids share a word. seen: of n_ids ids from first_id on. */
 static __global__ void history_kernel(uint16_t *seen, const int32_t *tokens, int n_prompt,
-                                      int n_tokens)
+                                      int n_tokens, int first_id, int n_ids)
 {
     const int i = (int)(blockIdx.x * blockDim.x + threadIdx.x);
 
-    if (i >= n_tokens)
+    if (i >= n_tokens || tokens[i] < first_id || tokens[i] >= first_id + n_ids)
         return;
-    uint32_t *word = (uint32_t *)seen + tokens[i] / 2;
-    const int shift = tokens[i] % 2 * 16;
+    const int at = tokens[i] - first_id, shift = at % 2 * 16;
+    uint32_t *word = (uint32_t *)seen + at / 2;
     if (i < n_prompt) {
         atomicOr(word, (uint32_t)SEEN_PROMPT << shift);
         return;
@@ -375,12 +390,12 @@ static __global__ void history_kernel(uint16_t *seen, const int32_t *tokens, int
 extern "C" cudaError_t sampler_history(const struct launch *l, const struct sampler_memory *m,
                                        int state, const int32_t *tokens, int n_prompt, int n_tokens)
 {
-    uint16_t *seen = m->seen + (int64_t)state * m->logits_stride;
+    uint16_t *seen = m->seen[m->me] + (int64_t)state * m->logits_stride;
     cudaError_t r = cudaMemsetAsync(seen, 0, (size_t)m->logits_stride * sizeof(*seen), l->stream);
 
     if (r != cudaSuccess || n_tokens == 0)
         return r;
-    history_kernel<<<(unsigned)((n_tokens + 255) / 256), 256, 0, l->stream>>>(seen, tokens,
-                                                                              n_prompt, n_tokens);
+    history_kernel<<<(unsigned)((n_tokens + 255) / 256), 256, 0, l->stream>>>(
+        seen, tokens, n_prompt, n_tokens, m->me * m->ids_per_rank, m->ids_per_rank);
     return cudaGetLastError();
 }

@@ -8,6 +8,7 @@ struct paged paged_new(const struct scene *s, int n_layers)
     const int block_len = 1 << s->block_shift;
     const int64_t v_offset = (int64_t)s->n_kv * block_len * s->dim;
     struct paged p = {.kv = {.block_stride = 2 * v_offset * n_layers,
+                             .n_blocks = INT32_MAX,
                              .layer_stride = 2 * v_offset,
                              .v_offset = v_offset,
                              .block_shift = s->block_shift,

@@ -15,7 +15,7 @@ static double measure(struct rig *g)
     rig_run(g);
     capture_begin();
     for (int i = 0; i < REPEATS; i++)
-        cuda_must(sampler_run(&device.launch, &g->m, &g->view, g->n_rows));
+        rig_sample(g);
     exec = capture_end();
     for (int i = 0; i <= ROUNDS; i++) {
         double seconds;

@@ -17,6 +17,14 @@ static inline void err_must(int r, const struct err *e)
     exit(1);
 }
 
+/* Ranks on one device wait for each other there: loading a kernel must not wait for that, and each
+ * stream needs a queue of its own. Before the first call of CUDA. */
+static inline void ranks_may_share_devices(void)
+{
+    (void)setenv("CUDA_MODULE_LOADING", "EAGER", 1);
+    (void)setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 1);
+}
+
 /* Number i of a fixed permutation of 0 .. n - 1, by a stride that shares no divisor with n: blocks
  * in this order are no neighbours in memory where they are in a sequence. */
 static inline int32_t scattered(uint32_t i, uint32_t n)

@@ -265,15 +265,17 @@ struct sampler_memory sampler_memory_new(const float *logits, int vocab, int n_r
                                          int32_t *results)
 {
     const size_t stride = ((size_t)vocab + 7) & ~(size_t)7, n = (size_t)n_rows;
-    struct sampler_memory m = {.logits = logits,
+    struct sampler_memory m = {.n_ranks = 1,
+                               .ids_per_rank = vocab,
+                               .logits = {logits},
                                .logits_stride = (int64_t)stride,
                                .vocab_size = vocab,
                                .max_seqs = n_rows,
-                               .adjusted = array_new(n * stride * sizeof(float)).device,
+                               .adjusted = {array_new(n * stride * sizeof(float)).device},
                                .states = array_new(n * sizeof(*m.states)).device,
                                .bias = array_new(n * SAMPLING_MAX_BIAS * sizeof(*m.bias)).device,
-                               .seen = array_new(n * stride * sizeof(*m.seen)).device,
-                               .sampled = array_new(n * sizeof(*m.sampled)).device};
+                               .seen = {array_new(n * stride * sizeof(**m.seen)).device},
+                               .sampled = {array_new(n * sizeof(**m.sampled)).device}};
 
     for (int i = 0; i < SAMPLER_SLOTS; i++) {
         m.host_ids[i] = results;

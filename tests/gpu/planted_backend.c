@@ -4,6 +4,8 @@
  * What to do stands in a file `plan` in the folder that the module was loaded from, a word and a
  * number a line:
  *   trap N    the device stops with a sticky error in the N-th step
+ *   hang N    the device hangs there
+ *   stop N    the last rank's thread stops there
  *   poison 1  every KV block is filled with NaN at open, when a sequence begins to write it, and
  *             when the sequence that began it is gone and has not filled it; so a sequence that
  *             reads what was not written for it computes NaN
@@ -11,13 +13,17 @@
  * A backend is not told what becomes of blocks. The prefix cache may find a full one until another
  * sequence begins it. It never finds one that is not full: that belongs to one sequence, which is
  * certainly gone when another one is loaded into its sampler state. */
+#include <dirent.h>
 #include <dlfcn.h>
 #include <errno.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
-#include "cuda/rank.h"
+#include "cuda/ranks.h"
 #include "engine/backend.h"
 #include "tests/gpu/trap.h"
 
@@ -26,7 +32,7 @@ enum { POISON = 0xff }; /* in every byte: NaN in bf16 */
 /* backend.c is compiled once more for this module, with its table under this name. */
 extern const struct backend_ops nvllm_planted_inner;
 
-static long trap_step;
+static long trap_step, hang_step, stop_step;
 static bool poison;
 static int32_t block_len;
 static uint64_t block_bytes;
@@ -58,13 +64,17 @@ static int read_plan(struct err *e)
     while ((n = fscanf(f, "%15s %ld", word, &number)) == 2) {
         if (strcmp(word, "trap") == 0)
             trap_step = number;
+        else if (strcmp(word, "hang") == 0)
+            hang_step = number;
+        else if (strcmp(word, "stop") == 0)
+            stop_step = number;
         else if (strcmp(word, "poison") == 0)
             poison = number != 0;
         else
             break;
     }
     fclose(f);
-    return n == EOF ? 0 : err_set(e, -EINVAL, "%s: neither trap nor poison", path);
+    return n == EOF ? 0 : err_set(e, -EINVAL, "%s: none of trap, hang, stop and poison", path);
 }
 
 static int planted_open(struct backend **out, const struct model *model,
@@ -146,15 +156,68 @@ static void note_tails(const struct batch *batch)
     }
 }
 
+/* Faults of ranks are the last one's. */
+static cudaStream_t last_stream(const struct backend *b)
+{
+    const struct ranks *all = cuda_backend_ranks(b);
+    int last = 0;
+
+    while (last + 1 < MAX_RANKS && ranks_at(all, last + 1))
+        last++;
+    return ranks_at(all, last)->device.launch.stream;
+}
+
+static void stay(int signal)
+{
+    (void)signal;
+    for (;;)
+        (void)pause();
+}
+
+/* The last one that was started. */
+static int stop_last_rank(struct err *e)
+{
+    DIR *tasks = opendir("/proc/self/task");
+    const struct dirent *entry;
+    char path[300], name[32];
+    long last = 0;
+
+    while (tasks && (entry = readdir(tasks))) {
+        FILE *f;
+
+        snprintf(path, sizeof(path), "/proc/self/task/%s/comm", entry->d_name);
+        f = fopen(path, "re");
+        if (f && fgets(name, sizeof(name), f) && strcmp(name, "cuda-rank\n") == 0)
+            last = atol(entry->d_name) > last ? atol(entry->d_name) : last;
+        if (f)
+            fclose(f);
+    }
+    if (tasks)
+        closedir(tasks);
+    if (last == 0 || signal(SIGUSR2, stay) == SIG_ERR ||
+        syscall(SYS_tgkill, getpid(), last, SIGUSR2) < 0)
+        return err_set(e, -EIO, "no rank's thread can be stopped");
+    return 0;
+}
+
+static int plant(struct backend *b, long step, struct err *e)
+{
+    if (trap_step == step && trap_device(last_stream(b)) != cudaSuccess)
+        return err_set(e, -EIO, "the trap cannot be planted");
+    if (hang_step == step && hang_device(last_stream(b)) != cudaSuccess)
+        return err_set(e, -EIO, "the endless kernel cannot be planted");
+    return stop_step == step ? stop_last_rank(e) : 0;
+}
+
 static int planted_submit(struct backend *b, const struct batch *batch, struct err *e)
 {
+    int r;
+
     if (poison && (poison_left(b, batch) != cudaSuccess || poison_begun(b, batch) != cudaSuccess))
         return err_set(e, -EIO, "a block cannot be poisoned");
     note_tails(batch);
-    if (trap_step > 0 && batch->step == (uint64_t)trap_step &&
-        trap_device(cuda_backend_rank(b)->device.launch.stream) != cudaSuccess)
-        return err_set(e, -EIO, "the trap cannot be planted");
-    return nvllm_planted_inner.submit(b, batch, e);
+    r = plant(b, (long)batch->step, e);
+    return r < 0 ? r : nvllm_planted_inner.submit(b, batch, e);
 }
 
 static void planted_info(const struct backend *b, struct backend_info *out)

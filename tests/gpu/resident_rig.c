@@ -81,7 +81,8 @@ static void make_blocks(struct rig *r, const int *max_len)
                                      .v_offset = v_offset,
                                      .block_shift = __builtin_ctz((unsigned)r->block_len),
                                      .n_kv_heads = c->n_kv_heads,
-                                     .head_dim = c->head_dim};
+                                     .head_dim = c->head_dim,
+                                     .n_blocks = r->n_blocks};
     fill_noise(r->forward.kv.base, (size_t)n * (size_t)r->block_elements, 0.0f, 1.0f);
     r->block_table = host_new((size_t)(RIG_ROWS * max_blocks), sizeof(int32_t));
     for (int i = 0; i < RIG_ROWS; i++)
@@ -114,6 +115,11 @@ void rig_init(struct rig *r, const struct model_config *c, bool bias, int block_
     f->config = &r->config;
     f->weights = &r->weights;
     f->launch = &device.launch;
+    f->ranks = (struct forward_ranks){.n = 1,
+                                      .embedding = {.tables = {r->weights.embed.data},
+                                                    .rows_per_rank = r->config.vocab_size,
+                                                    .vocab_size = r->config.vocab_size,
+                                                    .dim = r->config.hidden_dim}};
     make_activations(r);
     make_sampler(r);
     make_blocks(r, max_len);

@@ -31,9 +31,7 @@ void rig_init(struct rig *g, int vocab, int n_rows, float spread)
     g->m = sampler_memory_new(g->logits.device, vocab, n_rows, g->results.device);
     limits = limits_of(g);
     g->step = array_new(step_max_bytes(&limits));
-    /* as much room as the backend takes, and nothing written behind it */
-    g->scans = array_new(sampler_scan_bytes(&device.launch, &g->m) + GUARD);
-    g->m.scans = g->scans.device;
+    rig_divide(g, 1);
     g->history = array_new(RIG_HISTORY * sizeof(int32_t));
     for (int i = 0; i < RIG_HISTORY; i++)
         ((int32_t *)g->history.host)[i] = (int32_t)(random_bits() % (uint32_t)(i % 3 ? vocab : 20));
@@ -49,6 +47,43 @@ void rig_init(struct rig *g, int vocab, int n_rows, float spread)
         g->updates[i] =
             (struct batch_part_update){.state = n_rows - 1 - i, .sampling = &g->sampling[i]};
     }
+}
+
+/* A rank's logits are columns of the one array; counts of ids are not, since a rank clears rows. */
+void rig_divide(struct rig *g, int n_ranks)
+{
+    struct sampler_memory *m = &g->m;
+    const size_t n_seen = (size_t)g->n_rows * (size_t)m->logits_stride;
+
+    m->n_ranks = m->vocab_size >= 64 * n_ranks ? n_ranks : 1;
+    m->ids_per_rank = m->vocab_size;
+    if (m->n_ranks > 1)
+        m->ids_per_rank = (m->vocab_size + 64 * n_ranks - 1) / (64 * n_ranks) * 64;
+    for (int i = 1; i < m->n_ranks; i++) {
+        m->logits[i] = m->logits[0] + i * m->ids_per_rank;
+        m->adjusted[i] = m->adjusted[0] + i * m->ids_per_rank;
+        m->seen[i] = array_new(n_seen * sizeof(**m->seen)).device;
+        m->sampled[i] = m->sampled[0];
+    }
+    /* as much room as the backend takes, and nothing written behind it */
+    g->scans = array_new(sampler_scan_bytes(&device.launch, m) + GUARD);
+    m->scans = g->scans.device;
+}
+
+void rig_sample(struct rig *g)
+{
+    for (g->m.me = g->m.n_ranks - 1; g->m.me > 0; g->m.me--)
+        cuda_must(sampler_scan(&device.launch, &g->m, &g->view, g->n_rows));
+    cuda_must(sampler_scan(&device.launch, &g->m, &g->view, g->n_rows));
+    cuda_must(sampler_finish(&device.launch, &g->m, &g->view, g->n_rows));
+}
+
+static void set_history(struct rig *g, int row)
+{
+    for (g->m.me = g->m.n_ranks - 1; g->m.me >= 0; g->m.me--)
+        cuda_must(sampler_history(&device.launch, &g->m, g->rows[row].state, g->history.device,
+                                  RIG_PROMPT, RIG_HISTORY));
+    g->m.me = 0;
 }
 
 const int32_t *rig_run(struct rig *g)
@@ -83,9 +118,8 @@ const int32_t *rig_run(struct rig *g)
     cuda_must(sampler_update(&device.launch, &g->m, &g->view, g->n_rows));
     for (int i = 0; i < g->n_rows; i++)
         if (sampling_needs_history(&g->sampling[i]))
-            cuda_must(sampler_history(&device.launch, &g->m, g->rows[i].state, g->history.device,
-                                      RIG_PROMPT, RIG_HISTORY));
-    cuda_must(sampler_run(&device.launch, &g->m, &g->view, g->n_rows));
+            set_history(g, i);
+    rig_sample(g);
     array_to_host(&g->results);
     array_to_host(&g->scans);
     for (int i = 0; i < GUARD; i++)

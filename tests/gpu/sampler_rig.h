@@ -23,6 +23,10 @@ struct rig {
 /* Normal logits with this spread, on both sides; sampling that filters nothing. */
 void rig_init(struct rig *g, int vocab, int n_rows, float spread);
 
+/* As if so many ranks had the row's logits, here all on one device; one where ids are too few. */
+void rig_divide(struct rig *g, int n_ranks);
+void rig_sample(struct rig *g);
+
 /* Sets the states and samples; launched as for more rows than there are, as a graph does. Returns
  * the ids, the first n_rows of results.host. */
 const int32_t *rig_run(struct rig *g);

@@ -6,7 +6,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "cuda/ranks.h"
 #include "tests/gpu/drive.h"
+#include "tests/tools/make_batch.h"
 #include "tests/tools/golden_cases.h"
 #include "tests/unit/run_suite.h"
 
@@ -85,9 +87,9 @@ static void check_golden(const struct backend_options *o, int together, int *sam
         }
     }
     nvllm_backend.close(b);
-    printf("block_len %d, %d together, %s%s: %d of %d the same, %d had to be\n", o->block_len,
-           together, o->eager ? "eager" : "graphs", o->invariant ? ", invariant" : "", *same,
-           n_cases, *clear);
+    printf("block_len %d, %d together, %s%s, %d ranks: %d of %d the same, %d had to be\n",
+           o->block_len, together, o->eager ? "eager" : "graphs", o->invariant ? ", invariant" : "",
+           o->tp_size > 1 ? o->tp_size : 1, *same, n_cases, *clear);
 }
 
 static struct backend_options options(int block_len)
@@ -129,9 +131,164 @@ TEST(ids_alone_are_the_references)
 }
 END_TEST
 
+/* So many ranks, on as many devices as there are. */
+static void divide(struct backend_options *o, int tp_size)
+{
+    int n_devices = 1;
+
+    (void)cudaGetDeviceCount(&n_devices);
+    o->tp_size = o->n_devices = tp_size;
+    for (int i = 0; i < tp_size; i++)
+        o->devices[i] = i % n_devices;
+}
+
+/* Several ranks give the reference's ids: with fewer KV heads than ranks, with steps whose rows are
+ * shared and steps whose are not, with graphs and without. */
+TEST(ids_of_ranks_are_the_references, .n = 3)
+{
+    struct backend_options o = options(_i == 1 ? 256 : 16);
+    int same, clear;
+
+    divide(&o, 2 << _i);
+    check_golden(&o, MAX_SEQS, &same, &clear);
+    ck_assert_int_gt(clear, 0);
+    o.max_batch_tokens = 1000;
+    o.eager = true;
+    check_golden(&o, 17, &same, &clear);
+    o.eager = false;
+    check_golden(&o, 1, &same, &clear);
+    o.invariant = true;
+    check_golden(&o, 40, &same, &clear);
+}
+END_TEST
+
+/* What ranks have together is what one has, but for what each needs for itself; asleep they give it
+ * back, and awake they compute as before. */
+TEST(ranks_sleep_and_wake)
+{
+    struct backend_options o = options(16), whole = options(16);
+    struct backend_info one, two, asleep;
+    struct backend *b;
+    struct drive_times times;
+    struct drive_seq s[2];
+    struct err e;
+
+    err_must(nvllm_backend.open(&b, model, &whole, &e), &e);
+    nvllm_backend.info(b, &one);
+    nvllm_backend.close(b);
+    divide(&o, 2);
+    err_must(nvllm_backend.open(&b, model, &o, &e), &e);
+    nvllm_backend.info(b, &two);
+    ck_assert_int_eq(two.n_devices, 2);
+    ck_assert(*two.devices[0] && *two.devices[1]);
+    ck_assert_uint_eq(two.block_bytes, one.block_bytes);
+    ck_assert_int_eq(two.tiers[TIER_DEVICE].n_blocks, one.tiers[TIER_DEVICE].n_blocks);
+    ck_assert_uint_ge(two.weight_bytes, one.weight_bytes);
+    ck_assert_uint_lt(two.weight_bytes, one.weight_bytes * 11 / 10);
+    for (int i = 0; i < 2; i++) {
+        s[i] = seq_of(&cases[0]);
+        err_must(drive(&(struct driver){.ops = &nvllm_backend, .backend = b, .options = &o}, &s[i],
+                       1, &times, &e),
+                 &e);
+        err_must(nvllm_backend.sleep(b, false, &e), &e);
+        nvllm_backend.info(b, &asleep);
+        ck_assert_uint_eq(asleep.weight_bytes, 0);
+        err_must(nvllm_backend.wake(b, &e), &e);
+    }
+    ck_assert_int_eq(s[0].n_out, s[1].n_out);
+    ck_assert_int_eq(memcmp(s[0].out, s[1].out, (size_t)s[0].n_out * 4), 0);
+    nvllm_backend.close(b);
+    for (int i = 0; i < 2; i++) {
+        free(s[i].out);
+        free(s[i].logprobs);
+    }
+}
+END_TEST
+
+/* A step that copies one block after the other and does nothing else, and those after it until all
+ * copies have ended. */
+static void copy_blocks(struct backend *b, uint64_t *step, const struct batch_copy *copies, int n)
+{
+    struct step_result result;
+    struct err e;
+
+    for (int ended = 0; ended < n; ended += result.n_copies) {
+        struct batch *batch = make_batch(&(struct batch_parts){
+            .step = ++*step, .n_copies = ended ? 0 : n, .copies = copies, .max_blocks = 1});
+
+        err_must(nvllm_backend.submit(b, batch, &e), &e);
+        err_must(nvllm_backend.wait(b, &result, &e), &e);
+        for (int i = 0; i < result.n_copies; i++)
+            ck_assert(result.copies[i].ok && result.copies[i].id < (uint32_t)n);
+        free(batch);
+    }
+}
+
+/* A block in host memory is the parts of all ranks side by side; it comes back to where it is sent
+ * on each of them, and steps go on meanwhile. */
+TEST(ranks_copy_their_parts_of_blocks, .n = 2)
+{
+    enum { BLOCKS = 40 };
+    struct backend_options o = options(16);
+    struct batch_copy down[BLOCKS], up[BLOCKS];
+    struct backend_info info;
+    struct drive_times times;
+    struct drive_seq s = seq_of(&cases[0]);
+    struct driver driver = {.ops = &nvllm_backend, .options = &o, .n_copies = {4, 4}};
+    struct backend *b;
+    uint8_t *seen;
+    size_t part;
+    struct err e;
+
+    o.tier_bytes[TIER_DEVICE] = 64 << 20;
+    o.tier_bytes[TIER_HOST] = 16 << 20;
+    divide(&o, _i ? 4 : 1);
+    err_must(nvllm_backend.open(&b, model, &o, &e), &e);
+    driver.backend = b;
+    err_must(drive(&driver, &s, 1, &times, &e), &e);
+    ck_assert_int_eq(s.n_out, cases[0].n_ids);
+    ck_assert_int_eq(memcmp(s.out, cases[0].ids, (size_t)s.n_out * 4), 0);
+    ck_assert_uint_gt(driver.n_copied, 0);
+    nvllm_backend.info(b, &info);
+    ck_assert_uint_eq(info.tiers[TIER_HOST].bytes,
+                      (uint64_t)info.tiers[TIER_HOST].n_blocks * info.block_bytes);
+    part = info.block_bytes / (size_t)o.tp_size;
+    seen = malloc(BLOCKS * part);
+    for (int i = 0; i < BLOCKS; i++) {
+        down[i] = (struct batch_copy){(uint32_t)i, TIER_DEVICE, TIER_HOST, COPY_AFTER, 0, i, 3 + i};
+        up[i] =
+            (struct batch_copy){(uint32_t)i, TIER_HOST, TIER_DEVICE, COPY_AFTER, 0, 3 + i, 100 + i};
+    }
+    copy_blocks(b, &driver.step, down, BLOCKS);
+    for (int way = 0; way < 2; way++) {
+        for (int r = 0; r < o.tp_size; r++) {
+            const struct rank *rank = ranks_at(cuda_backend_ranks(b), r);
+            const char *base = (const char *)rank->forward.kv.base;
+
+            ck_assert_int_eq(cudaMemcpy(seen, base + (way ? 100 : 0) * part, BLOCKS * part,
+                                        cudaMemcpyDeviceToHost),
+                             cudaSuccess);
+            for (int i = 0; i < BLOCKS; i++)
+                ck_assert_mem_eq(seen + (size_t)i * part,
+                                 info.tiers[TIER_HOST].memory + (size_t)(3 + i) * info.block_bytes +
+                                     (size_t)r * part,
+                                 part);
+        }
+        for (size_t i = 0; way == 0 && i < info.block_bytes; i++) /* of the first block */
+            info.tiers[TIER_HOST].memory[3 * info.block_bytes + i] = (char)(i * 7);
+        if (way == 0)
+            copy_blocks(b, &driver.step, up, BLOCKS);
+    }
+    nvllm_backend.close(b);
+    free(seen);
+    free(s.out);
+    free(s.logprobs);
+}
+END_TEST
+
 /* In invariant mode neither a text nor the bits of a log probability depend on what runs beside it,
  * on how prompts are cut, or on having been computed again half way. */
-TEST(invariant_texts_do_not_depend_on_the_batch)
+TEST(invariant_texts_do_not_depend_on_the_batch, .n = 2)
 {
     enum { N = 40 };
     static const int chunks[] = {96, 96, 43, 61}; /* rows of a step */
@@ -143,6 +300,8 @@ TEST(invariant_texts_do_not_depend_on_the_batch)
     int n_restarted = 0;
 
     o.invariant = true;
+    if (_i == 1)
+        divide(&o, 2);
     err_must(nvllm_backend.open(&b, model, &o, &e), &e);
     for (int i = 0; i < N; i++) {
         alone[i] = seq_of(&cases[i]);
@@ -188,5 +347,6 @@ END_TEST
 int main(int argc, char **argv)
 {
     data_folder = argc > 1 ? argv[1] : NULL;
+    ranks_may_share_devices();
     return run_tests_here("golden", set_up, tear_down);
 }

@@ -39,13 +39,20 @@ TEST(embed_takes_given_and_sampled_ids)
     const struct device_array out = array_new(ROWS * DIM * 4);
     const struct step_view v = {.tokens = array_of(tokens, sizeof(tokens)).device};
 
-    cuda_must(embed(&device.launch, out.device, table.device, &v,
-                    array_of(sampled, sizeof(sampled)).device, ROWS, DIM, VOCAB));
-    array_to_host(&out);
-    for (int i = 0; i < ROWS; i++)
-        for (int j = 0; j < DIM; j++)
-            ck_assert(((float *)out.host)[i * DIM + j] ==
-                      f32_from_bf16(((uint16_t *)table.host)[expected[i] * DIM + j]));
+    for (int rows = VOCAB; rows >= VOCAB / 4; rows /= 2) { /* of a rank */
+        struct embedding e = {.rows_per_rank = rows, .vocab_size = VOCAB, .dim = DIM};
+
+        for (int i = 0; i * rows < VOCAB; i++)
+            e.tables[i] = (const uint16_t *)table.device + i * rows * DIM;
+        device_fill(out.device, 0xff, out.bytes);
+        cuda_must(embed(&device.launch, out.device, &e, &v,
+                        array_of(sampled, sizeof(sampled)).device, ROWS));
+        array_to_host(&out);
+        for (int i = 0; i < ROWS; i++)
+            for (int j = 0; j < DIM; j++)
+                ck_assert(((float *)out.host)[i * DIM + j] ==
+                          f32_from_bf16(((uint16_t *)table.host)[expected[i] * DIM + j]));
+    }
 }
 END_TEST
 
@@ -57,7 +64,8 @@ static const struct {
     {300, 2048, 0, true}, {3, 2056, 0, true},    {2, 16384, 0, false},  {2, 131072, 0, true},
     {1, 8, 2, false},     {256, 1024, 2, false}, {7, 904, 2, false},    {65, 2560, 2, false},
     {3, 8192, 2, false},  {1, 8, 4, false},      {256, 1024, 4, false}, {7, 904, 4, false},
-    {65, 2560, 4, false}, {3, 8192, 4, false},
+    {65, 2560, 4, false}, {3, 8192, 4, false},   {1, 8, 8, true},       {65, 5120, 8, false},
+    {300, 904, 8, true},  {7, 1024, 2, true},
 };
 
 /* Every row has unit mean square before the weight, at one row, odd widths and many rows, gathered
@@ -66,7 +74,7 @@ TEST(rms_norm_follows_twin, .n = N(norms))
 {
     const int rows = norms[_i].rows, dim = norms[_i].dim, n_parts = norms[_i].n_parts;
     const int apart = norms[_i].gather ? 3 : 1; /* rows of x from one that is taken to the next */
-    const size_t row = (size_t)dim, n = (size_t)rows * row, stride = n + 8 * row;
+    const size_t row = (size_t)dim, n = (size_t)rows * row, stride = n * (size_t)apart + 8 * row;
     const struct device_array x = array_f32((size_t)(rows * apart + 1) * row, 3.0f);
     const struct device_array parts = array_f32((size_t)n_parts * stride, 2.0f);
     const struct device_array w = array_bf16(row, 1.0f), y = array_new(n * 2);
@@ -74,32 +82,94 @@ TEST(rms_norm_follows_twin, .n = N(norms))
     struct sampler_row *list = host_new((size_t)rows, sizeof(*list));
     double *sums = values_f32(x.host, n * (size_t)apart + row), *expected = host_new(n, 8);
     struct step_view v;
+    struct norm how;
 
     for (int i = 0; i < rows; i++)
         list[i].row = i * 3 + 1;
     v = (struct step_view){.rows = array_of(list, (size_t)rows * sizeof(*list)).device,
                            .counts = array_of(&counts, sizeof(counts)).device};
-    for (size_t i = 0; i < n; i++)
-        for (int j = 0; j < n_parts; j++)
-            sums[i] += (double)((float *)parts.host)[(size_t)j * stride + i];
     for (int i = 0; i < rows; i++) {
-        memcpy(expected + i * dim, sums + (norms[_i].gather ? i * 3 + 1 : i) * dim, row * 8);
+        double *sum = sums + (norms[_i].gather ? i * 3 + 1 : i) * dim;
+
+        for (size_t k = 0; k < row; k++)
+            for (int j = 0; j < n_parts; j++)
+                sum[k] +=
+                    (double)((float *)parts.host)[(size_t)j * stride + (size_t)(sum + k - sums)];
+        memcpy(expected + i * dim, sum, row * 8);
         norm_twin(expected + i * dim, w.host, dim);
     }
-    cuda_must(rms_norm(&device.launch, &(struct norm){.y = y.device,
-                                                      .x = x.device,
-                                                      .w = w.device,
-                                                      .n_rows = rows,
-                                                      .dim = dim,
-                                                      .eps = eps,
-                                                      .gather = norms[_i].gather ? &v : NULL,
-                                                      .parts = parts.device,
-                                                      .n_parts = n_parts,
-                                                      .part_stride = (int64_t)stride}));
+    how = (struct norm){.y = {y.device},
+                        .x = x.device,
+                        .w = w.device,
+                        .n_rows = rows,
+                        .owned_rows = rows * apart + 1,
+                        .dim = dim,
+                        .eps = eps,
+                        .gather = norms[_i].gather ? &v : NULL,
+                        .n_parts = n_parts};
+    for (int j = 0; j < n_parts; j++)
+        how.parts[j] = (const float *)parts.device + (size_t)j * stride;
+    cuda_must(rms_norm(&device.launch, &how));
     array_to_host(&y);
     array_to_host(&x);
     ck_assert_double_lt(error_bf16(y.host, expected, n), bf16_error);
     ck_assert_double_lt(error_f32(x.host, sums, n), 1e-6);
+}
+END_TEST
+
+/* Two ranks that take the rows in shares leave what one leaves that takes them all, to the bit, and
+ * each writes the normed rows of both; gathered rows come from who has them. */
+TEST(ranks_share_the_rows_of_a_norm, .n = 2)
+{
+    enum { ROWS = 301, SHARE = 151, DIM = 1024, WANTED = 9 };
+    const bool gather = _i == 1;
+    const size_t bytes = ROWS * DIM * 4;
+    const struct device_array x = array_f32(ROWS * DIM, 3.0f), w = array_bf16(DIM, 1.0f);
+    const struct device_array parts = array_f32(2 * ROWS * DIM, 2.0f);
+    const struct device_array own[2] = {array_of(x.host, bytes), array_of(x.host, bytes)};
+    const struct device_array whole = array_new(bytes / 2);
+    const struct device_array y[2] = {array_new(bytes / 2), array_new(bytes / 2)};
+    const struct step_counts counts = {.n_rows = WANTED};
+    struct sampler_row list[WANTED] = {{0}};
+    struct step_view v;
+    struct norm n = {.y = {whole.device},
+                     .x = x.device,
+                     .w = w.device,
+                     .n_rows = gather ? WANTED : ROWS,
+                     .owned_rows = ROWS,
+                     .dim = DIM,
+                     .eps = eps,
+                     .gather = gather ? &v : NULL,
+                     .parts = {parts.device, (const float *)parts.device + ROWS * DIM},
+                     .n_parts = 2};
+
+    for (int i = 0; i < WANTED; i++)
+        list[i].row = i * 37;
+    v = (struct step_view){.rows = array_of(list, sizeof(list)).device,
+                           .counts = array_of(&counts, sizeof(counts)).device};
+    cuda_must(rms_norm(&device.launch, &n));
+    n.n_y = 2;
+    for (int rank = 0; rank < 2; rank++) {
+        n.y[rank] = y[rank].device;
+        n.y[!rank] = y[!rank].device;
+        n.x = own[rank].device;
+        n.first_row = rank * SHARE;
+        n.owned_rows = rank ? ROWS - SHARE : SHARE;
+        n.n_rows = gather ? WANTED : n.owned_rows;
+        cuda_must(rms_norm(&device.launch, &n));
+    }
+    array_to_host(&whole);
+    array_to_host(&x);
+    for (int rank = 0; rank < 2; rank++) {
+        const size_t at = rank ? SHARE * DIM : 0, len = (rank ? ROWS - SHARE : SHARE) * DIM * 4;
+
+        array_to_host(&y[rank]);
+        array_to_host(&own[rank]);
+        ck_assert_int_eq(memcmp(y[rank].host, whole.host,
+                                (size_t)(gather ? WANTED : ROWS) * DIM * 2),
+                         0);
+        ck_assert_int_eq(memcmp((float *)own[rank].host + at, (float *)x.host + at, len), 0);
+    }
 }
 END_TEST
 
@@ -309,12 +379,10 @@ TEST(rope_store_follows_twin, .n = N(ropes))
     const struct device_array qkv = array_bf16(n, 1.0f);
     const struct device_array qn = array_bf16((size_t)dim, 1.0f),
                               kn = array_bf16((size_t)dim, 1.0f);
-    const struct device_array pool = array_new((size_t)(BLOCKS * LAYERS * 2 * v_offset + GAP) * 2);
-    const struct kv_pool kv = {pool.device,  2 * v_offset * LAYERS,
-                               2 * v_offset, v_offset,
-                               shift,        n_kv,
-                               dim,          N_DEVICE,
-                               GAP};
+    const int64_t block = 2 * v_offset * LAYERS;
+    const struct device_array pool = array_new((size_t)(BLOCKS * 2 * block + GAP) * 2);
+    const struct kv_pool kv = {pool.device, block, 2 * v_offset, v_offset,  shift,
+                               n_kv,        dim,   N_DEVICE,     2 * block, GAP};
     const struct rope rope = {.q_norm = ropes[_i].with_norm ? qn.device : NULL,
                               .k_norm = ropes[_i].with_norm ? kn.device : NULL,
                               .table = array_new((size_t)(POSITIONS * dim) * 4).device,
@@ -349,9 +417,10 @@ TEST(rope_store_follows_twin, .n = N(ropes))
             if (!is_v)
                 rotate_twin(twin, dim, positions[i]);
             if (!is_q)
-                at = (uint16_t *)pool.host + (slots[i] >> shift) * kv.block_stride +
-                     (slots[i] >> shift < N_DEVICE ? 0 : GAP) + LAYER * kv.layer_stride +
-                     (is_v ? v_offset : 0) +
+                at = (uint16_t *)pool.host +
+                     (slots[i] >> shift < N_DEVICE ? (slots[i] >> shift) * block
+                                                   : (slots[i] >> shift) * 2 * block + GAP) +
+                     LAYER * kv.layer_stride + (is_v ? v_offset : 0) +
                      ((h - n_heads) % n_kv * block_len + (slots[i] & (block_len - 1))) * dim;
             ck_assert_msg(error_bf16(at, twin, (size_t)dim) < bf16_error, "row %d head %d", i, h);
         }
@@ -366,9 +435,11 @@ TEST(blocks_are_fetched, .n = 4)
     static const int counts[] = {1, 2, 40, 700}, thread_blocks[] = {1, 4, 4, 32};
     const int64_t v_offset = 2 * 16 * 64, each = 2 * v_offset;
     const int n = counts[_i];
-    const struct device_array pool = array_bf16((size_t)(BLOCKS * LAYERS * each + GAP), 1.0f);
+    const int64_t block = each * LAYERS;
+    const struct device_array pool = array_bf16((size_t)(BLOCKS * 2 * block + GAP), 1.0f);
     const struct device_array to = array_new((size_t)((n + 1) * each) * 2);
-    const struct kv_pool kv = {pool.device, each * LAYERS, each, v_offset, 4, 2, 64, N_DEVICE, GAP};
+    const struct kv_pool kv = {pool.device, block, each,     v_offset,  4,
+                               2,           64,    N_DEVICE, 2 * block, GAP};
     int32_t *table = calloc((size_t)n, sizeof(*table));
 
     ck_assert_ptr_nonnull(table);
@@ -380,8 +451,9 @@ TEST(blocks_are_fetched, .n = 4)
     array_to_host(&to);
     for (int i = 0; i < n; i++)
         ck_assert_mem_eq((uint16_t *)to.host + i * each,
-                         (uint16_t *)pool.host + table[i] * kv.block_stride +
-                             (table[i] < N_DEVICE ? 0 : GAP) + LAYER * each,
+                         (uint16_t *)pool.host +
+                             (table[i] < N_DEVICE ? table[i] * block : table[i] * 2 * block + GAP) +
+                             LAYER * each,
                          (size_t)each * 2);
     for (int64_t i = n * each; i < (n + 1) * each; i++)
         ck_assert_uint_eq(((uint16_t *)to.host)[i], 0xffff);

@@ -45,7 +45,7 @@ static struct outcome outcome_of(struct rig *r, const struct step_view *v, int n
     rig_run(r, v, n, n_rows, resident);
     o.logits = host_of(r->forward.logits, o.n_logits * sizeof(float));
     o.pool = host_of(r->forward.kv.base, o.n_pool * 2);
-    cuda_must(cudaMemcpy(o.sampled, r->forward.sampler.sampled, sizeof(o.sampled),
+    cuda_must(cudaMemcpy(o.sampled, r->forward.sampler.sampled[0], sizeof(o.sampled),
                          cudaMemcpyDeviceToHost));
     return o;
 }
@@ -127,7 +127,7 @@ static bool buffers_are_reset(const struct rig *r)
 static struct outcome outcome_after(struct rig *r, const struct step_view *v, int n, int n_rows,
                                     bool resident, const uint16_t *before)
 {
-    device_fill(r->forward.sampler.sampled, 0, RIG_ROWS * sizeof(int32_t));
+    device_fill(r->forward.sampler.sampled[0], 0, RIG_ROWS * sizeof(int32_t));
     cuda_must(cudaMemcpy(r->forward.kv.base, before,
                          (size_t)r->n_blocks * (size_t)r->block_elements * 2,
                          cudaMemcpyHostToDevice));
@@ -241,7 +241,7 @@ static float *logits_of(struct rig *r, int n, bool fresh)
     random_seed((uint32_t)n);
     v = rig_step(r, mixed_lengths, n, false);
     device_fill(r->forward.logits, 0xff, bytes);
-    device_fill(r->forward.sampler.sampled, 0, RIG_ROWS * sizeof(int32_t));
+    device_fill(r->forward.sampler.sampled[0], 0, RIG_ROWS * sizeof(int32_t));
     rig_run(r, &v, n, n, true);
     return host_of(r->forward.logits, bytes);
 }
@@ -297,7 +297,7 @@ TEST(replayed_steps_are_the_same)
         random_seed((uint32_t)n);
         v = rig_step(&r, mixed_lengths, n, false);
         capture_begin();
-        cuda_must(cudaMemsetAsync(r.forward.sampler.sampled, 0, sizeof(int32_t), stream));
+        cuda_must(cudaMemsetAsync(r.forward.sampler.sampled[0], 0, sizeof(int32_t), stream));
         rig_run(&r, &v, n, n, true);
         exec = capture_end();
         for (int i = 0; i < 50; i++) {

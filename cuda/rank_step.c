@@ -1,0 +1,218 @@
+/* rank_step.c - a rank's steps: packed, enqueued as a graph or as kernels one by one, waited for.
+ *
+ * One stream for steps; copies of blocks have others (host_tier.h). A step is one copy of metadata
+ * and then either a captured graph (decodes alone) or its kernels one by one; sampled ids come back
+ * by the last kernel's writes to host memory. */
+#include <math.h>
+#include <unistd.h>
+
+#include "cuda/rank.h"
+#include "engine/util/must.h"
+
+enum {
+    POLLS = 2000, /* of an event before the thread sleeps for it: a few hundred microseconds */
+    GRAPH_FINE = 16,
+    OFFLOADED_POLL_US = 200,  /* of a step that waits for the bus, which may take seconds: */
+    OFFLOADED_POLLS = 300000, /* it counts as alive for a minute */
+};
+
+/* Decodes of the graph that n run in: a power of two, above GRAPH_FINE a multiple of that. */
+int rank_graph_size(int n)
+{
+    int size = 1;
+
+    if (n > GRAPH_FINE)
+        return (n + GRAPH_FINE - 1) / GRAPH_FINE * GRAPH_FINE;
+    while (size < n)
+        size *= 2;
+    return size;
+}
+
+/* Captures the graph of a size, a few milliseconds of host time, and notes the memory it takes. */
+int rank_prepare_graph(struct rank *b, int size, struct err *e)
+{
+    const struct step_room room = step_room_of_graph(&b->limits, size);
+    const struct step_view view = step_view_at(&room, b->step_memory);
+    const struct forward_shape shape = {.n_tokens = size,
+                                        .n_decodes = size,
+                                        .n_rows = size,
+                                        .n_items = room.n_items,
+                                        .path = forward_path_of(&b->forward, size, false)};
+    struct graphs *g = &b->graphs;
+    const double begin = monotonic_seconds();
+    uint64_t before = 0, after = 0;
+    int r;
+
+    if ((r = device_free_bytes(&before, e)) < 0 ||
+        (r = forward_capture(&g->by_size[size], &b->forward, &view, &shape, e)) < 0 ||
+        (r = cuda_check(cudaGraphUpload(g->by_size[size], b->device.launch.stream),
+                        "uploading a graph", e)) < 0)
+        return r;
+    g->n_captures++;
+    g->longest = fmax(g->longest, monotonic_seconds() - begin);
+    r = device_free_bytes(&after, e);
+    if (r == 0 && after < before)
+        g->bytes += before - after;
+    return r;
+}
+
+void rank_drop_graphs(struct rank *b)
+{
+    for (int i = 0; b->graphs.by_size && i <= b->limits.max_seqs; i++)
+        if (b->graphs.by_size[i]) {
+            (void)cudaGraphExecDestroy(b->graphs.by_size[i]);
+            b->graphs.by_size[i] = NULL;
+        }
+    b->graphs.bytes = 0;
+}
+
+/* Sets sampler states before any row of this step is sampled. */
+static int enqueue_updates(struct rank *b, const struct step_view *v, const struct batch *batch,
+                           struct err *e)
+{
+    const struct launch *l = &b->device.launch;
+    int r = 0;
+
+    if (batch->n_updates > 0)
+        r = cuda_check(sampler_update(l, &b->forward.sampler, v, batch->n_updates),
+                       "sampler_update", e);
+    for (int i = 0; i < batch->n_updates && r == 0; i++) {
+        const struct sampler_update *u = &batch_updates(batch)[i];
+
+        must(u->state >= 0 && u->state < b->options.max_seqs);
+        if (!sampling_needs_history(&u->sampling))
+            continue;
+        must(u->n_history <= b->options.max_seq_len);
+        if (u->n_history > 0) /* from pageable memory: the call has read it when it returns */
+            r = cuda_check(cudaMemcpyAsync(b->history, batch_history(batch, u),
+                                           (size_t)u->n_history * sizeof(int32_t),
+                                           cudaMemcpyHostToDevice, l->stream),
+                           "copying a history", e);
+        if (r == 0)
+            r = cuda_check(sampler_history(l, &b->forward.sampler, u->state, b->history,
+                                           u->n_prompt, u->n_history),
+                           "sampler_history", e);
+    }
+    return r;
+}
+
+int rank_take_tags(struct rank *b, uint32_t *tag, struct err *e)
+{
+    return resident_take_tags(tag, &b->last_tag, b->config.n_layers)
+               ? cuda_check(resident_clear(&b->device.launch, &b->forward.resident),
+                            "clearing exchanges", e)
+               : 0;
+}
+
+/* The offloaded sequence's chunk of a step that is packed at `packed`. */
+static void describe_chunk(struct forward_shape *shape, const struct rank *b,
+                           const struct batch *batch, const struct step_view *view,
+                           const char *packed)
+{
+    const int seq = batch->n_decodes, shift = b->forward.kv.block_shift;
+    const int32_t *starts =
+        (const int32_t *)(const void *)(packed +
+                                        ((const char *)view->table_start - b->step_memory));
+    const int first = batch_positions(batch)[batch_q_start(batch)[seq]];
+
+    must(batch->n_seqs == seq + 1);
+    shape->chunk_table = view->tables + starts[seq];
+    shape->chunk_old = first >> shift;
+    shape->chunk_blocks = (batch_kv_len(batch)[seq] + (1 << shift) - 1) >> shift;
+    must(shape->chunk_blocks <= b->forward.ring.max_blocks);
+}
+
+static int enqueue_step(struct rank *b, const struct batch *batch, int slot, struct err *e)
+{
+    cudaStream_t stream = b->device.launch.stream;
+    const bool graph = !b->options.eager && batch->n_decodes > 0 && batch->n_offloaded == 0 &&
+                       batch->n_tokens == batch->n_decodes;
+    const int size = graph ? rank_graph_size(batch->n_decodes) : 0;
+    const struct step_room room =
+        graph ? step_room_of_graph(&b->limits, size) : step_room_of(&b->limits, batch);
+    const int n_tokens = graph ? size : batch->n_tokens;
+    const enum forward_path path =
+        forward_path_of(&b->forward, n_tokens,
+                        batch->n_seqs > batch->n_decodes || batch->n_offloaded > 0);
+    struct forward_shape shape;
+    struct step_view view;
+    const size_t bytes =
+        step_pack(b->slots[slot].pinned, &view, b->step_memory, &b->limits, &room, batch, slot);
+    struct step_counts *counts = (struct step_counts *)(void *)b->slots[slot].pinned;
+    int r = path == PATH_RESIDENT ? rank_take_tags(b, &counts->tag, e) : 0;
+
+    if (r < 0 ||
+        (r = cuda_check(step_copy(&b->device.launch, b->step_memory, b->slots[slot].pinned, bytes),
+                        "step_copy", e)) < 0 ||
+        (r = enqueue_updates(b, &view, batch, e)) < 0)
+        return r;
+    if (graph && b->graphs.by_size[size])
+        return cuda_check(cudaGraphLaunch(b->graphs.by_size[size], stream), "launching a graph", e);
+    /* The first step of a size runs eagerly, which loads its kernels; then it is captured. */
+    shape = (struct forward_shape){.n_tokens = n_tokens,
+                                   .n_decodes = graph ? size : batch->n_decodes,
+                                   .n_rows = graph ? size : batch->n_rows,
+                                   .n_items = counts->n_items,
+                                   .n_tiles = counts->n_tiles,
+                                   .path = path};
+    for (int i = batch->n_decodes; i < batch->n_seqs; i++)
+        if (batch_kv_len(batch)[i] > shape.max_kv_len)
+            shape.max_kv_len = batch_kv_len(batch)[i];
+    if (step_chunk_is_offloaded(&b->limits, batch))
+        describe_chunk(&shape, b, batch, &view, b->slots[slot].pinned);
+    r = forward_run(&b->forward, &view, &shape, e);
+    return r == 0 && graph ? rank_prepare_graph(b, size, e) : r;
+}
+
+int rank_submit(struct rank *b, const struct batch *batch, int slot, struct err *e)
+{
+    struct rank_slot *s = &b->slots[slot];
+    int r = cuda_check(cudaSetDevice(b->device.id), "choosing the device", e);
+
+    must(batch->n_tokens >= 0 && batch->n_tokens <= b->limits.max_tokens);
+    must(batch->n_seqs > 0 ? batch->n_seqs <= b->options.max_seqs && b->gemm : b->host != NULL);
+    must(batch->n_rows <= b->options.max_seqs && batch->n_updates <= b->options.max_seqs);
+    must(batch->n_copies == 0 || b->host);
+    must(batch->n_offloaded == 0 ||
+         (b->forward.ring.max_blocks > 0 && host_memory_is_pinned(b->host_memory)));
+    s->offloaded = batch->n_offloaded > 0;
+    s->step = batch->step;
+    s->n_rows = batch->n_rows;
+    s->copies_only = batch->n_seqs == 0;
+    if (r == 0 && !s->copies_only)
+        r = enqueue_step(b, batch, slot, e);
+    if (r == 0)
+        r = cuda_check(cudaEventRecord(s->done, b->device.launch.stream), "a step", e);
+    return r == 0 && b->host ? host_tier_submit(b->host, batch, s->done, e) : r;
+}
+
+int rank_wait(const struct rank *b, int slot, struct err *e)
+{
+    const struct rank_slot *s = &b->slots[slot];
+    cudaError_t code = cudaErrorNotReady;
+
+    for (int i = 0; i < POLLS && code == cudaErrorNotReady; i++)
+        code = cudaEventQuery(s->done);
+    for (int i = 0; s->offloaded && i < OFFLOADED_POLLS && code == cudaErrorNotReady; i++) {
+        (void)usleep(OFFLOADED_POLL_US);
+        if (b->options.beat)
+            *b->options.beat += 2;
+        code = cudaEventQuery(s->done);
+    }
+    if (code == cudaErrorNotReady)
+        code = cudaEventSynchronize(s->done);
+    return cuda_check(code, "a step", e);
+}
+
+void rank_result(const struct rank *b, int slot, struct step_result *out)
+{
+    const struct sampler_memory *m = &b->forward.sampler;
+    const struct rank_slot *s = &b->slots[slot];
+
+    *out = (struct step_result){.step = s->step,
+                                .n_rows = s->n_rows,
+                                .ids = m->host_ids[slot],
+                                .logprobs = m->host_logprobs[slot],
+                                .top_ids = m->host_top_ids[slot],
+                                .top_logprobs = m->host_top_logprobs[slot]};
+}

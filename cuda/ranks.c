@@ -1,0 +1,543 @@
+/* ranks.c - see ranks.h.
+ *
+ * Work is posted in a ring that all ranks read: a function and its argument, the same for each.
+ * The poster writes an entry and counts it; no lock is on the way of a step. A rank that has
+ * nothing to do watches that count for a while, then sleeps on it. */
+#include "cuda/ranks.h"
+
+#include <errno.h>
+#include <limits.h>
+#include <linux/futex.h>
+#include <math.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "engine/util/must.h"
+#include "engine/util/thread.h"
+
+enum {
+    N_JOBS = 4,      /* posted and not yet done, at most: steps in flight and one more */
+    WAIT_US = 50,    /* between looks at a long job */
+    SPIN_US = 200,   /* before a rank sleeps: a step's successor is posted sooner */
+    SPIN_LOOKS = 64, /* between looks at the clock */
+    COPY_POLL_US = 50,
+    STEP_SECONDS = PEER_SECONDS + 2, /* a rank that waits for another is told of by its device */
+};
+
+static const double COPY_WAIT = 1e-3; /* seconds: contract 2 of a step without rows */
+
+typedef int rank_fn(struct rank *rank, const void *arg, struct err *e);
+
+struct job {
+    rank_fn *run; /* NULL: the thread ends */
+    const void *arg;
+};
+
+struct step {
+    const struct batch *batch;
+    int slot;
+    uint32_t posted; /* n_posted once it was */
+};
+
+struct worker {
+    struct ranks *all;
+    struct rank *rank;
+    pthread_t thread;
+    _Atomic uint32_t n_done; /* jobs */
+    int result; /* of the last job, and the first error of a step: then it does nothing */
+    struct err err;
+};
+
+struct ranks {
+    int n;
+    struct rank ranks[MAX_RANKS];
+    struct host_memory *host; /* NULL: there is none */
+    int64_t n_copying;        /* copies of blocks that have not been told as ended */
+
+    /* where there are several */
+    struct worker workers[MAX_RANKS];
+    int n_workers; /* started */
+    struct job jobs[N_JOBS];
+    _Atomic uint32_t n_posted;
+    _Atomic int n_asleep;
+    struct step steps[SAMPLER_SLOTS];
+};
+
+/* ---- threads */
+
+static void futex(_Atomic uint32_t *at, int op, uint32_t value)
+{
+    (void)syscall(SYS_futex, at, op | FUTEX_PRIVATE_FLAG, value, NULL, NULL, 0);
+}
+
+/* A number of jobs other than n. */
+static void wait_for_job(struct ranks *r, uint32_t n)
+{
+    const double begin = monotonic_seconds();
+
+    while (monotonic_seconds() - begin < SPIN_US * 1e-6)
+        for (int i = 0; i < SPIN_LOOKS; i++)
+            if (r->n_posted != n)
+                return;
+    r->n_asleep++;
+    while (r->n_posted == n)
+        futex(&r->n_posted, FUTEX_WAIT, n);
+    r->n_asleep--;
+}
+
+static void *rank_main(void *arg)
+{
+    struct worker *w = arg;
+
+    for (uint32_t n = 0;; n++) {
+        struct job job;
+
+        wait_for_job(w->all, n);
+        job = w->all->jobs[n % N_JOBS];
+        if (!job.run)
+            return NULL;
+        if (w->result >= 0)
+            w->result = job.run(w->rank, job.arg, &w->err);
+        w->n_done = n + 1;
+    }
+}
+
+/* Jobs up to number n are done by all, within so many seconds: else the rank that has not. */
+static int wait_until_done(const struct ranks *r, uint32_t n, double seconds)
+{
+    const double begin = monotonic_seconds();
+
+    for (int i = 0; i < r->n_workers; i++)
+        for (int looks = 0; (int32_t)(r->workers[i].n_done - n) < 0; looks++) {
+            if (looks > SPIN_LOOKS * 10)
+                (void)usleep(WAIT_US);
+            if (looks % SPIN_LOOKS == 0 && monotonic_seconds() - begin > seconds)
+                return i;
+        }
+    return -1;
+}
+
+static void post(struct ranks *r, struct job job)
+{
+    (void)wait_until_done(r, r->n_posted - (N_JOBS - 1), INFINITY); /* nobody reads the entry */
+    r->jobs[r->n_posted % N_JOBS] = job;
+    r->n_posted++;
+    if (r->n_asleep > 0)
+        futex(&r->n_posted, FUTEX_WAKE, INT_MAX);
+}
+
+/* What one of them failed with, if one did. */
+static int first_error(const struct ranks *r, struct err *e)
+{
+    for (int i = 0; i < r->n_workers; i++)
+        if (r->workers[i].result < 0)
+            return err_set(e, r->workers[i].result, "rank %d: %s", i, r->workers[i].err.text);
+    return 0;
+}
+
+/* Runs a function on all ranks at a time and waits for it. */
+static int each(struct ranks *r, rank_fn *run, const void *arg, struct err *e)
+{
+    int rc;
+
+    if (r->n == 1)
+        return run(&r->ranks[0], arg, e);
+    post(r, (struct job){.run = run, .arg = arg});
+    (void)wait_until_done(r, r->n_posted, INFINITY);
+    rc = first_error(r, e);
+    for (int i = 0; i < r->n_workers; i++)
+        r->workers[i].result = 0; /* it has been told */
+    return rc;
+}
+
+static int start_workers(struct ranks *r, struct err *e)
+{
+    for (; r->n > 1 && r->n_workers < r->n; r->n_workers++) {
+        struct worker *w = &r->workers[r->n_workers];
+        int rc;
+
+        w->all = r;
+        w->rank = &r->ranks[r->n_workers];
+        rc = thread_start(&w->thread, "cuda-rank", rank_main, w);
+        if (rc < 0)
+            return err_set(e, rc, "cannot start a thread for rank %d: %s", r->n_workers,
+                           strerror(-rc));
+    }
+    return 0;
+}
+
+static void stop_workers(struct ranks *r)
+{
+    if (r->n_workers > 0)
+        post(r, (struct job){.run = NULL});
+    for (int i = 0; i < r->n_workers; i++)
+        pthread_join(r->workers[i].thread, NULL);
+    r->n_workers = 0;
+}
+
+/* ---- from open to close */
+
+struct opening {
+    struct ranks *all;
+    const struct model *model;
+    const struct backend_options *options;
+};
+
+static int open_one(struct rank *rank, const void *arg, struct err *e)
+{
+    const struct opening *o = arg;
+    const struct shard s = {.rank = (int32_t)(rank - o->all->ranks), .tp_size = o->all->n};
+    struct backend_options mine = *o->options;
+
+    if (s.rank > 0)
+        mine.progress = NULL; /* all read as much: one tells how far they are */
+    return rank_open(rank, o->model, s, &mine, e);
+}
+
+static int take_memory(struct rank *rank, const void *arg, struct err *e)
+{
+    (void)arg;
+    return rank_take_memory(rank, e);
+}
+
+static int take_blocks(struct rank *rank, const void *arg, struct err *e)
+{
+    (void)arg;
+    return rank_take_blocks(rank, e);
+}
+
+static int choose(struct rank *rank, const void *arg, struct err *e)
+{
+    (void)arg;
+    return rank_choose(rank, e);
+}
+
+static int give_back(struct rank *rank, const void *keep_blocks, struct err *e)
+{
+    (void)e;
+    rank_give_back(rank, *(const bool *)keep_blocks);
+    (void)cudaGetLastError(); /* it is told here and not again by the next call */
+    return 0;
+}
+
+/* From this rank to all others: their memory. */
+static int reach_peers(struct rank *rank, const void *arg, struct err *e)
+{
+    const struct ranks *r = arg;
+    const struct device *mine = &rank->device;
+
+    for (int i = 0; i < r->n; i++) {
+        const struct device *d = &r->ranks[i].device;
+        cudaError_t code;
+        int able = 0, rc;
+
+        if (d->launch.n_sms != mine->launch.n_sms || d->compute != mine->compute)
+            return err_set(e, -ENOTSUP,
+                           "cuda.devices: %d is a %s and %d a %s; tensor parallelism needs devices "
+                           "of one kind",
+                           mine->id, mine->name, d->id, d->name);
+        if (d->id == mine->id)
+            continue;
+        rc = cuda_check(cudaDeviceCanAccessPeer(&able, mine->id, d->id), "asking for peer access",
+                        e);
+        if (rc < 0)
+            return rc;
+        if (!able)
+            return err_set(e, -ENOTSUP,
+                           "cuda.devices: device %d has no peer access to device %d, which tensor "
+                           "parallelism needs; see nvidia-smi topo -p2p r",
+                           mine->id, d->id);
+        code = cudaDeviceEnablePeerAccess(d->id, 0);
+        if (code == cudaErrorPeerAccessAlreadyEnabled)
+            code = cudaGetLastError() == code ? cudaSuccess : code;
+        rc = cuda_check(code, "peer access", e);
+        if (rc < 0)
+            return rc;
+    }
+    return 0;
+}
+
+/* Each rank's forward pass gets what it knows of the others. Two ranks on one device must leave it
+ * room while they wait for each other, so none of their kernels starts before its turn. */
+static void link_ranks(struct ranks *r)
+{
+    for (int me = 0; me < r->n; me++) {
+        struct forward *f = &r->ranks[me].forward;
+
+        f->ranks.barrier.n_ranks = r->n;
+        f->ranks.barrier.me = me;
+        f->sampler.scans = r->ranks[0].forward.sampler.scans;
+        for (int i = 0; i < r->n; i++) {
+            const struct rank *of = &r->ranks[i];
+            const struct forward_ranks *theirs = &of->forward.ranks;
+            const struct sampler_memory *m = &of->forward.sampler;
+
+            f->ranks.embedding.tables[i] = of->weights.embed.data;
+            memcpy(f->ranks.parts[i], theirs->parts[i], sizeof(f->ranks.parts[i]));
+            f->ranks.normed[i] = theirs->normed[i];
+            f->ranks.barrier.arrived[i] = theirs->barrier.arrived[i];
+            f->sampler.logits[i] = m->logits[i];
+            f->sampler.adjusted[i] = m->adjusted[i];
+            f->sampler.seen[i] = m->seen[i];
+            f->sampler.sampled[i] = m->sampled[i];
+            if (i != me && of->device.id == r->ranks[me].device.id)
+                r->ranks[me].device.launch.chained = false;
+        }
+    }
+}
+
+/* A block is on all ranks or on none. */
+static void share_blocks(struct ranks *r)
+{
+    int32_t least = INT32_MAX;
+
+    for (int i = 0; i < r->n; i++)
+        if (r->ranks[i].n_blocks < least)
+            least = r->ranks[i].n_blocks;
+    for (int i = 0; i < r->n; i++)
+        r->ranks[i].n_blocks = least;
+}
+
+/* A block's parts of all ranks are side by side. Once: it stays while they sleep. */
+static int take_host_memory(struct ranks *r, struct err *e)
+{
+    const struct rank *first = &r->ranks[0];
+    const uint64_t bytes = first->options.tier_bytes[TIER_HOST];
+    int rc;
+
+    if (r->host || bytes == 0)
+        return 0;
+    rc = host_memory_new(&r->host, first->device.id, bytes, (uint64_t)r->n * first->block_bytes, e);
+    for (int i = 0; i < r->n && rc == 0; i++)
+        r->ranks[i].host_memory = r->host;
+    return rc;
+}
+
+static int take_all(struct ranks *r, struct err *e)
+{
+    int rc = each(r, take_memory, NULL, e);
+
+    if (rc < 0)
+        return rc;
+    share_blocks(r);
+    if ((rc = take_host_memory(r, e)) < 0 || (rc = each(r, take_blocks, NULL, e)) < 0)
+        return rc;
+    link_ranks(r);
+    return each(r, choose, NULL, e);
+}
+
+int ranks_new(struct ranks **out, const struct model *model, const struct backend_options *options,
+              struct err *e)
+{
+    struct ranks *r = calloc(1, sizeof(*r));
+    const struct opening opening = {r, model, options};
+    int rc;
+
+    must(options->n_devices > 0 && options->n_devices <= MAX_RANKS);
+    if (!r)
+        return err_set(e, -ENOMEM, "out of memory");
+    r->n = options->n_devices;
+    rc = start_workers(r, e);
+    if (rc == 0)
+        rc = each(r, open_one, &opening, e);
+    if (rc == 0 && r->n > 1)
+        rc = each(r, reach_peers, r, e);
+    if (rc == 0)
+        rc = take_all(r, e);
+    if (rc < 0) {
+        ranks_free(r);
+        return rc;
+    }
+    *out = r;
+    return 0;
+}
+
+/* One after the other: steps that all take part in end on all. */
+void ranks_free(struct ranks *r)
+{
+    if (!r)
+        return;
+    stop_workers(r);
+    for (int i = 0; i < r->n; i++) {
+        (void)cudaSetDevice(r->ranks[i].device.id);
+        if (r->ranks[i].device.launch.stream)
+            (void)cudaStreamSynchronize(r->ranks[i].device.launch.stream);
+    }
+    for (int i = 0; i < r->n; i++)
+        rank_deinit(&r->ranks[i]);
+    host_memory_free(r->host);
+    free(r);
+}
+
+struct rank *ranks_first(struct ranks *r)
+{
+    return &r->ranks[0];
+}
+
+const struct rank *ranks_at(const struct ranks *r, int i)
+{
+    return i < r->n ? &r->ranks[i] : NULL;
+}
+
+int ranks_choose(struct ranks *r, struct err *e)
+{
+    return each(r, choose, NULL, e);
+}
+
+static int load_products(struct rank *rank, const void *arg, struct err *e)
+{
+    (void)arg;
+    return rank_load_products(rank, e);
+}
+
+int ranks_load_products(struct ranks *r, struct err *e)
+{
+    const int rc = each(r, load_products, NULL, e);
+
+    return rc < 0 ? rc : 1;
+}
+
+static int sleep_one(struct rank *rank, const void *keep_blocks, struct err *e)
+{
+    return rank_sleep(rank, *(const bool *)keep_blocks, e);
+}
+
+int ranks_sleep(struct ranks *r, bool keep_blocks, struct err *e)
+{
+    return each(r, sleep_one, &keep_blocks, e);
+}
+
+static int check_wake(struct rank *rank, const void *arg, struct err *e)
+{
+    (void)arg;
+    return rank_check_wake(rank, e);
+}
+
+int ranks_wake(struct ranks *r, struct err *e)
+{
+    const bool keep_blocks = r->ranks[0].device.memory[DEVICE_KV] != NULL;
+    int rc = each(r, check_wake, NULL, e);
+
+    if (rc < 0)
+        return rc;
+    rc = take_all(r, e);
+    if (rc < 0) {
+        (void)each(r, give_back, &keep_blocks, NULL);
+        return rc;
+    }
+    for (int i = 0; i < r->n; i++)
+        r->ranks[i].given_back = 0;
+    return 0;
+}
+
+static int info_of(struct rank *rank, const void *infos, struct err *e)
+{
+    (void)e;
+    rank_info(rank, &((struct backend_info *)(uintptr_t)infos)[rank->shard.rank]);
+    return 0;
+}
+
+bool ranks_pin(struct ranks *r)
+{
+    if (!r->host)
+        return false;
+    host_memory_pin(r->host);
+    return host_memory_wait(r->host);
+}
+
+/* What one rank has, and the sums over all. */
+void ranks_info(struct ranks *r, struct backend_info *out)
+{
+    struct backend_info infos[MAX_RANKS] = {{0}};
+    struct err ignored;
+
+    (void)each(r, info_of, infos, &ignored);
+    *out = infos[0];
+    out->n_devices = r->n;
+    for (int i = 1; i < r->n; i++) {
+        memcpy(out->devices[i], infos[i].devices[0], sizeof(out->devices[i]));
+        out->block_bytes += infos[i].block_bytes;
+        out->tiers[TIER_DEVICE].bytes += infos[i].tiers[TIER_DEVICE].bytes;
+        out->weight_bytes += infos[i].weight_bytes;
+        out->graph_bytes += infos[i].graph_bytes;
+        out->workspace_bytes += infos[i].workspace_bytes;
+        out->other_bytes += infos[i].other_bytes;
+        out->total_bytes += infos[i].total_bytes;
+        out->free_bytes += infos[i].free_bytes;
+    }
+}
+
+/* ---- steps */
+
+static int submit_one(struct rank *rank, const void *posted, struct err *e)
+{
+    const struct step *s = posted;
+
+    return rank_submit(rank, s->batch, s->slot, e);
+}
+
+int ranks_submit(struct ranks *r, const struct batch *batch, int slot, struct err *e)
+{
+    struct step *s = &r->steps[slot];
+
+    for (int32_t i = 0; i < batch->n_copies; i++)
+        r->n_copying += !copy_is_of_disk(&batch_copies(batch)[i]);
+    if (r->host)
+        host_memory_pin(r->host);
+    if (r->n == 1)
+        return rank_submit(&r->ranks[0], batch, slot, e);
+    s->batch = batch;
+    s->slot = slot;
+    post(r, (struct job){.run = submit_one, .arg = s});
+    s->posted = r->n_posted;
+    return 0;
+}
+
+static int poll_copies(struct rank *rank, const void *arg, struct err *e)
+{
+    (void)arg;
+    return host_tier_poll(rank->host, e);
+}
+
+/* Which copies have ended; where there is nothing else to wait for, waits for one. */
+static int take_copies(struct ranks *r, bool wait, struct step_result *out, struct err *e)
+{
+    const double begin = monotonic_seconds();
+    struct host_tier *tiers[MAX_RANKS];
+
+    for (int i = 0; i < r->n; i++)
+        tiers[i] = r->ranks[i].host;
+    for (;;) {
+        const int rc = r->n_copying > 0 ? each(r, poll_copies, NULL, e) : 0;
+
+        if (rc < 0)
+            return rc;
+        if (r->n_copying > 0)
+            host_tier_take_ended(tiers, r->n, out);
+        r->n_copying -= out->n_copies;
+        if (!wait || out->n_copies > 0 || monotonic_seconds() - begin >= COPY_WAIT)
+            return 0;
+        (void)usleep(COPY_POLL_US);
+    }
+}
+
+/* All ranks' parts have ended: then their slots may be written again. */
+int ranks_wait(struct ranks *r, int slot, struct step_result *out, struct err *e)
+{
+    const int late = wait_until_done(r, r->steps[slot].posted, STEP_SECONDS);
+    int rc;
+
+    if (late >= 0)
+        return err_set(e, -ETIMEDOUT, "rank %d has not begun a step for %d s", late, STEP_SECONDS);
+    rc = first_error(r, e);
+    for (int i = 0; i < r->n && rc == 0; i++)
+        rc = rank_wait(&r->ranks[i], slot, e);
+    if (rc < 0)
+        return rc;
+    rank_result(&r->ranks[0], slot, out);
+    return r->host ? take_copies(r, r->ranks[0].slots[slot].copies_only, out, e) : 0;
+}
