@@ -11,7 +11,8 @@
  *
  * An invariant pass takes two paths at once: decodes go the skinny way, however many they are,
  * prompts the gemm way, with algorithms that do not depend on how many rows there are. So a row's
- * result depends on its kind alone, and that never changes for one position of a sequence. */
+ * result depends on its kind alone, and that never changes for one position of a sequence. One rank
+ * sums products over heads and FFN columns in two halves then, as two ranks do. */
 #include "cuda/forward.h"
 
 #include <errno.h>
@@ -51,7 +52,7 @@ static struct rows owned_rows(const struct pass *p)
     const int n = p->s->n_tokens, share = (n + r->n - 1) / r->n;
     const int first = r->me * share < n ? r->me * share : n;
 
-    if (r->n == 1 || n <= FORWARD_SHARED_ROWS)
+    if (r->n == 1 || n <= FORWARD_SHARED_ROWS || p->f->invariant)
         return (struct rows){0, n};
     return (struct rows){first, share < n - first ? share : n - first};
 }
@@ -150,11 +151,26 @@ struct gemm_product forward_product(const struct forward *f, enum forward_produc
     return product_of(f, kind, layer, (struct rows){0, n_rows});
 }
 
+/* One rank of an invariant pass adds what two ranks would have in parts. */
+static bool in_halves(const struct forward *f, int k)
+{
+    return f->invariant && f->ranks.n == 1 && k % 64 == 0;
+}
+
 static int gemm(const struct pass *p, enum forward_product kind, int layer, struct rows rows)
 {
-    const struct gemm_product product = product_of(p->f, kind, layer, rows);
+    const struct forward *f = p->f;
+    struct gemm_product product = product_of(f, kind, layer, rows);
+    int r;
 
-    return gemm_run(p->f->gemm, p->f->launch->stream, &product, p->e);
+    if (product.out != GEMM_ADD_F32 || !in_halves(f, product.k))
+        return gemm_run(f->gemm, f->launch->stream, &product, p->e);
+    product.out = GEMM_ADD_HALF_F32;
+    product.k /= 2;
+    r = gemm_run(f->gemm, f->launch->stream, &product, p->e);
+    product.x += product.k;
+    product.w += product.k;
+    return r < 0 ? r : gemm_run(f->gemm, f->launch->stream, &product, p->e);
 }
 
 /* The norm of rows after a product over k, added to the residual or left in parts; k 0: none. */
@@ -334,6 +350,8 @@ static int skinny(const struct pass *p, const struct matrix *w, struct skinny s)
     s.w = w->data;
     s.k = w->k;
     s.n = s.out == SKINNY_SILU_MUL ? w->n / 2 : w->n;
+    if (s.out == SKINNY_ADD_F32 && in_halves(p->f, w->k))
+        s.sum = SKINNY_HALVES;
     s.y_stride = s.y_stride ? s.y_stride : s.n;
     s.eps = p->f->config->rms_norm_eps;
     return cuda_check(skinny_gemm(p->f->launch, &s), "a product of few rows", p->e);
@@ -357,6 +375,16 @@ static int skinny_of_normed(const struct pass *p, const struct matrix *w,
         s.rms = f->rms;
     }
     return r < 0 ? r : skinny(p, w, s);
+}
+
+/* Of rows that reduce() has normed, by the arithmetic of one rank where that must not matter. */
+static int skinny_of_reduced(const struct pass *p, const struct matrix *w,
+                             const uint16_t *norm_weight, struct skinny s)
+{
+    if (p->f->invariant)
+        return skinny_of_normed(p, w, norm_weight, s);
+    s.x = p->f->normed;
+    return skinny(p, w, s);
 }
 
 /* The first n rows of a layer up to attention, and from there on. */
@@ -388,30 +416,26 @@ static int layer_of_ranks(const struct pass *p, int i, int n_skinny)
     const struct layer_weights *w = &f->weights->layers[i];
     const struct rows rest = {n_skinny, p->s->n_tokens - n_skinny};
     float *const *parts = f->ranks.parts[f->ranks.me];
-    const struct skinny qkv = {
-        .y = f->qkv, .x = f->normed, .bias = w->qkv_bias.data, .m = n_skinny, .out = SKINNY_BF16};
-    const struct skinny o = {.y = parts[PARTS_OF_ATTENTION],
-                             .x = f->attn,
-                             .m = n_skinny,
-                             .out = SKINNY_F32};
-    const struct skinny gate_up = {.y = f->act,
-                                   .x = f->normed,
-                                   .m = n_skinny,
-                                   .out = SKINNY_SILU_MUL};
-    const struct skinny down = {.y = parts[PARTS_OF_FFN],
-                                .x = f->act,
-                                .m = n_skinny,
-                                .out = SKINNY_F32};
+    const enum skinny_sum sum = f->invariant && f->ranks.n == 2 ? SKINNY_HALF : SKINNY_WHOLE;
+    const struct skinny qkv = {.y = f->qkv,
+                               .bias = w->qkv_bias.data,
+                               .m = n_skinny,
+                               .out = SKINNY_BF16};
+    const struct skinny o = {
+        .y = parts[PARTS_OF_ATTENTION], .x = f->attn, .m = n_skinny, .out = SKINNY_F32, .sum = sum};
+    const struct skinny gate_up = {.y = f->act, .m = n_skinny, .out = SKINNY_SILU_MUL};
+    const struct skinny down = {
+        .y = parts[PARTS_OF_FFN], .x = f->act, .m = n_skinny, .out = SKINNY_F32, .sum = sum};
     int r;
 
     if ((r = reduce(p, i > 0 ? PARTS_OF_FFN : NO_PARTS, w->attn_norm.data, false)) < 0 ||
-        (n_skinny > 0 && (r = skinny(p, &w->qkv, qkv)) < 0) ||
-        (rest.n > 0 && (r = gemm(p, PRODUCT_QKV, i, rest)) < 0) || (r = attention(p, w, i)) < 0 ||
-        (n_skinny > 0 && (r = skinny(p, &w->o, o)) < 0) ||
+        (rest.n > 0 && (r = gemm(p, PRODUCT_QKV, i, rest)) < 0) ||
+        (n_skinny > 0 && (r = skinny_of_reduced(p, &w->qkv, w->attn_norm.data, qkv)) < 0) ||
+        (r = attention(p, w, i)) < 0 || (n_skinny > 0 && (r = skinny(p, &w->o, o)) < 0) ||
         (rest.n > 0 && (r = gemm(p, PRODUCT_O, i, rest)) < 0) ||
         (r = reduce(p, PARTS_OF_ATTENTION, w->mlp_norm.data, false)) < 0 ||
-        (n_skinny > 0 &&
-         ((r = skinny(p, &w->gate_up, gate_up)) < 0 || (r = skinny(p, &w->down, down)) < 0)))
+        (n_skinny > 0 && ((r = skinny_of_reduced(p, &w->gate_up, w->mlp_norm.data, gate_up)) < 0 ||
+                          (r = skinny(p, &w->down, down)) < 0)))
         return r;
     return rest.n > 0 ? ffn_gemm(p, i, rest) : 0;
 }

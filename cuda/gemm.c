@@ -151,7 +151,8 @@ static cublasLtMatmulDesc_t desc_of(struct gemm *g, const struct algo_shape *s)
 static int multiply(struct gemm *g, cudaStream_t stream, struct entry *t,
                     const struct gemm_product *p, const cublasLtMatmulAlgo_t *algo, struct err *e)
 {
-    const float one = 1.0f, beta = p->out == GEMM_ADD_F32 ? 1.0f : 0.0f;
+    const float one = 1.0f,
+                beta = p->out == GEMM_ADD_F32 || p->out == GEMM_ADD_HALF_F32 ? 1.0f : 0.0f;
     int r = 0;
 
     must((p->bias != NULL) == (p->out == GEMM_BIAS_BF16));
@@ -226,13 +227,14 @@ static int lay_out(struct entry *t, const struct algo_shape *s, struct err *e)
     const cudaDataType_t type =
         s->out == GEMM_BF16 || s->out == GEMM_BIAS_BF16 ? CUDA_R_16BF : CUDA_R_32F;
     const int parts = s->out == GEMM_PARTS_F32 ? gemm_parts(s->m, s->n, s->k) : 1;
+    const int64_t row = s->out == GEMM_ADD_HALF_F32 ? 2 * (int64_t)s->k : s->k;
     const uint64_t k = (uint64_t)(s->k / parts), m = (uint64_t)s->m, n = (uint64_t)s->n;
     cublasStatus_t status;
 
     must(parts == 1 || (s->y_stride == s->n && s->k % parts == 0));
     t->shape = *s;
-    if ((status = lay_out_matrix(&t->w, CUDA_R_16BF, k, n, s->k, parts, (int64_t)k)) ||
-        (status = lay_out_matrix(&t->x, CUDA_R_16BF, k, m, s->k, parts, (int64_t)k)) ||
+    if ((status = lay_out_matrix(&t->w, CUDA_R_16BF, k, n, row, parts, (int64_t)k)) ||
+        (status = lay_out_matrix(&t->x, CUDA_R_16BF, k, m, row, parts, (int64_t)k)) ||
         (status = lay_out_matrix(&t->y, type, n, m, s->y_stride, parts, (int64_t)(m * n))))
         return lt_check(status, "laying out", e);
     return 0;

@@ -19,8 +19,9 @@
 enum gemm_out {
     GEMM_BF16,
     GEMM_F32,
-    GEMM_ADD_F32,   /* y += */
-    GEMM_BIAS_BF16, /* y + bias, added before rounding */
+    GEMM_ADD_F32,      /* y += */
+    GEMM_ADD_HALF_F32, /* y +=, of rows of 2 k: x and w begin at their first half or their second */
+    GEMM_BIAS_BF16,    /* y + bias, added before rounding */
     GEMM_PARTS_F32, /* y [gemm_parts(m, n, k), m, n]: sums over equal parts of k, not yet added */
 };
 

@@ -24,7 +24,9 @@ static int set_limits(struct rank *b, struct err *e)
     const struct model_config *c = &b->config;
     const struct backend_options *o = &b->options;
     const int groups = (c->n_heads / c->n_kv_heads + ATTN_GROUP - 1) / ATTN_GROUP;
-    const int per_item = c->n_kv_heads * groups;
+    /* What must not depend on the number of ranks is planned as for one. */
+    const int n_kv_heads = o->invariant ? model_config(b->model)->n_kv_heads : c->n_kv_heads;
+    const int per_item = n_kv_heads * groups;
     const int seqs = rank_graph_size(o->max_seqs);
     const int wanted = b->device.launch.n_sms * ITEM_BLOCKS_PER_SM / per_item; /* one wave */
     /* threads of rope_store(), and those of its last block that have nothing to do */
@@ -528,6 +530,24 @@ int rank_load_products(struct rank *b, struct err *e)
     int r = gemm_run(b->gemm, stream, &p, e);
 
     return r < 0 || (r = cuda_check(cudaStreamSynchronize(stream), "loading", e)) < 0 ? r : 1;
+}
+
+int rank_load_all_products(struct rank *b, struct err *e)
+{
+    const int last = gemm_rows(b->limits.max_tokens), most_logits = gemm_rows(b->limits.max_seqs);
+
+    for (int m = gemm_rows(1); m <= last; m = gemm_rows(m + 1))
+        for (int kind = 0; kind < N_PRODUCTS; kind++) {
+            const struct gemm_product p =
+                forward_product(&b->forward, (enum forward_product)kind, 0, m);
+            const int r = kind == PRODUCT_LM_HEAD && m > most_logits
+                              ? 0
+                              : gemm_run(b->gemm, b->device.launch.stream, &p, e);
+
+            if (r < 0)
+                return r;
+        }
+    return cuda_check(cudaStreamSynchronize(b->device.launch.stream), "loading", e);
 }
 
 int rank_open(struct rank *b, const struct model *model, struct shard shard,

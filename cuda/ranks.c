@@ -261,13 +261,23 @@ static int reach_peers(struct rank *rank, const void *arg, struct err *e)
     return 0;
 }
 
-/* Each rank's forward pass gets what it knows of the others. Two ranks on one device must leave it
- * room while they wait for each other, so none of their kernels starts before its turn. */
+static bool share_a_device(const struct ranks *r)
+{
+    for (int i = 1; i < r->n; i++)
+        if (r->ranks[i].device.id == r->ranks[0].device.id)
+            return true;
+    return false;
+}
+
+/* Each rank's forward pass gets what it knows of the others. On one device ranks must not fill it
+ * while they wait for each other: there no kernel starts before its turn. */
 static void link_ranks(struct ranks *r)
 {
     for (int me = 0; me < r->n; me++) {
         struct forward *f = &r->ranks[me].forward;
 
+        if (share_a_device(r))
+            r->ranks[me].device.launch.chained = false;
         f->ranks.barrier.n_ranks = r->n;
         f->ranks.barrier.me = me;
         f->sampler.scans = r->ranks[0].forward.sampler.scans;
@@ -284,8 +294,6 @@ static void link_ranks(struct ranks *r)
             f->sampler.adjusted[i] = m->adjusted[i];
             f->sampler.seen[i] = m->seen[i];
             f->sampler.sampled[i] = m->sampled[i];
-            if (i != me && of->device.id == r->ranks[me].device.id)
-                r->ranks[me].device.launch.chained = false;
         }
     }
 }
@@ -317,6 +325,12 @@ static int take_host_memory(struct ranks *r, struct err *e)
     return rc;
 }
 
+static int load_all_products(struct rank *rank, const void *arg, struct err *e)
+{
+    (void)arg;
+    return rank_load_all_products(rank, e);
+}
+
 static int take_all(struct ranks *r, struct err *e)
 {
     int rc = each(r, take_memory, NULL, e);
@@ -327,7 +341,10 @@ static int take_all(struct ranks *r, struct err *e)
     if ((rc = take_host_memory(r, e)) < 0 || (rc = each(r, take_blocks, NULL, e)) < 0)
         return rc;
     link_ranks(r);
-    return each(r, choose, NULL, e);
+    rc = each(r, choose, NULL, e);
+    /* Loading a kernel waits for all that run on its device, so for ranks that wait for this one.
+     */
+    return rc == 0 && share_a_device(r) ? each(r, load_all_products, NULL, e) : rc;
 }
 
 int ranks_new(struct ranks **out, const struct model *model, const struct backend_options *options,

@@ -242,6 +242,13 @@ enum skinny_out {
     SKINNY_ADD_F32,  /* y += */
     SKINNY_SILU_MUL, /* w [2 * n, k]: y = silu(x w[0:n]) * (x w[n:2n]), bf16 */
 };
+/* How the sum over k is divided: two ranks that have a half each, and one that has both, add the
+ * same numbers in the same order. */
+enum skinny_sum {
+    SKINNY_WHOLE,
+    SKINNY_HALF,   /* as one of these two: */
+    SKINNY_HALVES, /* SKINNY_ADD_F32: y += sum of the first half, y += sum of the second */
+};
 struct skinny {
     void *y; /* row stride y_stride */
     int64_t y_stride;
@@ -252,8 +259,9 @@ struct skinny {
     const float *rms; /* with x, [m] or NULL: x and this are of skinny_norm() */
     const uint16_t *w;
     const uint16_t *bias; /* [n], added before anything is rounded, or NULL; SKINNY_BF16 alone */
-    int m, n, k;          /* k a multiple of 32 */
+    int m, n, k;          /* k a multiple of 32, of 64 for SKINNY_HALVES */
     enum skinny_out out;
+    enum skinny_sum sum;
 };
 cudaError_t skinny_gemm(const struct launch *l, const struct skinny *s);
 

@@ -18,8 +18,8 @@ static constexpr int COLS = 8;  /* rows of w of a tile */
 
 struct skinny_args {
     struct skinny s;
-    int n_steps;
-    int second; /* SKINNY_SILU_MUL: rows of w from gate to up */
+    int n_steps; /* of all of k, or of the half that a warp takes a part of */
+    int second;  /* SKINNY_SILU_MUL: rows of w from gate to up */
 };
 
 /* 8 floats and 8 weights to 8 bf16; adds the squares. */
@@ -135,10 +135,13 @@ static constexpr int resident(int halves, int tiles, int ahead)
     return halves * tiles * ahead <= 4 ? 4 : halves * tiles <= 2 && ahead <= 4 ? 3 : 2;
 }
 
+/* The steps of a warp: every WARPS-th; of a half, every HALF_WARPS-th. */
+static constexpr int HALF_WARPS = WARPS / 2;
+
 /* HALVES: 1 for up to 8 rows of x, 2 for up to 16, 8 where a block takes 64 rows of more. AHEAD:
  * steps in flight per warp. None of them changes a result, the sum of the warps' sums, each of
  * which is in order of k. */
-template <int HALVES, int TILES, int AHEAD, bool NORM, int OUT>
+template <int HALVES, int TILES, int AHEAD, bool NORM, int OUT, bool HALVED>
 static __global__ void __launch_bounds__(WARPS *WARP, resident(HALVES, TILES, AHEAD))
     skinny_kernel(const struct skinny_args args)
 {
@@ -154,6 +157,14 @@ static __global__ void __launch_bounds__(WARPS *WARP, resident(HALVES, TILES, AH
     const uint4 *s_x = (const uint4 *)s.x + (int64_t)row0 * (s.k / 8);
     const int warp = (int)threadIdx.x / WARP, lane = (int)threadIdx.x % WARP;
     const int group = lane / 4, quarter = lane % 4;
+    constexpr int STRIDE = HALVED ? HALF_WARPS : WARPS;
+    /* Of a half alone the other warps sum nothing. */
+    const int begin = !HALVED || warp < HALF_WARPS || s.sum == SKINNY_HALF
+                          ? warp
+                          : args.n_steps + warp - HALF_WARPS;
+    const int end = HALVED && warp >= HALF_WARPS && s.sum == SKINNY_HALVES ? 2 * args.n_steps
+                    : HALVED && warp >= HALF_WARPS                         ? 0
+                                                                           : args.n_steps;
     const int first = (int)blockIdx.x * (COLS * TILES / GATED);
     const uint16_t *w[TILES];
     uint4 ahead[AHEAD][TILES];
@@ -167,29 +178,29 @@ static __global__ void __launch_bounds__(WARPS *WARP, resident(HALVES, TILES, AH
     auto fetch = [&](int from) {
 #pragma unroll
         for (int i = 0; i < AHEAD; i++) {
-            const int step = from + i * WARPS;
+            const int step = from + i * STRIDE;
 
 #pragma unroll
             for (int t = 0; t < TILES; t++)
-                ahead[i][t] = step < args.n_steps ? ld_stream(w[t] + (int64_t)step * STEP)
-                                                  : make_uint4(0, 0, 0, 0);
+                ahead[i][t] =
+                    step < end ? ld_stream(w[t] + (int64_t)step * STEP) : make_uint4(0, 0, 0, 0);
         }
     };
-    fetch(warp);
+    fetch(begin);
     chain_wait();
     if (NORM)
         stage<HALVES * 8>(staged, squares, s);
     else if (s.rms && threadIdx.x < HALVES * 8)
         squares[0][threadIdx.x] =
             (int)threadIdx.x < n_rows ? __ldcg(s.rms + row0 + threadIdx.x) : 0;
-    for (int base = warp; base < args.n_steps; base += WARPS * AHEAD) {
+    for (int base = begin; base < end; base += STRIDE * AHEAD) {
         uint4 x[AHEAD][HALVES];
 
         /* Past the end of x its last row and step are read: their weights are zero, or their
          * results not stored. So loads need no branch and do not wait for each other. */
 #pragma unroll
         for (int i = 0; i < AHEAD; i++) {
-            const int vec = min(base + i * WARPS, args.n_steps - 1) * (STEP / 8) + quarter;
+            const int vec = min(base + i * STRIDE, end - 1) * (STEP / 8) + quarter;
 
 #pragma unroll
             for (int h = 0; h < HALVES; h++) {
@@ -221,8 +232,8 @@ static __global__ void __launch_bounds__(WARPS *WARP, resident(HALVES, TILES, AH
                 }
             }
         }
-        if (base + WARPS * AHEAD < args.n_steps)
-            fetch(base + WARPS * AHEAD);
+        if (base + STRIDE * AHEAD < end)
+            fetch(base + STRIDE * AHEAD);
     }
     static constexpr int EACH = HALVES * 8 * COLS; /* results of a tile */
 #pragma unroll
@@ -245,7 +256,7 @@ static __global__ void __launch_bounds__(WARPS *WARP, resident(HALVES, TILES, AH
 
             if (m >= n_rows || n >= s.n)
                 continue;
-            for (int j = 0; j < WARPS; j++) {
+            for (int j = 0; j < (HALVED ? HALF_WARPS : WARPS); j++) {
                 y += parts[j][t][m][col];
                 if (OUT == SKINNY_SILU_MUL)
                     up += parts[j][t + GATED - 1][m][col];
@@ -263,9 +274,16 @@ static __global__ void __launch_bounds__(WARPS *WARP, resident(HALVES, TILES, AH
             else if (OUT == SKINNY_F32)
                 ((float *)s.y)[at] = y;
             else if (OUT == SKINNY_ADD_F32)
-                ((float *)s.y)[at] = __ldcg((float *)s.y + at) + y;
+                y += __ldcg((float *)s.y + at);
             else
                 ((uint16_t *)s.y)[at] = bf16_bits(y / (1.0f + __expf(-y)) * (up * scale));
+            if (OUT == SKINNY_ADD_F32) {
+                float second = 0.0f;
+
+                for (int j = HALF_WARPS; HALVED && j < WARPS; j++)
+                    second += parts[j][t][m][col];
+                ((float *)s.y)[at] = HALVED ? y + second : y;
+            }
         }
     }
 }
@@ -277,12 +295,17 @@ static cudaError_t run(const struct launch *l, const struct skinny_args *a)
     const dim3 grid((unsigned)((a->s.n + cols - 1) / cols),
                     HALVES > 2 ? (unsigned)((a->s.m + HALVES * 8 - 1) / (HALVES * 8)) : 1u);
 
+    if constexpr (OUT == SKINNY_F32 || OUT == SKINNY_ADD_F32)
+        if (a->s.sum != SKINNY_WHOLE)
+            return launch_kernel(skinny_kernel<HALVES, TILES, AHEAD, false, OUT, true>, grid,
+                                 WARPS * WARP, 0, l, *a);
     if constexpr (HALVES <= 2)
         if (a->s.x_f32)
-            return launch_kernel(skinny_kernel<HALVES, TILES, AHEAD, true, OUT>, grid, WARPS * WARP,
+            return launch_kernel(skinny_kernel<HALVES, TILES, AHEAD, true, OUT, false>, grid,
+                                 WARPS * WARP,
                                  (size_t)a->s.m * ((size_t)a->s.k / 8 + 1) * sizeof(uint4), l, *a);
-    return launch_kernel(skinny_kernel<HALVES, TILES, AHEAD, false, OUT>, grid, WARPS * WARP, 0, l,
-                         *a);
+    return launch_kernel(skinny_kernel<HALVES, TILES, AHEAD, false, OUT, false>, grid, WARPS * WARP,
+                         0, l, *a);
 }
 
 /* The widest matrices take four tiles a block, so that x is read a quarter as often; those of
@@ -328,9 +351,13 @@ static cudaError_t dispatch(const struct launch *l, const struct skinny_args *a)
 
 extern "C" cudaError_t skinny_gemm(const struct launch *l, const struct skinny *s)
 {
-    const struct skinny_args a = {*s, s->k / STEP, s->n};
+    const int n_halves = s->sum == SKINNY_HALVES ? 2 : 1;
+    const struct skinny_args a = {*s, s->k / STEP / n_halves, s->n};
 
-    if (s->m < 1 || s->k % STEP ||
+    if (s->m < 1 || s->k % (STEP * n_halves) ||
+        (s->sum != SKINNY_WHOLE &&
+         (s->x_f32 || (s->out != SKINNY_F32 && s->out != SKINNY_ADD_F32))) ||
+        (s->sum == SKINNY_HALVES && s->out != SKINNY_ADD_F32) ||
         (s->x_f32 && (s->m > SKINNY_MAX_ROWS || 2 * s->m * s->k > SKINNY_NORM_BYTES)))
         return cudaErrorInvalidValue;
     return s->m <= 8 ? dispatch<1>(l, &a) : s->m <= 16 ? dispatch<2>(l, &a) : dispatch<8>(l, &a);

@@ -11,19 +11,18 @@ import math
 import random
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import clients
 import device
+import ranks
 import speed
 import stress
 import tiers
-from device import (Planted, Skip, answers_of, args, daemon, few, harness, median, model_config,
-                    need_model, random_ids, row, verdict, wire)
+from device import (CLEAR_MARGIN, GREEDY, Planted, Skip, answers_of, args, daemon, fault_once, few,
+                    golden_wrong, harness, median, model_config, need_model, random_ids, row,
+                    seeded_requests, verdict, wire)
 
-CLEAR_MARGIN = 0.05  # of logits; bf16 moves them by less
-GREEDY = {"temperature": 0}
 
 
 def golden():
@@ -66,27 +65,12 @@ def golden():
         f"{2 * clear - len(wrong)}/{2 * clear} clear" + "".join(f", {n}" for n in wrong[:4]))
 
 
-def golden_wrong(w, cases, alone):
-    """Names of cases with clear margins whose ids are others."""
-    requests = [{"prompt_ids": {"ids": c["prompt_ids"]}, "max_tokens": c["max_tokens"],
-                 "sampling": GREEDY} for c in cases]
-    answers = [w.generate(**r) for r in requests] if alone else answers_of(w, requests)
-    return [c["name"] for c, a in zip(cases, answers)
-            if c["min_margin"] >= CLEAR_MARGIN
-            and (a.error or a.choices[0].ids != c["greedy_ids"])]
-
-
 def seeds():
     """The same seed, the same tokens and log probabilities, in whatever company, however prompts are
     cut and whoever is preempted, where the backend promises it."""
     options = [] if args.backend == "cpu" else ["cuda.invariant=on"]
     model = args.model or harness.MODEL
-    vocab, rng = model_config(model)["vocab_size"], random.Random(11)
-    requests = [{"prompt_ids": {"ids": random_ids(rng, rng.randint(1, few(1500)), vocab)},
-                 "max_tokens": 64, "sampling": {"temperature": 0.9, "top_p": 0.95, "top_k": 0,
-                                                "seed": 1000 + i, "ignore_eos": True,
-                                                "logprobs": 1}}
-                for i in range(few(48, 4))]
+    requests = seeded_requests(model, few(48, 4))
     # Without cached prefixes: a second run computes all again.
     with daemon(*options, "cache.prefix_cache=off", model=model) as d, d.connect() as w:
         alone = [w.generate(**r).outcome() for r in requests]
@@ -235,40 +219,8 @@ def faults():
         + "".join(f"; {p}" for p in problems[:3]))
 
 
-def fault_once(planted, rng):
-    """(seconds from the first error to the end, what was wrong)."""
-    d = daemon(module=planted.module)
-    try:
-        wires = [d.connect() for _ in range(3)]
-        frames = [b"".join(wire.frame(i, generate={
-            "prompt_ids": {"ids": random_ids(rng, rng.randint(1, 600), 1900)}, "max_tokens": 2000,
-            "stream": True, "sampling": {"temperature": 1.0, "ignore_eos": True}})
-            for i in range(1, 9)) for _ in wires]
-        for w, frame in zip(wires, frames):  # all are there before the fault is
-            w.raw(frame)
-        first, told = None, 0
-        for w in wires:
-            answers = w.collect(range(1, 9))
-            first = first or time.monotonic()
-            told += sum(bool(a.error) and a.error["code"] == "ERROR_INTERNAL"
-                        for a in answers.values())
-        try:
-            status = d.process.wait(timeout=30)
-        except harness.subprocess.TimeoutExpired:
-            return 30.0, "the process did not end"
-        seconds = time.monotonic() - first
-        if told != 24:
-            return seconds, f"{told} of 24 were told"
-        if status <= 0:
-            return seconds, f"ended with status {status}"
-        return seconds, f"it took {seconds:.1f} s" if seconds > 5 else None
-    except (wire.Closed, AssertionError, OSError) as e:
-        return math.inf, f"{type(e).__name__} {e}"[:300]
-    finally:
-        d.close()
-
-
 PARTS = {f.__name__: f for f in (golden, seeds, prefix, starts, ledger, shapes, faults)}
+PARTS["ranks"] = ranks.ranks
 PARTS["stress"] = stress.stress
 PARTS["clients"] = clients.clients
 PARTS["speed"] = speed.speed

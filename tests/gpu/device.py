@@ -21,6 +21,9 @@ sys.path.insert(0, str(ROOT / "tests" / "e2e"))
 import harness  # noqa: E402
 import wire  # noqa: E402
 
+CLEAR_MARGIN = 0.05  # of logits; bf16 moves them by less
+GREEDY = {"temperature": 0}
+
 args = argparse.Namespace()
 failed = []
 
@@ -172,6 +175,58 @@ def answers_of(w, requests):
         w.send(i, generate=r)
     got = w.collect(ids)
     return [got[i] for i in ids]
+
+
+def seeded_requests(model, n):
+    """Prompts of all lengths, sampled from with a seed each."""
+    vocab, rng = model_config(model)["vocab_size"], random.Random(11)
+    return [{"prompt_ids": {"ids": random_ids(rng, rng.randint(1, few(1500)), vocab)},
+             "max_tokens": 64, "sampling": {"temperature": 0.9, "top_p": 0.95, "top_k": 0,
+                                            "seed": 1000 + i, "ignore_eos": True, "logprobs": 1}}
+            for i in range(n)]
+
+
+def golden_wrong(w, cases, alone):
+    """Names of cases with clear margins whose ids are others."""
+    requests = [{"prompt_ids": {"ids": c["prompt_ids"]}, "max_tokens": c["max_tokens"],
+                 "sampling": GREEDY} for c in cases]
+    answers = [w.generate(**r) for r in requests] if alone else answers_of(w, requests)
+    return [c["name"] for c, a in zip(cases, answers)
+            if c["min_margin"] >= CLEAR_MARGIN
+            and (a.error or a.choices[0].ids != c["greedy_ids"])]
+
+
+def fault_once(planted, rng, *options, bar=5):
+    """(seconds from the first error to the end, what was wrong)."""
+    d = daemon(*options, module=planted.module)
+    try:
+        wires = [d.connect() for _ in range(3)]
+        frames = [b"".join(wire.frame(i, generate={
+            "prompt_ids": {"ids": random_ids(rng, rng.randint(1, 600), 1900)}, "max_tokens": 2000,
+            "stream": True, "sampling": {"temperature": 1.0, "ignore_eos": True}})
+            for i in range(1, 9)) for _ in wires]
+        for w, frame in zip(wires, frames):  # all are there before the fault is
+            w.raw(frame)
+        first, told = None, 0
+        for w in wires:
+            answers = w.collect(range(1, 9))
+            first = first or time.monotonic()
+            told += sum(bool(a.error) and a.error["code"] == "ERROR_INTERNAL"
+                        for a in answers.values())
+        try:
+            status = d.process.wait(timeout=30)
+        except harness.subprocess.TimeoutExpired:
+            return 30.0, "the process did not end"
+        seconds = time.monotonic() - first
+        if told != 24:
+            return seconds, f"{told} of 24 were told"
+        if status <= 0:
+            return seconds, f"ended with status {status}"
+        return seconds, f"it took {seconds:.1f} s" if seconds > bar else None
+    except (wire.Closed, AssertionError, OSError) as e:
+        return math.inf, f"{type(e).__name__} {e}"[:300]
+    finally:
+        d.close()
 
 
 median = statistics.median

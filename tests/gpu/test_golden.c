@@ -286,6 +286,44 @@ TEST(ranks_copy_their_parts_of_blocks, .n = 2)
 }
 END_TEST
 
+/* In invariant mode two ranks give the texts of one. */
+TEST(invariant_texts_do_not_depend_on_ranks)
+{
+    enum { N = 40 };
+    struct drive_seq seqs[2][N];
+    struct drive_times times;
+    struct err e;
+
+    for (int r = 0; r < 2; r++) {
+        struct backend_options o = options(16);
+        struct backend *b;
+
+        o.invariant = true;
+        if (r > 0)
+            divide(&o, 2);
+        err_must(nvllm_backend.open(&b, model, &o, &e), &e);
+        for (int i = 0; i < N; i++) {
+            seqs[r][i] = seq_of(&cases[i]);
+            seqs[r][i].sampling.temperature = 0.9f;
+            seqs[r][i].sampling.seed = (uint64_t)i * 77;
+        }
+        err_must(drive(&(struct driver){.ops = &nvllm_backend, .backend = b, .options = &o},
+                       seqs[r], N, &times, &e),
+                 &e);
+        nvllm_backend.close(b);
+    }
+    for (int i = 0; i < N; i++) {
+        ck_assert_int_eq(seqs[0][i].n_out, seqs[1][i].n_out);
+        ck_assert_msg(memcmp(seqs[0][i].out, seqs[1][i].out, (size_t)seqs[0][i].n_out * 4) == 0,
+                      "ids of %s", cases[i].name);
+        for (int r = 0; r < 2; r++) {
+            free(seqs[r][i].out);
+            free(seqs[r][i].logprobs);
+        }
+    }
+}
+END_TEST
+
 /* In invariant mode neither a text nor the bits of a log probability depend on what runs beside it,
  * on how prompts are cut, or on having been computed again half way. */
 TEST(invariant_texts_do_not_depend_on_the_batch, .n = 2)

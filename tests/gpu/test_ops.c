@@ -280,6 +280,66 @@ TEST(skinny_gemm_follows_twin, .n = N(skinny_rows))
 END_TEST
 
 /* A product of normed rows, by itself or behind the kernel for many. */
+/* One rank that adds both halves of k, one after the other, has the bits of the sum of two ranks
+ * with a half each, which is near the twin's. */
+static void check_halves(int m, int n, int k)
+{
+    const struct device_array x = array_bf16((size_t)(m * k), 1.0f);
+    const struct device_array w = array_bf16((size_t)(n * k), 1.0f / sqrtf((float)k));
+    const struct device_array y = array_f32((size_t)(m * n), 1.0f);
+    const struct device_array part = array_new(y.bytes);
+    float *expected = host_new(y.bytes, 1);
+    double *twin = values_f32(y.host, (size_t)(m * n)), *in = values_bf16(x.host, (size_t)(m * k));
+    struct skinny s = {.y = y.device,
+                       .y_stride = n,
+                       .x = x.device,
+                       .w = w.device,
+                       .m = m,
+                       .n = n,
+                       .k = k,
+                       .out = SKINNY_ADD_F32,
+                       .sum = SKINNY_HALVES};
+
+    memcpy(expected, y.host, y.bytes);
+    for (int i = 0; i < m * n; i++)
+        twin[i] += dot(in + i / n * k, (uint16_t *)w.host + i % n * k, k);
+    cuda_must(skinny_gemm(&device.launch, &s));
+    s.y = part.device;
+    s.k = k / 2;
+    s.out = SKINNY_F32;
+    s.sum = SKINNY_HALF;
+    for (int half = 0; half < 2; half++) {
+        const size_t row = (size_t)k; /* bytes of half a row */
+
+        s.x = device_new((size_t)m * row);
+        s.w = device_new((size_t)n * row);
+        cuda_must(cudaMemcpy2D((void *)(uintptr_t)s.x, row, (char *)x.device + half * k, 2 * row,
+                               row, (size_t)m, cudaMemcpyDeviceToDevice));
+        cuda_must(cudaMemcpy2D((void *)(uintptr_t)s.w, row, (char *)w.device + half * k, 2 * row,
+                               row, (size_t)n, cudaMemcpyDeviceToDevice));
+        device_fill(part.device, 0xff, part.bytes);
+        cuda_must(cudaDeviceSynchronize());
+        cuda_must(skinny_gemm(&device.launch, &s));
+        array_to_host(&part);
+        for (int i = 0; i < m * n; i++)
+            expected[i] += ((float *)part.host)[i];
+    }
+    array_to_host(&y);
+    ck_assert_msg(memcmp(y.host, expected, y.bytes) == 0, "m %d n %d k %d", m, n, k);
+    ck_assert_double_lt(error_f32(y.host, twin, (size_t)(m * n)), bf16_error);
+}
+
+TEST(skinny_halves_are_added_as_ranks_add_them, .n = N(skinny_rows))
+{
+    const int m = skinny_rows[_i];
+
+    check_halves(m, 52, 64);
+    check_halves(m, 1024, 3072);
+    check_halves(m, 4100, 192);
+    check_halves(m, 24, 12288);
+}
+END_TEST
+
 static struct device_array normed_product(struct skinny s, const float *x, bool alone)
 {
     const struct device_array y = array_new((size_t)s.m * (size_t)s.y_stride * 2);

@@ -155,6 +155,54 @@ TEST(fixed_algorithms_do_not_depend_on_rows, .n = N(fixed_shapes))
 }
 END_TEST
 
+/* The half of each row of a [rows, k] matrix, packed. */
+static void *half_of(const struct device_array *a, int rows, int k, int half)
+{
+    uint16_t *packed = host_new((size_t)(rows * k / 2), 2);
+
+    for (int i = 0; i < rows; i++)
+        memcpy(packed + i * k / 2, (uint16_t *)a->host + i * k + half * k / 2, (size_t)k);
+    return array_of(packed, (size_t)(rows * k)).device;
+}
+
+static const int half_shapes[][2] = {
+    {1024, 2048}, {1024, 3072}, {4096, 4096}, {256, 768}, {896, 4864}};
+
+/* One rank that adds both halves of k, one after the other, has the bits of the sum of two ranks
+ * with a half each. */
+TEST(halves_are_added_as_ranks_add_them, .n = N(half_shapes))
+{
+    enum { ROWS = 144 };
+    const int n = half_shapes[_i][0], k = half_shapes[_i][1];
+    const struct product whole = random_product(ROWS, n, k, GEMM_ADD_F32);
+    const struct device_array part = array_new(whole.y.bytes);
+    float *expected = host_new(whole.y.bytes, 1);
+    struct gemm *g = new_gemm(true);
+
+    memcpy(expected, whole.y.host, whole.y.bytes);
+    for (int half = 0; half < 2; half++) {
+        struct gemm_product p = whole.p, q = whole.p;
+
+        p.k = q.k = k / 2;
+        p.out = GEMM_ADD_HALF_F32;
+        p.x += half * k / 2;
+        p.w += half * k / 2;
+        run(g, &p);
+        q.out = GEMM_F32;
+        q.y = part.device;
+        q.x = half_of(&whole.x, ROWS, k, half);
+        q.w = half_of(&whole.w, n, k, half);
+        run(g, &q);
+        array_to_host(&part);
+        for (size_t i = 0; i < whole.y.bytes / 4; i++)
+            expected[i] += ((float *)part.host)[i];
+    }
+    array_to_host(&whole.y);
+    ck_assert(memcmp(whole.y.host, expected, whole.y.bytes) == 0);
+    gemm_free(g);
+}
+END_TEST
+
 /* The candidate that is not cuBLASLt's first choice, if there is one, as the record of a shape. */
 static struct algo_record measure(struct gemm *g, const struct gemm_product *p)
 {

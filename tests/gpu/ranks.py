@@ -1,0 +1,99 @@
+"""Tensor parallelism through the daemon: two ranks, on two devices, or on one where there is but one.
+Right tokens, tiers, sleep, and faults of one rank. Speed is for the other parts, with --gpus."""
+
+import json
+import os
+import random
+import subprocess
+import tempfile
+import time
+
+import stress
+from device import (CLEAR_MARGIN, Planted, answers_of, args, daemon, fault_once, few, golden_wrong,
+                    harness, median, model_config, row, seeded_requests, verdict)
+
+FOUND_S = 15  # a rank that fails or hangs
+
+
+def two_ranks():
+    """The options, and whether each has a device of its own."""
+    n = len(subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True).stdout.splitlines())
+    if n < 2:  # they wait for each other there, so loading kernels must not wait for them
+        os.environ |= {"CUDA_MODULE_LOADING": "EAGER", "CUDA_DEVICE_MAX_CONNECTIONS": "32"}
+    return ["model.tensor_parallel=2", f"cuda.devices=0,{int(n > 1)}"], n > 1
+
+
+def ranks():
+    options, apart = two_ranks()
+    where = "two devices" if apart else "one device"
+    golden(options, where)
+    same_tokens(options, where)
+    sleep(options, where)
+    faults(options, where, few(20) if apart else 1)
+
+
+def golden(options, where):
+    cases = json.loads((harness.GOLDEN / "nvllm-tiny-greedy.json").read_text())
+    clear = sum(c["min_margin"] >= CLEAR_MARGIN for c in cases)
+    longest = max(len(c["prompt_ids"]) + c["max_tokens"] for c in cases)
+    pool = stress.pool_bytes(model_config(harness.MODEL), longest + 64) >> 10
+    small = [f"cache.kv_memory={pool}K", f"scheduler.max_seq_len={longest + 16}"]
+    with tempfile.TemporaryDirectory(prefix="nvllm-disk-") as folder:
+        for name, more in (("usual", ["cache.kv_memory=2G"]),
+                           ("block 256, no graphs", ["cache.kv_memory=2G", "cache.block_len=256",
+                                                     "cuda.graphs=off"]),
+                           ("host memory", small + ["cache.host_memory=1G"]),
+                           ("disk", small + [f"cache.host_memory={pool}K", "cache.disk=1G",
+                                             f"cache.folder={folder}"]),
+                           ("a pool of 8 blocks", ["cache.kv_memory=1M", "cache.host_memory=1G"])):
+            with daemon(*options, *more) as d, d.connect() as w:
+                wrong = golden_wrong(w, cases, False) + golden_wrong(w, cases, True)
+            row(f"ranks, golden, {name}", verdict(clear and not wrong),
+                f"{where}: {2 * clear - len(wrong)}/{2 * clear} clear"
+                + "".join(f", {n}" for n in wrong[:4]))
+
+
+def same_tokens(options, where):
+    """In invariant mode two ranks give the texts of one."""
+    model = args.model or harness.MODEL
+    requests, texts = seeded_requests(model, few(144, 4)), []
+    for more in [], options:
+        with daemon("cuda.invariant=on", *more, model=model) as d, d.connect() as w:
+            answers = answers_of(w, requests)
+            assert not any(a.error for a in answers), answers[0].error
+            texts.append([a.choices[0].ids for a in answers])
+    same = sum(a == b for a, b in zip(*texts))
+    row("ranks, same tokens as one", verdict(same == len(requests)),
+        f"{where}: {same}/{len(requests)} texts the same")
+
+
+def sleep(options, where):
+    prompt = {"prompt": "Count from 1 to 20.", "max_tokens": 40, "sampling": {"temperature": 0}}
+    with daemon(*options, "cache.host_memory=64M") as d, d.connect() as w:
+        ids = []
+        for level in "SLEEP_ALL", "SLEEP_WEIGHTS", None:
+            answer = w.generate(**prompt)
+            ids.append(None if answer.error else answer.choices[0].ids)
+            if level:
+                d.wait_idle()
+                w.ask(sleep={"level": level})
+    row("ranks, sleep and wake", verdict(ids[0] and ids == [ids[0]] * 3),
+        f"{where}: {len(ids[0] or [])} tokens, the same after each")
+
+
+def faults(options, where, rounds):
+    """A rank that stops in some step: each request is told, the daemon ends, the next one starts."""
+    rng, problems, times = random.Random(3), [], {}
+    with Planted("") as planted:
+        for kind in ("trap", "hang", "stop"):
+            times[kind] = []
+            for number in range(rounds):
+                planted.plan(f"{kind} {rng.randint(20, 200)}\n")
+                begin = time.monotonic()
+                _, problem = fault_once(planted, rng, *options, bar=FOUND_S)
+                times[kind].append(time.monotonic() - begin)
+                problems += [f"{kind} {number}: {problem}"] if problem else []
+    row("ranks, planted faults", verdict(not problems),
+        f"{where}, {rounds} each, seconds from start to end: "
+        + ", ".join(f"{kind} {median(t):.1f} (longest {max(t):.1f})" for kind, t in times.items())
+        + "".join(f"; {p}" for p in problems[:3]))
