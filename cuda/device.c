@@ -1,7 +1,9 @@
 /* device.c - see device.h. */
 #include "cuda/device.h"
 
+#include <ctype.h>
 #include <errno.h>
+#include <sched.h>
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
@@ -80,6 +82,49 @@ int device_open(struct device *d, int id, struct err *e)
     d->launch.n_sms = p.multiProcessorCount;
     d->total_bytes = total_bytes;
     return 0;
+}
+
+/* "0-15,32-47" */
+static void read_cpu_list(cpu_set_t *out, FILE *f)
+{
+    int first, last;
+    char end;
+
+    CPU_ZERO(out);
+    while (fscanf(f, "%d", &first) == 1) {
+        last = first;
+        end = '\n';
+        if (fscanf(f, "%c", &end) == 1 && end == '-' &&
+            (fscanf(f, "%d", &last) != 1 || fscanf(f, "%c", &end) != 1))
+            end = '\n';
+        for (int i = first; i >= 0 && i <= last && i < CPU_SETSIZE; i++)
+            CPU_SET(i, out);
+        if (end != ',')
+            return;
+    }
+}
+
+void device_keep_thread_near(const struct device *d)
+{
+    char bus[32], path[96];
+    cpu_set_t local, mine;
+    FILE *f;
+
+    if (cudaDeviceGetPCIBusId(bus, sizeof(bus), d->id) != cudaSuccess)
+        return;
+    for (char *c = bus; *c; c++)
+        *c = (char)tolower((unsigned char)*c);
+    snprintf(path, sizeof(path), "/sys/bus/pci/devices/%s/local_cpulist", bus);
+    f = fopen(path, "re");
+    if (!f)
+        return;
+    read_cpu_list(&local, f);
+    fclose(f);
+    if (sched_getaffinity(0, sizeof(mine), &mine) < 0)
+        return;
+    CPU_AND(&mine, &mine, &local);
+    if (CPU_COUNT(&mine) > 0)
+        (void)sched_setaffinity(0, sizeof(mine), &mine);
 }
 
 void device_give_back(struct device *d, enum device_use use)

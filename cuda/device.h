@@ -42,6 +42,10 @@ int cuda_check(cudaError_t code, const char *what, struct err *e);
 int device_open(struct device *d, int id, struct err *e);
 void device_close(struct device *d);
 
+/* Keeps the calling thread, and those that it starts, on the CPUs of the device's NUMA node, as far
+ * as it may use them; where the system does not say which these are, changes nothing. */
+void device_keep_thread_near(const struct device *d);
+
 /* Takes memory for a use, once; -ENOMEM says what it is for, what it needs and what is there. */
 int device_take(struct device *d, enum device_use use, uint64_t bytes, struct err *e);
 void device_give_back(struct device *d, enum device_use use); /* if taken; no work uses it */

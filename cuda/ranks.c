@@ -61,6 +61,7 @@ struct ranks {
     /* where there are several */
     struct worker workers[MAX_RANKS];
     int n_workers; /* started */
+    int lost; /* a rank whose thread has stopped, or -1: nothing can be asked of them any more */
     struct job jobs[N_JOBS];
     _Atomic uint32_t n_posted;
     _Atomic int n_asleep;
@@ -139,6 +140,11 @@ static int first_error(const struct ranks *r, struct err *e)
     return 0;
 }
 
+static int lost_error(const struct ranks *r, struct err *e)
+{
+    return err_set(e, -ETIMEDOUT, "rank %d has not begun a step for %d s", r->lost, STEP_SECONDS);
+}
+
 /* Runs a function on all ranks at a time and waits for it. */
 static int each(struct ranks *r, rank_fn *run, const void *arg, struct err *e)
 {
@@ -146,6 +152,8 @@ static int each(struct ranks *r, rank_fn *run, const void *arg, struct err *e)
 
     if (r->n == 1)
         return run(&r->ranks[0], arg, e);
+    if (r->lost >= 0)
+        return lost_error(r, e);
     post(r, (struct job){.run = run, .arg = arg});
     (void)wait_until_done(r, r->n_posted, INFINITY);
     rc = first_error(r, e);
@@ -193,9 +201,14 @@ static int open_one(struct rank *rank, const void *arg, struct err *e)
     const struct shard s = {.rank = (int32_t)(rank - o->all->ranks), .tp_size = o->all->n};
     struct backend_options mine = *o->options;
 
+    int r;
+
     if (s.rank > 0)
         mine.progress = NULL; /* all read as much: one tells how far they are */
-    return rank_open(rank, o->model, s, &mine, e);
+    r = rank_open(rank, o->model, s, &mine, e);
+    if (r == 0 && s.tp_size > 1) /* a single rank has no thread of its own */
+        device_keep_thread_near(&rank->device);
+    return r;
 }
 
 static int take_memory(struct rank *rank, const void *arg, struct err *e)
@@ -358,6 +371,7 @@ int ranks_new(struct ranks **out, const struct model *model, const struct backen
     if (!r)
         return err_set(e, -ENOMEM, "out of memory");
     r->n = options->n_devices;
+    r->lost = -1;
     rc = start_workers(r, e);
     if (rc == 0)
         rc = each(r, open_one, &opening, e);
@@ -373,10 +387,10 @@ int ranks_new(struct ranks **out, const struct model *model, const struct backen
     return 0;
 }
 
-/* One after the other: steps that all take part in end on all. */
+/* Under a thread that has stopped nothing can be freed. */
 void ranks_free(struct ranks *r)
 {
-    if (!r)
+    if (!r || r->lost >= 0)
         return;
     stop_workers(r);
     for (int i = 0; i < r->n; i++) {
@@ -545,12 +559,10 @@ static int take_copies(struct ranks *r, bool wait, struct step_result *out, stru
 /* All ranks' parts have ended: then their slots may be written again. */
 int ranks_wait(struct ranks *r, int slot, struct step_result *out, struct err *e)
 {
-    const int late = wait_until_done(r, r->steps[slot].posted, STEP_SECONDS);
     int rc;
 
-    if (late >= 0)
-        return err_set(e, -ETIMEDOUT, "rank %d has not begun a step for %d s", late, STEP_SECONDS);
-    rc = first_error(r, e);
+    r->lost = wait_until_done(r, r->steps[slot].posted, STEP_SECONDS);
+    rc = r->lost >= 0 ? lost_error(r, e) : first_error(r, e);
     for (int i = 0; i < r->n && rc == 0; i++)
         rc = rank_wait(&r->ranks[i], slot, e);
     if (rc < 0)

@@ -2,7 +2,7 @@
 """Compares the CUDA backend's logits with transformers on the same folder: relative error against
 float32, which may not be above transformers' own in bf16 by more than a tenth.
 
-    compare_logits.py MODEL_FOLDER LOGITS_PROGRAM [N_PROMPTS]
+    compare_logits.py MODEL_FOLDER LOGITS_PROGRAM [N_PROMPTS [RANKS]]
 """
 import array
 import os
@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM
 
 folder, program = sys.argv[1], sys.argv[2]
 n_prompts = int(sys.argv[3]) if len(sys.argv) > 3 else 64
+ranks = sys.argv[4] if len(sys.argv) > 4 else "1"
 torch.backends.cuda.matmul.allow_tf32 = False
 random.seed(1)
 
@@ -49,7 +50,7 @@ with tempfile.TemporaryDirectory() as tmp:
     with open(os.path.join(tmp, "prompts"), "wb") as f:
         for ids in prompts:
             array.array("i", [len(ids)] + ids).tofile(f)
-    subprocess.run([program, folder, f.name, os.path.join(tmp, "logits")], check=True)
+    subprocess.run([program, folder, f.name, os.path.join(tmp, "logits"), "1", ranks], check=True)
     ours = torch.frombuffer(bytearray(open(os.path.join(tmp, "logits"), "rb").read()),
                             dtype=torch.float32).double().view(len(prompts), vocab)
 

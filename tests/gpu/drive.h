@@ -2,9 +2,23 @@
 #ifndef NVLLM_TESTS_GPU_DRIVE_H
 #define NVLLM_TESTS_GPU_DRIVE_H
 
+#include <cuda_runtime_api.h>
+
 #include "engine/model/model.h"
 #include "tests/gpu/common.h"
 #include "tests/tools/backend_driver.h"
+
+/* So many ranks, on as many devices as there are. */
+static inline void divide_among_devices(struct backend_options *o, int tp_size)
+{
+    int n_devices = 1;
+
+    ranks_may_share_devices();
+    (void)cudaGetDeviceCount(&n_devices);
+    o->tp_size = o->n_devices = tp_size;
+    for (int i = 0; i < tp_size; i++)
+        o->devices[i] = i % n_devices;
+}
 
 /* The bundled model: below a folder of test data, or the tree's where that is NULL. */
 static inline struct model *open_tiny_model(const char *data_folder)

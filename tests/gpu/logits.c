@@ -1,11 +1,12 @@
 /* logits.c - writes the CUDA backend's raw logits of the last token of each prompt, for
  * compare_logits.py.
  *
- *   logits MODEL_FOLDER PROMPTS OUTPUT [TOKENS]
+ *   logits MODEL_FOLDER PROMPTS OUTPUT [TOKENS [RANKS]]
  *
  * PROMPTS: int32 numbers: for each prompt its length, then its ids. OUTPUT: vocab_size float32 for
- * each, of the row that the last of TOKENS (1) is sampled from. */
-#include "cuda/rank.h"
+ * each, of the row that the last of TOKENS (1) is sampled from. RANKS (1): on as many devices as
+ * there are. */
+#include "cuda/ranks.h"
 #include "tests/gpu/drive.h"
 #include "tests/gpu/gpu_rig.h"
 
@@ -26,6 +27,7 @@ static void write_prompt(struct backend *b, const struct backend_options *o, con
                           .sampling = {.top_p = 1.0f, .repetition_penalty = 1.0f},
                           .out = sampled};
     const size_t bytes = (size_t)vocab * sizeof(float);
+    const int each = cuda_backend_rank(b)->forward.sampler.ids_per_rank;
     float *logits = malloc(bytes);
     struct drive_times times;
     struct err e;
@@ -33,8 +35,11 @@ static void write_prompt(struct backend *b, const struct backend_options *o, con
     err_must(drive(&(struct driver){.ops = &nvllm_backend, .backend = b, .options = o}, &s, 1,
                    &times, &e),
              &e);
-    cuda_must(
-        cudaMemcpy(logits, cuda_backend_rank(b)->forward.logits, bytes, cudaMemcpyDeviceToHost));
+    for (int first = 0; first < vocab; first += each)
+        cuda_must(cudaMemcpy(logits + first,
+                             ranks_at(cuda_backend_ranks(b), first / each)->forward.logits,
+                             (size_t)(each < vocab - first ? each : vocab - first) * sizeof(float),
+                             cudaMemcpyDeviceToHost));
     if (fwrite(logits, 1, bytes, out) != bytes) {
         perror("writing");
         exit(1);
@@ -56,10 +61,14 @@ int main(int argc, char **argv)
 
     if (argc > 4)
         n_tokens = atoi(argv[4]);
-    if (argc < 4 || n_tokens < 1 || n_tokens > MAX_TOKENS) {
-        fprintf(stderr, "usage: %s MODEL_FOLDER PROMPTS OUTPUT [TOKENS]\n", argv[0]);
+    if (argc > 5)
+        o.tp_size = atoi(argv[5]);
+    if (argc < 4 || n_tokens < 1 || n_tokens > MAX_TOKENS || o.tp_size > MAX_RANKS) {
+        fprintf(stderr, "usage: %s MODEL_FOLDER PROMPTS OUTPUT [TOKENS [RANKS]]\n", argv[0]);
         return 2;
     }
+    if (o.tp_size > 1)
+        divide_among_devices(&o, o.tp_size);
     in = fopen(argv[2], "rbe");
     out = fopen(argv[3], "wbe");
     if (!in || !out) {

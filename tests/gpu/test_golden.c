@@ -131,17 +131,6 @@ TEST(ids_alone_are_the_references)
 }
 END_TEST
 
-/* So many ranks, on as many devices as there are. */
-static void divide(struct backend_options *o, int tp_size)
-{
-    int n_devices = 1;
-
-    (void)cudaGetDeviceCount(&n_devices);
-    o->tp_size = o->n_devices = tp_size;
-    for (int i = 0; i < tp_size; i++)
-        o->devices[i] = i % n_devices;
-}
-
 /* Several ranks give the reference's ids: with fewer KV heads than ranks, with steps whose rows are
  * shared and steps whose are not, with graphs and without. */
 TEST(ids_of_ranks_are_the_references, .n = 3)
@@ -149,7 +138,7 @@ TEST(ids_of_ranks_are_the_references, .n = 3)
     struct backend_options o = options(_i == 1 ? 256 : 16);
     int same, clear;
 
-    divide(&o, 2 << _i);
+    divide_among_devices(&o, 2 << _i);
     check_golden(&o, MAX_SEQS, &same, &clear);
     ck_assert_int_gt(clear, 0);
     o.max_batch_tokens = 1000;
@@ -176,7 +165,7 @@ TEST(ranks_sleep_and_wake)
     err_must(nvllm_backend.open(&b, model, &whole, &e), &e);
     nvllm_backend.info(b, &one);
     nvllm_backend.close(b);
-    divide(&o, 2);
+    divide_among_devices(&o, 2);
     err_must(nvllm_backend.open(&b, model, &o, &e), &e);
     nvllm_backend.info(b, &two);
     ck_assert_int_eq(two.n_devices, 2);
@@ -242,7 +231,7 @@ TEST(ranks_copy_their_parts_of_blocks, .n = 2)
 
     o.tier_bytes[TIER_DEVICE] = 64 << 20;
     o.tier_bytes[TIER_HOST] = 16 << 20;
-    divide(&o, _i ? 4 : 1);
+    divide_among_devices(&o, _i ? 4 : 1);
     err_must(nvllm_backend.open(&b, model, &o, &e), &e);
     driver.backend = b;
     err_must(drive(&driver, &s, 1, &times, &e), &e);
@@ -300,7 +289,7 @@ TEST(invariant_texts_do_not_depend_on_ranks)
 
         o.invariant = true;
         if (r > 0)
-            divide(&o, 2);
+            divide_among_devices(&o, 2);
         err_must(nvllm_backend.open(&b, model, &o, &e), &e);
         for (int i = 0; i < N; i++) {
             seqs[r][i] = seq_of(&cases[i]);
@@ -339,7 +328,7 @@ TEST(invariant_texts_do_not_depend_on_the_batch, .n = 2)
 
     o.invariant = true;
     if (_i == 1)
-        divide(&o, 2);
+        divide_among_devices(&o, 2);
     err_must(nvllm_backend.open(&b, model, &o, &e), &e);
     for (int i = 0; i < N; i++) {
         alone[i] = seq_of(&cases[i]);
