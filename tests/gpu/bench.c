@@ -235,7 +235,8 @@ int main(int argc, char **argv)
                 "       %1$s MODEL_FOLDER prefill TOKENS [CACHE_FOLDER]\n"
                 "       %1$s MODEL_FOLDER tune [CACHE_FOLDER]\n"
                 "       %1$s attention\n"
-                "       %1$s sampler\n",
+                "       %1$s sampler\n"
+                "       %1$s ranks\n",
                 argv[0]);
         return 2;
     }
@@ -243,6 +244,10 @@ int main(int argc, char **argv)
         return bench_attention() ? 0 : 1;
     if (is(argv[1], "sampler")) {
         bench_sampler();
+        return 0;
+    }
+    if (is(argv[1], "ranks")) {
+        bench_ranks();
         return 0;
     }
     err_must(model_open(&model, argv[1], &e), &e);

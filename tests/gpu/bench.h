@@ -9,6 +9,10 @@ static const double H200_BYTES_PER_SECOND = 4.54e12; /* what plain reads reach t
 /* Attention over scattered blocks; whether every bar was reached. Needs 4 GiB of device 0. */
 bool bench_attention(void);
 
+/* The all-reduce of several ranks, over all devices; or of two on one device, where nothing goes
+ * over a link, to see what barriers cost. */
+void bench_ranks(void);
+
 /* The sampler, on Qwen's vocabulary. Needs 1 GiB of device 0. */
 void bench_sampler(void);
 
