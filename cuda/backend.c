@@ -26,6 +26,11 @@ static int check_rank(const struct model_config *whole, int tp_size, struct err 
     int64_t first, n_ids;
 
     shard_range(&first, &n_ids, whole, DIM_VOCAB, last);
+    if (tp_size > 1 && c.hidden_dim > 16384)
+        return err_set(e, -ENOTSUP,
+                       "CUDA: hidden_size %d exceeds 16384, the most for several "
+                       "devices",
+                       c.hidden_dim);
     if (c.ffn_dim % 32)
         return err_set(
             e, -ENOTSUP,

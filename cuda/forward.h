@@ -51,7 +51,8 @@ struct forward_ranks {
 
 /* In steps of more rows each rank norms its share of them and gives it to all: a second barrier,
  * but of n ranks' parts (n - 1) / n instead of n - 1 come over NVLink, and half as much of the
- * normed. */
+ * normed. By arithmetic: two ranks save 1 MB of 4 at 256 rows of 4,096, which takes 2.6 us at 396
+ * GB/s, about as long as a barrier. */
 enum { FORWARD_SHARED_ROWS = 256 };
 
 struct forward {
