@@ -68,6 +68,8 @@ static int check_options(struct backend_options *o, struct err *e)
             o->devices[o->n_devices] = o->n_devices;
     if (o->kv_dtype == KV_DTYPE_F32)
         return err_set(e, -ENOTSUP, "CUDA: keys and values are bf16 on a device, not f32");
+    if (o->tp_size > MAX_RANKS || (o->tp_size & (o->tp_size - 1)) != 0)
+        return err_set(e, -EINVAL, "model.tensor_parallel: %d is not 1, 2, 4 or 8", o->tp_size);
     if (o->tp_size != o->n_devices)
         return err_set(e, -EINVAL,
                        "cuda.devices: %d devices are named, and model.tensor_parallel is %d",

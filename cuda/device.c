@@ -104,13 +104,13 @@ static void read_cpu_list(cpu_set_t *out, FILE *f)
     }
 }
 
-void device_keep_thread_near(const struct device *d)
+void device_keep_thread_near(int id)
 {
     char bus[32], path[96];
     cpu_set_t local, mine;
     FILE *f;
 
-    if (cudaDeviceGetPCIBusId(bus, sizeof(bus), d->id) != cudaSuccess)
+    if (cudaDeviceGetPCIBusId(bus, sizeof(bus), id) != cudaSuccess)
         return;
     for (char *c = bus; *c; c++)
         *c = (char)tolower((unsigned char)*c);

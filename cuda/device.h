@@ -1,7 +1,7 @@
 /* device.h - one CUDA device: what it is, its stream, its memory and how much each use has.
  *
  * Device memory is taken at open or when waking, one allocation per use; an arena divides it.
- * Engine thread only. */
+ * One thread a rank. */
 #ifndef NVLLM_CUDA_DEVICE_H
 #define NVLLM_CUDA_DEVICE_H
 
@@ -42,9 +42,9 @@ int cuda_check(cudaError_t code, const char *what, struct err *e);
 int device_open(struct device *d, int id, struct err *e);
 void device_close(struct device *d);
 
-/* Keeps the calling thread, and those that it starts, on the CPUs of the device's NUMA node, as far
+/* Keeps the calling thread, and those that it starts, on the CPUs of a device's NUMA node, as far
  * as it may use them; where the system does not say which these are, changes nothing. */
-void device_keep_thread_near(const struct device *d);
+void device_keep_thread_near(int id);
 
 /* Takes memory for a use, once; -ENOMEM says what it is for, what it needs and what is there. */
 int device_take(struct device *d, enum device_use use, uint64_t bytes, struct err *e);

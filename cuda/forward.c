@@ -39,10 +39,9 @@ static int qkv_dim(const struct forward *f)
 /* ---- ranks */
 
 /* What other ranks have written is there behind it. */
-static int meet(const struct pass *p)
+static int barrier(const struct pass *p)
 {
-    return cuda_check(peer_barrier(p->f->launch, &p->f->ranks.barrier), "meeting other ranks",
-                      p->e);
+    return cuda_check(peer_barrier(p->f->launch, &p->f->ranks.barrier), "a barrier of ranks", p->e);
 }
 
 /* Rows of the step whose residual this rank keeps. */
@@ -59,8 +58,8 @@ static struct rows owned_rows(const struct pass *p)
 
 enum { PARTS_OF_ATTENTION, PARTS_OF_FFN, NO_PARTS };
 
-/* Adds what products have left in parts to the residual, and norms it; of rows that are gathered,
- * or of all. Begins and ends with all ranks where it has to. */
+/* Adds what products have left in parts to the residual and norms the sum: of all rows, or of those
+ * that are gathered. */
 static int reduce(const struct pass *p, int which, const uint16_t *w, bool gathered)
 {
     const struct forward *f = p->f;
@@ -79,7 +78,7 @@ static int reduce(const struct pass *p, int which, const uint16_t *w, bool gathe
                      .gather = gathered ? p->v : NULL,
                      .owned_rows = rows.n,
                      .n_parts = which == NO_PARTS ? 0 : r->n};
-    int rc = which == NO_PARTS ? 0 : meet(p);
+    int rc = which == NO_PARTS ? 0 : barrier(p);
 
     for (int i = 0; i < n.n_parts; i++) {
         n.parts[i] = r->parts[i][which];
@@ -87,7 +86,7 @@ static int reduce(const struct pass *p, int which, const uint16_t *w, bool gathe
     }
     if (rc == 0 && n.n_rows > 0)
         rc = cuda_check(rms_norm(f->launch, &n), "rms_norm", p->e);
-    return rc == 0 && shared ? meet(p) : rc;
+    return rc == 0 && shared ? barrier(p) : rc;
 }
 
 /* ---- products of many rows */
@@ -584,8 +583,6 @@ static int chain(const struct pass *p)
     return r < 0 || p->s->n_rows == 0 ? r : lm_head(p);
 }
 
-/* The step ends with all ranks: the next one may overwrite logits, and begins with what rank 0 has
- * sampled. */
 static int sample(const struct pass *p)
 {
     const struct forward *f = p->f;
@@ -593,19 +590,23 @@ static int sample(const struct pass *p)
     int r = cuda_check(sampler_scan(f->launch, &f->sampler, p->v, n), "sampling", p->e);
 
     if (r == 0 && f->ranks.n > 1)
-        r = meet(p);
-    if (r == 0 && f->ranks.me == 0)
-        r = cuda_check(sampler_finish(f->launch, &f->sampler, p->v, n), "sampling", p->e);
-    return r == 0 && f->ranks.n > 1 ? meet(p) : r;
+        r = barrier(p);
+    return r < 0 || f->ranks.me > 0
+               ? r
+               : cuda_check(sampler_finish(f->launch, &f->sampler, p->v, n), "sampling", p->e);
 }
 
 int forward_run(const struct forward *f, const struct step_view *v, const struct forward_shape *s,
                 struct err *e)
 {
     const struct pass p = {.f = f, .v = v, .s = s, .e = e};
-    const int r = s->path == PATH_RESIDENT && !f->invariant ? resident(&p) : chain(&p);
+    int r = s->path == PATH_RESIDENT && !f->invariant ? resident(&p) : chain(&p);
 
-    return r < 0 || s->n_rows == 0 || s->logits_only ? r : sample(&p);
+    if (r == 0 && s->n_rows > 0 && !s->logits_only)
+        r = sample(&p);
+    /* The next step writes parts and logits that others may still read, and begins with what rank 0
+     * has sampled. */
+    return r == 0 && f->ranks.n > 1 ? barrier(&p) : r;
 }
 
 int forward_capture(cudaGraphExec_t *out, const struct forward *f, const struct step_view *v,

@@ -34,6 +34,7 @@ struct gemm {
     void *workspace;
     const struct algo_records *known; /* or NULL */
     bool fixed;
+    int n_ranks;
     int n_known, n_heuristic;
 
     /* the shape being measured */
@@ -85,7 +86,7 @@ static int prefer(struct gemm *g, struct err *e)
     return lt_check(s, "preferring", e);
 }
 
-int gemm_new(struct gemm **out, void *workspace, bool fixed, struct err *e)
+int gemm_new(struct gemm **out, void *workspace, bool fixed, int n_ranks, struct err *e)
 {
     struct gemm *g = calloc(1, sizeof(*g));
     int r;
@@ -94,6 +95,7 @@ int gemm_new(struct gemm **out, void *workspace, bool fixed, struct err *e)
         return err_set(e, -ENOMEM, "out of memory");
     g->workspace = workspace;
     g->fixed = fixed;
+    g->n_ranks = n_ranks;
     if ((r = lt_check(cublasLtCreate(&g->handle), "starting", e)) < 0 ||
         (r = describe(&g->plain, CUBLASLT_EPILOGUE_DEFAULT, e)) < 0 ||
         (r = describe(&g->with_bias, CUBLASLT_EPILOGUE_BIAS, e)) < 0 || (r = prefer(g, e)) < 0) {
@@ -240,44 +242,88 @@ static int lay_out(struct entry *t, const struct algo_shape *s, struct err *e)
     return 0;
 }
 
-/* One that is good for FIXED_ROWS rows, works for any number, and sums each result in one go. */
+/* The product as one rank has it, and as each of two has it, which must give the same bits: one
+ * adds halves of k or has twice the columns. Returns which one candidates are asked for. */
+static int twins_of(struct algo_shape twins[2], const struct gemm *g, const struct algo_shape *s)
+{
+    const bool columns = s->out == GEMM_BF16 || s->out == GEMM_BIAS_BF16;
+    const bool half = s->out == GEMM_ADD_HALF_F32 || (s->out == GEMM_F32 && g->n_ranks == 2);
+
+    twins[0] = twins[1] = *s;
+    if (columns && g->n_ranks == 1) {
+        twins[1].n /= 2;
+        twins[1].y_stride /= 2;
+    } else if (columns && g->n_ranks == 2) {
+        twins[0].n *= 2;
+        twins[0].y_stride *= 2;
+    } else if (half) {
+        twins[0].out = GEMM_ADD_HALF_F32;
+        twins[1].out = GEMM_F32;
+    }
+    return half ? 1 : 0;
+}
+
+enum { N_PROBES = 4, PROBED = 2 /* of them: FIXED_ROWS */ };
+
+static int lay_out_probes(struct entry like[N_PROBES], const struct algo_shape *s, struct err *e)
+{
+    static const int rows[N_PROBES] = {16, 128, FIXED_ROWS, 16384};
+    int r = 0;
+
+    for (int i = 0; i < N_PROBES && r == 0; i++) {
+        struct algo_shape probe = *s;
+
+        probe.m = rows[i];
+        r = lay_out(&like[i], &probe, e);
+    }
+    return r;
+}
+
+static bool fits_all(const struct gemm *g, cublasLtMatmulDesc_t desc,
+                     const cublasLtMatmulAlgo_t *algo, struct entry like[N_PROBES])
+{
+    cublasLtMatmulHeuristicResult_t ignored;
+
+    for (int i = 0; i < N_PROBES; i++)
+        if (cublasLtMatmulAlgoCheck(g->handle, desc, &like[i].w, &like[i].x, &like[i].y, &like[i].y,
+                                    algo, &ignored) != CUBLAS_STATUS_SUCCESS)
+            return false;
+    return true;
+}
+
+/* One that is good for FIXED_ROWS rows, works for any number, and sums each result in one go; for
+ * one rank and two the same, where there is such a one. */
 static int choose_fixed(struct gemm *g, struct entry *t, struct err *e)
 {
-    static const int probes[] = {16, 128, FIXED_ROWS, 16384};
-    struct entry like[sizeof(probes) / sizeof(*probes)] = {0};
-    const int n_probes = (int)(sizeof(probes) / sizeof(*probes));
-    cublasLtMatmulHeuristicResult_t found[FIXED_TRIED], ignored;
+    struct entry like[2][N_PROBES] = {0};
+    struct algo_shape twins[2];
+    const int asked = twins_of(twins, g, &t->shape);
+    const int own = memcmp(&twins[0], &t->shape, sizeof(t->shape)) == 0 ? 0 : 1;
+    cublasLtMatmulHeuristicResult_t found[FIXED_TRIED];
     cublasLtMatmulDesc_t desc = desc_of(g, &t->shape);
-    int n = 0, r = 0, chosen = -1;
+    int n = 0, chosen = -1, r;
 
-    for (int i = 0; i < n_probes && r == 0; i++) {
-        struct algo_shape s = t->shape;
+    if ((r = lay_out_probes(like[0], &twins[0], e)) < 0 ||
+        (r = lay_out_probes(like[1], &twins[1], e)) < 0 ||
+        (r = find_candidates(g, &like[asked][PROBED], FIXED_TRIED, found, &n, e)) < 0)
+        return r;
+    for (int both = 1; both >= 0; both--)
+        for (int i = 0; i < n && chosen < 0; i++) {
+            int32_t splits = 0;
 
-        s.m = probes[i];
-        r = lay_out(&like[i], &s, e);
-    }
-    if (r == 0)
-        r = find_candidates(g, &like[2], FIXED_TRIED, found, &n, e);
-    for (int i = 0; i < n && r == 0 && chosen < 0; i++) {
-        int32_t splits = 0;
-        bool fits =
-            cublasLtMatmulAlgoConfigGetAttribute(&found[i].algo, CUBLASLT_ALGO_CONFIG_SPLITK_NUM,
-                                                 &splits, sizeof(splits),
-                                                 NULL) == CUBLAS_STATUS_SUCCESS &&
-            splits <= 1;
-
-        for (int j = 0; j < n_probes && fits; j++)
-            fits = cublasLtMatmulAlgoCheck(g->handle, desc, &like[j].w, &like[j].x, &like[j].y,
-                                           &like[j].y, &found[i].algo,
-                                           &ignored) == CUBLAS_STATUS_SUCCESS;
-        chosen = fits ? i : -1;
-    }
-    if (r == 0 && chosen < 0)
-        r = err_set(e, -ENOTSUP, "cuBLASLt: no algorithm for [any, %d] x [%d, %d]", t->shape.k,
-                    t->shape.k, t->shape.n);
-    if (r == 0)
-        t->algo = found[chosen].algo;
-    return r;
+            if (cublasLtMatmulAlgoConfigGetAttribute(&found[i].algo,
+                                                     CUBLASLT_ALGO_CONFIG_SPLITK_NUM, &splits,
+                                                     sizeof(splits),
+                                                     NULL) == CUBLAS_STATUS_SUCCESS &&
+                splits <= 1 && fits_all(g, desc, &found[i].algo, like[own]) &&
+                (!both || fits_all(g, desc, &found[i].algo, like[!own])))
+                chosen = i;
+        }
+    if (chosen < 0)
+        return err_set(e, -ENOTSUP, "cuBLASLt: no algorithm for [any, %d] x [%d, %d]", t->shape.k,
+                       t->shape.k, t->shape.n);
+    t->algo = found[chosen].algo;
+    return 0;
 }
 
 static struct algo_shape shape_of(const struct gemm_product *p)

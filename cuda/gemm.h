@@ -4,7 +4,7 @@
  * Which algorithm a shape gets does not change while the process lives: the one recorded at an
  * earlier start, else cuBLASLt's first choice. Measuring (tune.h) is apart from computing.
  *
- * Engine thread only. */
+ * One thread a rank. */
 #ifndef NVLLM_CUDA_GEMM_H
 #define NVLLM_CUDA_GEMM_H
 
@@ -30,8 +30,8 @@ struct gemm; /* a handle, descriptors, algorithms */
 enum { GEMM_WORKSPACE = 64 << 20 };
 
 /* workspace: GEMM_WORKSPACE bytes on the current device. fixed: the algorithm does not depend on m,
- * so a row's result does not depend on the other rows. */
-int gemm_new(struct gemm **out, void *workspace, bool fixed, struct err *e);
+ * so a row's result does not depend on the other rows; nor on whether n_ranks is 1 or 2. */
+int gemm_new(struct gemm **out, void *workspace, bool fixed, int n_ranks, struct err *e);
 void gemm_free(struct gemm *g);
 
 /* Rows that m rows are computed as, so that few shapes occur; buffers must be that long. */

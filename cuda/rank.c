@@ -97,7 +97,8 @@ static void lay_activations(struct rank *b, struct arena *a)
     f->act = arena_take(a, rows * ffn * sizeof(uint16_t));
     if (b->shard.tp_size > 1)
         lay_shared(b, a, rows);
-    f->parts = arena_take(a, GEMM_PART_FLOATS * sizeof(float));
+    else
+        f->parts = arena_take(a, GEMM_PART_FLOATS * sizeof(float));
     f->partial =
         arena_take(a, partials * passes * ATTN_GROUP * ((size_t)c->head_dim + 2) * sizeof(float));
     f->counters = arena_take(a, (size_t)b->limits.max_seqs * passes * sizeof(int32_t));
@@ -128,7 +129,8 @@ static void lay_sampler(struct rank *b, struct arena *a)
     m->states = arena_take(a, seqs * sizeof(*m->states));
     m->bias = arena_take(a, seqs * SAMPLING_MAX_BIAS * sizeof(*m->bias));
     m->seen[me] = arena_take(a, seqs * stride * sizeof(**m->seen));
-    m->scans = arena_take(a, sampler_scan_bytes(&b->device.launch, m));
+    if (me == 0)
+        m->scans = arena_take(a, sampler_scan_bytes(&b->device.launch, m));
     m->sampled[me] = arena_take(a, seqs * sizeof(**m->sampled));
     b->history = arena_take(a, (size_t)b->options.max_seq_len * sizeof(int32_t));
 }
@@ -184,8 +186,7 @@ static uint64_t ring_bytes(const struct rank *b)
     return n * (2 * b->block_bytes / (uint64_t)b->config.n_layers + sizeof(int32_t));
 }
 
-/* Where the host tier has more blocks than the device, sequences may be offloaded. */
-static int plan_ring(struct rank *b, struct err *e)
+int rank_plan_ring(struct rank *b, struct err *e)
 {
     const uint64_t n_host =
         b->options.tier_bytes[TIER_HOST] / b->block_bytes / (uint64_t)b->shard.tp_size;
@@ -231,7 +232,7 @@ static int plan_blocks(struct rank *b, struct err *e)
                        b->device.name, (double)bytes / 0x1p20, o->block_len,
                        (double)b->block_bytes / 0x1p20);
     b->n_blocks = (int32_t)n;
-    return plan_ring(b, e);
+    return 0;
 }
 
 /* Two layers of the longest sequence that may be offloaded. */
@@ -385,7 +386,8 @@ int rank_take_memory(struct rank *b, struct err *e)
         (r = take_arena(b, DEVICE_SAMPLER, lay_sampler, e)) < 0 ||
         (r = device_take(d, DEVICE_WORKSPACE, GEMM_WORKSPACE, e)) < 0 ||
         (r = device_take(d, DEVICE_STEP, step_max_bytes(&b->limits), e)) < 0 ||
-        (r = gemm_new(&b->gemm, d->memory[DEVICE_WORKSPACE], b->options.invariant, e)) < 0)
+        (r = gemm_new(&b->gemm, d->memory[DEVICE_WORKSPACE], b->options.invariant, b->shard.tp_size,
+                      e)) < 0)
         return r;
     b->step_memory = d->memory[DEVICE_STEP];
     f->gemm = b->gemm;
@@ -493,9 +495,9 @@ void rank_deinit(struct rank *b)
 }
 
 /* What was measured at earlier starts, under a key that says of what. */
-static int read_known(struct rank *b, struct err *e)
+int rank_read_known(struct rank *b, struct err *e)
 {
-    const struct model_config *c = &b->config;
+    const struct model_config *c = model_config(b->model);
     int driver = 0, runtime = 0;
     int r;
 
@@ -508,6 +510,8 @@ static int read_known(struct rank *b, struct err *e)
              b->device.name, b->device.compute, driver, runtime, cublasLtGetVersion(),
              GEMM_WORKSPACE >> 20, c->n_layers, c->hidden_dim, c->n_heads, c->n_kv_heads,
              c->head_dim, c->ffn_dim, c->vocab_size, b->options.block_len, b->shard.tp_size);
+    free(b->known.all);
+    b->known = (struct algo_records){0};
     return algo_file_read(&b->known, b->options.cache_folder, b->key, e);
 }
 
@@ -567,7 +571,7 @@ int rank_open(struct rank *b, const struct model *model, struct shard shard,
     if (!b->graphs.by_size)
         return err_set(e, -ENOMEM, "out of memory");
     r = open_device(b, e);
-    return r < 0 ? r : read_known(b, e);
+    return r < 0 ? r : rank_read_known(b, e);
 }
 
 static void fill_ledger(struct backend_info *out, const struct rank *b)

@@ -70,13 +70,17 @@ int rank_open(struct rank *r, const struct model *model, struct shard shard,
               const struct backend_options *options, struct err *e);
 void rank_deinit(struct rank *r);
 
-/* Then, and again when it wakes: loads the weights, takes what lies beside them and, the first
- * time, plans n_blocks by what is left; */
+/* The first of four calls that get it ready, after opening and when it wakes. Loads the weights and
+ * takes what lies beside them; the first time it plans n_blocks by the memory that is left. */
 int rank_take_memory(struct rank *r, struct err *e);
-/* then, with n_blocks the same on all ranks, the blocks; */
+/* The second, after opening alone: n_blocks is the same on all ranks now. Where the host tier has
+ * more blocks than the device, sequences may be offloaded; that may lower n_blocks, on all alike.
+ */
+int rank_plan_ring(struct rank *r, struct err *e);
+/* The third: takes the blocks. */
 int rank_take_blocks(struct rank *r, struct err *e);
-/* then, once the ranks are linked, chooses by what is known, and is ready. May be called once more
- * before the first step. */
+/* The fourth, once the ranks are linked: chooses by what is known, and is ready. It may be called
+ * once more before the first step. */
 int rank_choose(struct rank *r, struct err *e);
 /* Gives back what was taken, or all but the blocks. */
 void rank_give_back(struct rank *r, bool keep_blocks);
@@ -84,6 +88,9 @@ void rank_give_back(struct rank *r, bool keep_blocks);
 /* The same, with no step under way; and whether what it gave back is free again, else -ENOMEM. */
 int rank_sleep(struct rank *r, bool keep_blocks, struct err *e);
 int rank_check_wake(struct rank *r, struct err *e);
+
+/* Reads again what was measured: another rank may have. */
+int rank_read_known(struct rank *r, struct err *e);
 
 /* Computes a product, of which the first loads cuBLASLt's kernels: 0.1 s. Returns 1. */
 int rank_load_products(struct rank *r, struct err *e);
@@ -94,6 +101,7 @@ int rank_load_all_products(struct rank *r, struct err *e);
  * them. rank_wait() waits for the device's part alone, on any thread. */
 int rank_submit(struct rank *r, const struct batch *batch, int slot, struct err *e);
 int rank_wait(const struct rank *r, int slot, struct err *e);
+int rank_poll(const struct rank *r, int slot, struct err *e); /* at once: 1, or 0: not yet */
 void rank_result(const struct rank *r, int slot, struct step_result *out); /* without copies */
 
 /* Tags for a run of the resident kernel, cleared memory first where they start again. */

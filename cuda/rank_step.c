@@ -186,6 +186,15 @@ int rank_submit(struct rank *b, const struct batch *batch, int slot, struct err 
     return r == 0 && b->host ? host_tier_submit(b->host, batch, s->done, e) : r;
 }
 
+int rank_poll(const struct rank *b, int slot, struct err *e)
+{
+    const cudaError_t code = cudaEventQuery(b->slots[slot].done);
+
+    if (b->slots[slot].offloaded && b->options.beat)
+        *b->options.beat += 2;
+    return code == cudaErrorNotReady ? 0 : code == cudaSuccess ? 1 : cuda_check(code, "a step", e);
+}
+
 int rank_wait(const struct rank *b, int slot, struct err *e)
 {
     const struct rank_slot *s = &b->slots[slot];

@@ -22,9 +22,10 @@
 enum {
     N_JOBS = 4,      /* posted and not yet done, at most: steps in flight and one more */
     WAIT_US = 50,    /* between looks at a long job */
-    SPIN_US = 200,   /* before a rank sleeps: a step's successor is posted sooner */
+    SPIN_US = 1000,  /* before a rank sleeps; a longer step hides that its successor wakes it */
     SPIN_LOOKS = 64, /* between looks at the clock */
     COPY_POLL_US = 50,
+    STEP_LOOKS = 2000, /* at the events of a step before the engine's thread sleeps in between */
     STEP_SECONDS = PEER_SECONDS + 2, /* a rank that waits for another is told of by its device */
 };
 
@@ -35,6 +36,7 @@ typedef int rank_fn(struct rank *rank, const void *arg, struct err *e);
 struct job {
     rank_fn *run; /* NULL: the thread ends */
     const void *arg;
+    bool is_step;
 };
 
 struct step {
@@ -48,8 +50,10 @@ struct worker {
     struct rank *rank;
     pthread_t thread;
     _Atomic uint32_t n_done; /* jobs */
-    int result; /* of the last job, and the first error of a step: then it does nothing */
+    int result;              /* of the last job that is no step, for who waits for that */
     struct err err;
+    _Atomic int failed; /* the first error of a step, behind its text: no step is run any more */
+    struct err failure;
 };
 
 struct ranks {
@@ -75,7 +79,7 @@ static void futex(_Atomic uint32_t *at, int op, uint32_t value)
     (void)syscall(SYS_futex, at, op | FUTEX_PRIVATE_FLAG, value, NULL, NULL, 0);
 }
 
-/* A number of jobs other than n. */
+/* Returns when n_posted is no longer n. */
 static void wait_for_job(struct ranks *r, uint32_t n)
 {
     const double begin = monotonic_seconds();
@@ -101,13 +105,15 @@ static void *rank_main(void *arg)
         job = w->all->jobs[n % N_JOBS];
         if (!job.run)
             return NULL;
-        if (w->result >= 0)
+        if (!job.is_step)
             w->result = job.run(w->rank, job.arg, &w->err);
+        else if (w->failed == 0)
+            w->failed = job.run(w->rank, job.arg, &w->failure);
         w->n_done = n + 1;
     }
 }
 
-/* Jobs up to number n are done by all, within so many seconds: else the rank that has not. */
+/* Returns -1 when all ranks have done n jobs, or the rank that has not within so many seconds. */
 static int wait_until_done(const struct ranks *r, uint32_t n, double seconds)
 {
     const double begin = monotonic_seconds();
@@ -122,44 +128,48 @@ static int wait_until_done(const struct ranks *r, uint32_t n, double seconds)
     return -1;
 }
 
-static void post(struct ranks *r, struct job job)
-{
-    (void)wait_until_done(r, r->n_posted - (N_JOBS - 1), INFINITY); /* nobody reads the entry */
-    r->jobs[r->n_posted % N_JOBS] = job;
-    r->n_posted++;
-    if (r->n_asleep > 0)
-        futex(&r->n_posted, FUTEX_WAKE, INT_MAX);
-}
-
-/* What one of them failed with, if one did. */
-static int first_error(const struct ranks *r, struct err *e)
-{
-    for (int i = 0; i < r->n_workers; i++)
-        if (r->workers[i].result < 0)
-            return err_set(e, r->workers[i].result, "rank %d: %s", i, r->workers[i].err.text);
-    return 0;
-}
-
 static int lost_error(const struct ranks *r, struct err *e)
 {
     return err_set(e, -ETIMEDOUT, "rank %d has not begun a step for %d s", r->lost, STEP_SECONDS);
 }
 
-/* Runs a function on all ranks at a time and waits for it. */
-static int each(struct ranks *r, rank_fn *run, const void *arg, struct err *e)
+static int post(struct ranks *r, struct job job, struct err *e)
+{
+    if (r->lost < 0) /* nobody may still read the entry */
+        r->lost = wait_until_done(r, r->n_posted - (N_JOBS - 1), STEP_SECONDS);
+    if (r->lost >= 0)
+        return lost_error(r, e);
+    r->jobs[r->n_posted % N_JOBS] = job;
+    r->n_posted++;
+    if (r->n_asleep > 0)
+        futex(&r->n_posted, FUTEX_WAKE, INT_MAX);
+    return 0;
+}
+
+/* Runs a function on all ranks at a time and waits for it, for so many seconds. The first error. */
+static int each_within(struct ranks *r, double seconds, rank_fn *run, const void *arg,
+                       struct err *e)
 {
     int rc;
 
     if (r->n == 1)
         return run(&r->ranks[0], arg, e);
+    rc = post(r, (struct job){.run = run, .arg = arg}, e);
+    if (rc < 0)
+        return rc;
+    r->lost = wait_until_done(r, r->n_posted, seconds);
     if (r->lost >= 0)
         return lost_error(r, e);
-    post(r, (struct job){.run = run, .arg = arg});
-    (void)wait_until_done(r, r->n_posted, INFINITY);
-    rc = first_error(r, e);
-    for (int i = 0; i < r->n_workers; i++)
-        r->workers[i].result = 0; /* it has been told */
-    return rc;
+    for (int i = 0; i < r->n; i++)
+        if (r->workers[i].result < 0)
+            return err_set(e, r->workers[i].result, "rank %d: %s", i, r->workers[i].err.text);
+    return 0;
+}
+
+/* The same of what may take long: reading weights. */
+static int each(struct ranks *r, rank_fn *run, const void *arg, struct err *e)
+{
+    return each_within(r, INFINITY, run, arg, e);
 }
 
 static int start_workers(struct ranks *r, struct err *e)
@@ -180,8 +190,10 @@ static int start_workers(struct ranks *r, struct err *e)
 
 static void stop_workers(struct ranks *r)
 {
+    struct err ignored;
+
     if (r->n_workers > 0)
-        post(r, (struct job){.run = NULL});
+        (void)post(r, (struct job){.run = NULL}, &ignored);
     for (int i = 0; i < r->n_workers; i++)
         pthread_join(r->workers[i].thread, NULL);
     r->n_workers = 0;
@@ -201,14 +213,11 @@ static int open_one(struct rank *rank, const void *arg, struct err *e)
     const struct shard s = {.rank = (int32_t)(rank - o->all->ranks), .tp_size = o->all->n};
     struct backend_options mine = *o->options;
 
-    int r;
-
     if (s.rank > 0)
         mine.progress = NULL; /* all read as much: one tells how far they are */
-    r = rank_open(rank, o->model, s, &mine, e);
-    if (r == 0 && s.tp_size > 1) /* a single rank has no thread of its own */
-        device_keep_thread_near(&rank->device);
-    return r;
+    if (s.tp_size > 1)        /* a single rank has no thread of its own */
+        device_keep_thread_near(mine.devices[s.rank]);
+    return rank_open(rank, o->model, s, &mine, e);
 }
 
 static int take_memory(struct rank *rank, const void *arg, struct err *e)
@@ -237,7 +246,7 @@ static int give_back(struct rank *rank, const void *keep_blocks, struct err *e)
     return 0;
 }
 
-/* From this rank to all others: their memory. */
+/* Lets this rank's device access the others' memory. */
 static int reach_peers(struct rank *rank, const void *arg, struct err *e)
 {
     const struct ranks *r = arg;
@@ -276,9 +285,10 @@ static int reach_peers(struct rank *rank, const void *arg, struct err *e)
 
 static bool share_a_device(const struct ranks *r)
 {
-    for (int i = 1; i < r->n; i++)
-        if (r->ranks[i].device.id == r->ranks[0].device.id)
-            return true;
+    for (int i = 0; i < r->n; i++)
+        for (int k = 0; k < i; k++)
+            if (r->ranks[i].device.id == r->ranks[k].device.id)
+                return true;
     return false;
 }
 
@@ -344,13 +354,24 @@ static int load_all_products(struct rank *rank, const void *arg, struct err *e)
     return rank_load_all_products(rank, e);
 }
 
+/* The rank with the least room decides for all. */
+static int plan_blocks(struct ranks *r, struct err *e)
+{
+    int rc = 0;
+
+    share_blocks(r);
+    for (int i = 0; i < r->n && rc == 0; i++)
+        rc = rank_plan_ring(&r->ranks[i], e);
+    return rc;
+}
+
 static int take_all(struct ranks *r, struct err *e)
 {
+    const bool planned = r->ranks[0].n_blocks > 0;
     int rc = each(r, take_memory, NULL, e);
 
-    if (rc < 0)
+    if (rc < 0 || (!planned && (rc = plan_blocks(r, e)) < 0))
         return rc;
-    share_blocks(r);
     if ((rc = take_host_memory(r, e)) < 0 || (rc = each(r, take_blocks, NULL, e)) < 0)
         return rc;
     link_ranks(r);
@@ -414,15 +435,25 @@ const struct rank *ranks_at(const struct ranks *r, int i)
     return i < r->n ? &r->ranks[i] : NULL;
 }
 
-int ranks_choose(struct ranks *r, struct err *e)
+/* Rank 0 knows already what has been measured: it did. */
+static int choose_anew(struct rank *rank, const void *arg, struct err *e)
 {
-    return each(r, choose, NULL, e);
+    const int r = rank->shard.rank > 0 ? rank_read_known(rank, e) : 0;
+
+    (void)arg;
+    return r < 0 ? r : rank_choose(rank, e);
 }
 
+int ranks_choose(struct ranks *r, struct err *e)
+{
+    return each(r, choose_anew, NULL, e);
+}
+
+/* With several ranks all of them: one that loads a kernel in a step keeps the others waiting. */
 static int load_products(struct rank *rank, const void *arg, struct err *e)
 {
     (void)arg;
-    return rank_load_products(rank, e);
+    return rank->shard.tp_size > 1 ? rank_load_all_products(rank, e) : rank_load_products(rank, e);
 }
 
 int ranks_load_products(struct ranks *r, struct err *e)
@@ -486,7 +517,7 @@ void ranks_info(struct ranks *r, struct backend_info *out)
     struct backend_info infos[MAX_RANKS] = {{0}};
     struct err ignored;
 
-    (void)each(r, info_of, infos, &ignored);
+    (void)each_within(r, STEP_SECONDS, info_of, infos, &ignored);
     *out = infos[0];
     out->n_devices = r->n;
     for (int i = 1; i < r->n; i++) {
@@ -514,6 +545,7 @@ static int submit_one(struct rank *rank, const void *posted, struct err *e)
 int ranks_submit(struct ranks *r, const struct batch *batch, int slot, struct err *e)
 {
     struct step *s = &r->steps[slot];
+    int rc;
 
     for (int32_t i = 0; i < batch->n_copies; i++)
         r->n_copying += !copy_is_of_disk(&batch_copies(batch)[i]);
@@ -523,9 +555,9 @@ int ranks_submit(struct ranks *r, const struct batch *batch, int slot, struct er
         return rank_submit(&r->ranks[0], batch, slot, e);
     s->batch = batch;
     s->slot = slot;
-    post(r, (struct job){.run = submit_one, .arg = s});
+    rc = post(r, (struct job){.run = submit_one, .arg = s, .is_step = true}, e);
     s->posted = r->n_posted;
-    return 0;
+    return rc;
 }
 
 static int poll_copies(struct rank *rank, const void *arg, struct err *e)
@@ -543,7 +575,7 @@ static int take_copies(struct ranks *r, bool wait, struct step_result *out, stru
     for (int i = 0; i < r->n; i++)
         tiers[i] = r->ranks[i].host;
     for (;;) {
-        const int rc = r->n_copying > 0 ? each(r, poll_copies, NULL, e) : 0;
+        const int rc = r->n_copying > 0 ? each_within(r, STEP_SECONDS, poll_copies, NULL, e) : 0;
 
         if (rc < 0)
             return rc;
@@ -556,15 +588,48 @@ static int take_copies(struct ranks *r, bool wait, struct step_result *out, stru
     }
 }
 
-/* All ranks' parts have ended: then their slots may be written again. */
+/* Of several ranks all are polled: where one hangs, another finds it out. */
+static int wait_for_devices(const struct ranks *r, int slot, struct err *e)
+{
+    if (r->n == 1)
+        return rank_wait(&r->ranks[0], slot, e);
+    for (int looks = 0, n_ended = 0; n_ended < r->n; looks++) {
+        n_ended = 0;
+        for (int i = 0; i < r->n; i++) {
+            struct err why;
+            const int rc = rank_poll(&r->ranks[i], slot, &why);
+
+            if (rc < 0)
+                return err_set(e, rc, "rank %d: %s", i, why.text);
+            n_ended += rc;
+        }
+        if (looks >= STEP_LOOKS && n_ended < r->n)
+            (void)usleep(WAIT_US);
+    }
+    return 0;
+}
+
+static int step_error(const struct ranks *r, struct err *e)
+{
+    for (int i = 0; i < r->n_workers; i++)
+        if (r->workers[i].failed < 0)
+            return err_set(e, r->workers[i].failed, "rank %d: %s", i, r->workers[i].failure.text);
+    return 0;
+}
+
+/* The step has ended on all ranks then: their slots may be written again. */
 int ranks_wait(struct ranks *r, int slot, struct step_result *out, struct err *e)
 {
-    int rc;
+    int rc = 0;
 
-    r->lost = wait_until_done(r, r->steps[slot].posted, STEP_SECONDS);
-    rc = r->lost >= 0 ? lost_error(r, e) : first_error(r, e);
-    for (int i = 0; i < r->n && rc == 0; i++)
-        rc = rank_wait(&r->ranks[i], slot, e);
+    if (r->n > 1)
+        rc = cuda_check(cudaSetDevice(r->ranks[0].device.id), "choosing the device", e);
+    if (r->n > 1 && r->lost < 0)
+        r->lost = wait_until_done(r, r->steps[slot].posted, STEP_SECONDS);
+    if (rc == 0)
+        rc = r->lost >= 0 ? lost_error(r, e) : step_error(r, e);
+    if (rc == 0)
+        rc = wait_for_devices(r, slot, e);
     if (rc < 0)
         return rc;
     rank_result(&r->ranks[0], slot, out);

@@ -2,7 +2,7 @@
  * of attention's split-KV work items.
  *
  * Where arrays lie depends on the counts alone, so a captured graph of n rows finds them in their
- * places; masks are found by an offset in the counts. Engine thread only. */
+ * places; masks are found by an offset in the counts. One thread a rank. */
 #ifndef NVLLM_CUDA_STEP_H
 #define NVLLM_CUDA_STEP_H
 

@@ -81,9 +81,8 @@ struct peer_barrier {
     uint32_t *last;               /* own: the last barrier; all of these begin at 0 */
 };
 
-/* What ranks have written before it, all see after it. A rank that does not come within
- * PEER_SECONDS is taken for dead, and the kernel stops its device with an error. Nothing else runs
- * on its stream meanwhile, and it holds one multiprocessor. */
+/* What ranks have written before it, all see after it. Where a rank does not come to it within
+ * PEER_SECONDS the kernel traps, which fails its device. */
 enum { PEER_SECONDS = 10 };
 cudaError_t peer_barrier(const struct launch *l, const struct peer_barrier *b);
 
@@ -152,8 +151,8 @@ struct norm {
     const uint16_t *w;
     int first_row, n_rows, dim;
     float eps;
-    /* n_rows rows, of which row i is row rows[i].row of x, for i < counts->n_rows; those that are
-     * not among owned_rows rows from first_row on are left alone. Or NULL */
+    /* NULL, or: row i of y is of row rows[i].row of x, for i < counts->n_rows; where that is not
+     * one of owned_rows rows from first_row on, it is skipped. n_rows: at least counts->n_rows */
     const struct step_view *gather;
     int owned_rows;
     /* x[i] += parts[0][i], then parts[1][i], …: of a product over parts of k, or of each rank */

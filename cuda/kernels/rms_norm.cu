@@ -118,7 +118,9 @@ extern "C" cudaError_t rms_norm(const struct launch *l, const struct norm *n)
         return pick<2>(l, n);
     case 4:
         return pick<4>(l, n);
-    default:
+    case 8:
         return pick<8>(l, n);
+    default:
+        return cudaErrorInvalidValue;
     }
 }

@@ -6,7 +6,7 @@
  * at or before a bound in the order of falling logit, and the bound is found digit by digit from
  * histograms, of counts for top_k and of probability mass for top_p. Mass is added as integers, so
  * that no order of adding changes it. Bound by the few passes of one multiprocessor over the row, 4
- * * vocab_size bytes each, in L2. */
+ * * vocab_size bytes each: in L2, or over NVLink what other ranks have. */
 #include "cuda/kernels/sampler.cuh"
 
 int sample_scan_parts(const struct launch *l, const struct sampler_memory *m, int n_rows);

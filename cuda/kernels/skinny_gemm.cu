@@ -356,7 +356,7 @@ extern "C" cudaError_t skinny_gemm(const struct launch *l, const struct skinny *
 
     if (s->m < 1 || s->k % (STEP * n_halves) ||
         (s->sum != SKINNY_WHOLE &&
-         (s->x_f32 || (s->out != SKINNY_F32 && s->out != SKINNY_ADD_F32))) ||
+         (s->x_f32 || s->rms || (s->out != SKINNY_F32 && s->out != SKINNY_ADD_F32))) ||
         (s->sum == SKINNY_HALVES && s->out != SKINNY_ADD_F32) ||
         (s->x_f32 && (s->m > SKINNY_MAX_ROWS || 2 * s->m * s->k > SKINNY_NORM_BYTES)))
         return cudaErrorInvalidValue;

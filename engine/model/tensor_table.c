@@ -101,7 +101,8 @@ void shard_range(int64_t *first, int64_t *n, const struct model_config *c, enum 
     }
     if (s.tp_size > 1 && dim == DIM_VOCAB)
         unit = VOCAB_UNIT;
-    else if (all % s.tp_size != 0)
+    else if (dim == DIM_FFN &&
+             (all % FFN_UNIT == 0 ? all % (s.tp_size * FFN_UNIT) != 0 : all % s.tp_size != 0))
         unit = FFN_UNIT;
     share = (all + s.tp_size * unit - 1) / (s.tp_size * unit) * unit;
     *first = min64(s.rank * share, all);

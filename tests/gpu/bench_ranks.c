@@ -135,7 +135,8 @@ void bench_ranks(void)
     ranks_may_share_devices();
     device_set_up();
     cuda_must(cudaGetDeviceCount(&n_devices));
-    n_ranks = n_devices < 2 ? 2 : n_devices < MAX_RANKS ? n_devices : MAX_RANKS;
+    for (n_ranks = 2; 2 * n_ranks <= n_devices && n_ranks < MAX_RANKS; n_ranks *= 2)
+        ;
     for (int i = 0; i < n_ranks; i++)
         open_rank(i);
     link_ranks();

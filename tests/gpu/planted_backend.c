@@ -3,9 +3,9 @@
  *
  * What to do stands in a file `plan` in the folder that the module was loaded from, a word and a
  * number a line:
- *   trap N    the device stops with a sticky error in the N-th step
- *   hang N    the device hangs there
- *   stop N    the last rank's thread stops there
+ *   trap N    a device stops with a sticky error in the N-th step
+ *   hang N    a device hangs there
+ *   stop N    a rank's thread stops there; of n ranks it is always number N % n
  *   poison 1  every KV block is filled with NaN at open, when a sequence begins to write it, and
  *             when the sequence that began it is gone and has not filled it; so a sequence that
  *             reads what was not written for it computes NaN
@@ -25,6 +25,7 @@
 
 #include "cuda/ranks.h"
 #include "engine/backend.h"
+#include "engine/util/must.h"
 #include "tests/gpu/trap.h"
 
 enum { POISON = 0xff }; /* in every byte: NaN in bf16 */
@@ -35,7 +36,6 @@ extern const struct backend_ops nvllm_planted_inner;
 static long trap_step, hang_step, stop_step;
 static bool poison;
 static int32_t block_len;
-static uint64_t block_bytes;
 static uint32_t *n_begun; /* [n_blocks] how often each was begun */
 
 /* By sampler state: the block that its sequence has in part, and when that was begun. */
@@ -77,6 +77,25 @@ static int read_plan(struct err *e)
     return n == EOF ? 0 : err_set(e, -EINVAL, "%s: none of trap, hang, stop and poison", path);
 }
 
+static int n_ranks(const struct backend *b)
+{
+    int n = 1;
+
+    while (n < MAX_RANKS && ranks_at(cuda_backend_ranks(b), n))
+        n++;
+    return n;
+}
+
+/* A rank's stream, with its device the thread's own. A fault that cannot be planted must not look
+ * like one that was. */
+static cudaStream_t stream_of(const struct backend *b, int i)
+{
+    const struct device *d = &ranks_at(cuda_backend_ranks(b), i)->device;
+
+    must(cudaSetDevice(d->id) == cudaSuccess);
+    return d->launch.stream;
+}
+
 static int planted_open(struct backend **out, const struct model *model,
                         const struct backend_options *options, struct err *e)
 {
@@ -90,7 +109,6 @@ static int planted_open(struct backend **out, const struct model *model,
         return r;
     nvllm_planted_inner.info(b, &info);
     block_len = options->block_len;
-    block_bytes = info.block_bytes;
     n_begun = calloc((size_t)info.tiers[TIER_DEVICE].n_blocks, sizeof(*n_begun));
     tails = calloc((size_t)options->max_seqs, sizeof(*tails));
     for (int32_t i = 0; tails && i < options->max_seqs; i++)
@@ -99,12 +117,14 @@ static int planted_open(struct backend **out, const struct model *model,
         nvllm_planted_inner.close(b);
         return err_set(e, -ENOMEM, "out of memory");
     }
-    if (poison &&
-        (cudaMemset(cuda_backend_rank(b)->forward.kv.base, POISON,
-                    (size_t)info.tiers[TIER_DEVICE].n_blocks * info.block_bytes) != cudaSuccess ||
-         cudaDeviceSynchronize() != cudaSuccess)) {
-        nvllm_planted_inner.close(b);
-        return err_set(e, -EIO, "the blocks cannot be poisoned");
+    for (int i = 0; poison && i < n_ranks(b); i++) {
+        const struct rank *rank = ranks_at(cuda_backend_ranks(b), i);
+
+        (void)stream_of(b, i);
+        must(cudaMemset(rank->forward.kv.base, POISON,
+                        (size_t)info.tiers[TIER_DEVICE].n_blocks * rank->block_bytes) ==
+                 cudaSuccess &&
+             cudaDeviceSynchronize() == cudaSuccess);
     }
     *out = b;
     return 0;
@@ -112,9 +132,15 @@ static int planted_open(struct backend **out, const struct model *model,
 
 static cudaError_t poison_block(struct backend *b, int32_t block)
 {
-    return cudaMemsetAsync((char *)cuda_backend_rank(b)->forward.kv.base +
-                               (uint64_t)block * block_bytes,
-                           POISON, block_bytes, cuda_backend_rank(b)->device.launch.stream);
+    cudaError_t code = cudaSuccess;
+
+    for (int i = n_ranks(b) - 1; i >= 0 && code == cudaSuccess; i--) {
+        const struct rank *rank = ranks_at(cuda_backend_ranks(b), i);
+
+        code = cudaMemsetAsync((char *)rank->forward.kv.base + (uint64_t)block * rank->block_bytes,
+                               POISON, rank->block_bytes, stream_of(b, i));
+    }
+    return code;
 }
 
 /* Blocks that are not full, of sequences whose states other ones get. */
@@ -156,17 +182,6 @@ static void note_tails(const struct batch *batch)
     }
 }
 
-/* Faults of ranks are the last one's. */
-static cudaStream_t last_stream(const struct backend *b)
-{
-    const struct ranks *all = cuda_backend_ranks(b);
-    int last = 0;
-
-    while (last + 1 < MAX_RANKS && ranks_at(all, last + 1))
-        last++;
-    return ranks_at(all, last)->device.launch.stream;
-}
-
 static void stay(int signal)
 {
     (void)signal;
@@ -174,50 +189,61 @@ static void stay(int signal)
         (void)pause();
 }
 
-/* The last one that was started. */
-static int stop_last_rank(struct err *e)
+static int by_number(const void *a, const void *b)
 {
+    const long x = *(const long *)a, y = *(const long *)b;
+
+    return x < y ? -1 : x > y;
+}
+
+/* Threads have numbers in the order in which they began; those that CUDA starts under a rank's have
+ * its name, and come later. */
+static void stop_thread(int rank)
+{
+    enum { MAX_THREADS = 1024 };
     DIR *tasks = opendir("/proc/self/task");
     const struct dirent *entry;
     char path[300], name[32];
-    long last = 0;
+    long ids[MAX_THREADS];
+    int n = 0;
 
-    while (tasks && (entry = readdir(tasks))) {
+    must(tasks);
+    while (n < MAX_THREADS && (entry = readdir(tasks))) {
         FILE *f;
 
         snprintf(path, sizeof(path), "/proc/self/task/%s/comm", entry->d_name);
         f = fopen(path, "re");
         if (f && fgets(name, sizeof(name), f) && strcmp(name, "cuda-rank\n") == 0)
-            last = atol(entry->d_name) > last ? atol(entry->d_name) : last;
+            ids[n++] = atol(entry->d_name);
         if (f)
             fclose(f);
     }
-    if (tasks)
-        closedir(tasks);
-    if (last == 0 || signal(SIGUSR2, stay) == SIG_ERR ||
-        syscall(SYS_tgkill, getpid(), last, SIGUSR2) < 0)
-        return err_set(e, -EIO, "no rank's thread can be stopped");
-    return 0;
+    closedir(tasks);
+    qsort(ids, (size_t)n, sizeof(*ids), by_number);
+    must(rank < n && signal(SIGTRAP, stay) != SIG_ERR); /* one that such threads do not block */
+    must(syscall(SYS_tgkill, getpid(), ids[rank], SIGTRAP) == 0);
 }
 
-static int plant(struct backend *b, long step, struct err *e)
+static void plant(struct backend *b, long step)
 {
-    if (trap_step == step && trap_device(last_stream(b)) != cudaSuccess)
-        return err_set(e, -EIO, "the trap cannot be planted");
-    if (hang_step == step && hang_device(last_stream(b)) != cudaSuccess)
-        return err_set(e, -EIO, "the endless kernel cannot be planted");
-    return stop_step == step ? stop_last_rank(e) : 0;
+    const int rank = (int)(step % n_ranks(b));
+
+    if (trap_step == step)
+        must(trap_device(stream_of(b, rank)) == cudaSuccess);
+    if (hang_step == step)
+        must(hang_device(stream_of(b, rank)) == cudaSuccess);
+    if (stop_step == step)
+        stop_thread(rank);
+    (void)stream_of(b, 0);
 }
 
 static int planted_submit(struct backend *b, const struct batch *batch, struct err *e)
 {
-    int r;
-
     if (poison && (poison_left(b, batch) != cudaSuccess || poison_begun(b, batch) != cudaSuccess))
         return err_set(e, -EIO, "a block cannot be poisoned");
     note_tails(batch);
-    r = plant(b, (long)batch->step, e);
-    return r < 0 ? r : nvllm_planted_inner.submit(b, batch, e);
+    plant(b, (long)batch->step);
+    return nvllm_planted_inner.submit(b, batch, e);
 }
 
 static void planted_info(const struct backend *b, struct backend_info *out)

@@ -279,7 +279,6 @@ TEST(skinny_gemm_follows_twin, .n = N(skinny_rows))
 }
 END_TEST
 
-/* A product of normed rows, by itself or behind the kernel for many. */
 /* One rank that adds both halves of k, one after the other, has the bits of the sum of two ranks
  * with a half each, which is near the twin's. */
 static void check_halves(int m, int n, int k)
@@ -340,6 +339,7 @@ TEST(skinny_halves_are_added_as_ranks_add_them, .n = N(skinny_rows))
 }
 END_TEST
 
+/* A product of normed rows, by itself or behind the kernel for many. */
 static struct device_array normed_product(struct skinny s, const float *x, bool alone)
 {
     const struct device_array y = array_new((size_t)s.m * (size_t)s.y_stride * 2);

@@ -10,12 +10,23 @@
 /* One rounding to bf16 of random values is off by 2^-9 / sqrt(3) at most: 1.7e-3 and a margin. */
 static const double bf16_error = 2.5e-3;
 
+static struct gemm *new_gemm_of(int n_ranks)
+{
+    struct gemm *g;
+    struct err e;
+
+    err_must(gemm_new(&g, device_new(GEMM_WORKSPACE), true, n_ranks, &e), &e);
+    return g;
+}
+
 static struct gemm *new_gemm(bool fixed)
 {
     struct gemm *g;
     struct err e;
 
-    err_must(gemm_new(&g, device_new(GEMM_WORKSPACE), fixed, &e), &e);
+    if (fixed)
+        return new_gemm_of(1);
+    err_must(gemm_new(&g, device_new(GEMM_WORKSPACE), false, 1, &e), &e);
     return g;
 }
 
@@ -165,8 +176,8 @@ static void *half_of(const struct device_array *a, int rows, int k, int half)
     return array_of(packed, (size_t)(rows * k)).device;
 }
 
-static const int half_shapes[][2] = {
-    {1024, 2048}, {1024, 3072}, {4096, 4096}, {256, 768}, {896, 4864}};
+static const int half_shapes[][2] = {{1024, 2048},  {1024, 3072}, {4096, 4096},
+                                     {4096, 12288}, {256, 768},   {896, 4864}};
 
 /* One rank that adds both halves of k, one after the other, has the bits of the sum of two ranks
  * with a half each. */
@@ -177,7 +188,7 @@ TEST(halves_are_added_as_ranks_add_them, .n = N(half_shapes))
     const struct product whole = random_product(ROWS, n, k, GEMM_ADD_F32);
     const struct device_array part = array_new(whole.y.bytes);
     float *expected = host_new(whole.y.bytes, 1);
-    struct gemm *g = new_gemm(true);
+    struct gemm *one = new_gemm_of(1), *two = new_gemm_of(2);
 
     memcpy(expected, whole.y.host, whole.y.bytes);
     for (int half = 0; half < 2; half++) {
@@ -187,19 +198,56 @@ TEST(halves_are_added_as_ranks_add_them, .n = N(half_shapes))
         p.out = GEMM_ADD_HALF_F32;
         p.x += half * k / 2;
         p.w += half * k / 2;
-        run(g, &p);
+        run(one, &p);
         q.out = GEMM_F32;
         q.y = part.device;
         q.x = half_of(&whole.x, ROWS, k, half);
         q.w = half_of(&whole.w, n, k, half);
-        run(g, &q);
+        run(two, &q);
         array_to_host(&part);
         for (size_t i = 0; i < whole.y.bytes / 4; i++)
             expected[i] += ((float *)part.host)[i];
     }
     array_to_host(&whole.y);
     ck_assert(memcmp(whole.y.host, expected, whole.y.bytes) == 0);
-    gemm_free(g);
+    gemm_free(one);
+    gemm_free(two);
+}
+END_TEST
+
+static const struct {
+    int n, k;
+    enum gemm_out out;
+} column_shapes[] = {{4096, 1024, GEMM_BF16},  {6144, 1024, GEMM_BF16},     {6144, 4096, GEMM_BF16},
+                     {24576, 4096, GEMM_BF16}, {1152, 896, GEMM_BIAS_BF16}, {1536, 256, GEMM_BF16}};
+
+/* Two ranks with half of the columns each have the bits of one with all. */
+TEST(columns_are_the_same_on_ranks, .n = N(column_shapes))
+{
+    enum { ROWS = 144 };
+    const int n = column_shapes[_i].n, k = column_shapes[_i].k;
+    const struct product whole = random_product(ROWS, n, k, column_shapes[_i].out);
+    const struct device_array half = array_new(whole.y.bytes / 2);
+    struct gemm *one = new_gemm_of(1), *two = new_gemm_of(2);
+
+    run(one, &whole.p);
+    array_to_host(&whole.y);
+    for (int rank = 0; rank < 2; rank++) {
+        struct gemm_product p = whole.p;
+
+        p.n = n / 2;
+        p.y = half.device;
+        p.y_stride = n / 2;
+        p.w += (int64_t)rank * n / 2 * k;
+        p.bias += p.bias ? rank * n / 2 : 0;
+        run(two, &p);
+        array_to_host(&half);
+        for (int i = 0; i < ROWS; i++)
+            ck_assert(memcmp((uint16_t *)half.host + i * n / 2,
+                             (uint16_t *)whole.y.host + i * n + rank * n / 2, (size_t)n) == 0);
+    }
+    gemm_free(one);
+    gemm_free(two);
 }
 END_TEST
 
