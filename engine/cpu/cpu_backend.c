@@ -246,7 +246,7 @@ int cpu_backend_check(const struct model *model, const struct backend_options *o
     const uint64_t all = machine_memory_total();
     struct kv_pool kv = {0};
     uint64_t weights;
-    int r = cpu_ranks_plan(&weights, model_config(model), tp_size_of(o), e);
+    int r = cpu_ranks_measure(&weights, model_config(model), tp_size_of(o), e);
 
     if (r < 0)
         return r;

@@ -45,6 +45,6 @@ uint64_t cpu_ranks_weight_bytes(const struct cpu_ranks *r);
 uint64_t cpu_ranks_work_bytes(const struct cpu_ranks *r); /* activations and logits */
 
 /* Bytes of weights that all ranks would take. -ENOTSUP as above. */
-int cpu_ranks_plan(uint64_t *out, const struct model_config *c, int32_t tp_size, struct err *e);
+int cpu_ranks_measure(uint64_t *out, const struct model_config *c, int32_t tp_size, struct err *e);
 
 #endif
