@@ -362,6 +362,27 @@ TEST(ranks_beat_together, .n = 4)
     b = NULL;
 }
 
+/* All ranks have the same residual stream to the bit: two that hold the same KV head write the same
+ * keys and values, in every layer. */
+TEST(ranks_agree_to_the_bit)
+{
+    struct backend_options o = small_options(16, 16 << 20, 1);
+    const char *block;
+    struct hand h;
+    size_t part;
+
+    o.tp_size = 8;
+    open_with(&o);
+    hand_init(&h, 1, 0, 16, 1); /* fills block 1 */
+    hand_run(&h);
+    part = info.block_bytes / 8;
+    block = (const char *)cpu_backend_kv(b) + info.block_bytes;
+    for (size_t i = 0; i < 8; i += 2) {
+        ck_assert_mem_eq(block + i * part, block + (i + 1) * part, part);
+        ck_assert_mem_ne(block + i * part, block + (i + 2) % 8 * part, part);
+    }
+}
+
 /* Each wanted row of a sequence is sampled as it is when it stands alone, to the bit: so drafts
  * change no token. */
 TEST(several_wanted_rows)
