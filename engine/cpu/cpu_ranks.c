@@ -5,6 +5,7 @@
 #include "engine/cpu/cpu_ranks.h"
 
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -70,10 +71,13 @@ static int share_of_threads(const struct cpu_ranks_options *o, int32_t rank)
 static int take_weights(struct cpu_ranks *r, int32_t rank, struct err *e)
 {
     struct rank *k = &r->ranks[rank];
+    char what[32] = "the model's weights";
     int code = weights_init(&k->weights, r->config, (struct shard){rank, r->o.tp_size}, &layout, e);
 
+    if (r->o.tp_size > 1)
+        snprintf(what, sizeof(what), "the weights of rank %d", rank);
     if (code == 0)
-        code = region_init(&k->weight_memory, "the model's weights", k->weights.bytes, e);
+        code = region_init(&k->weight_memory, what, k->weights.bytes, e);
     if (code == 0)
         weights_place(&k->weights, k->weight_memory.base);
     return code;
