@@ -36,7 +36,7 @@ struct forward {
     struct forward_options o;
     struct model_config c;          /* the network as this rank computes it */
     int64_t vocab_first;            /* of the rank's logits */
-    int64_t vocab_share;            /* rows of rank 0's embeddings, of those of rank 1, … */
+    int64_t vocab_share;            /* rows of embeddings of each rank; the last have less */
     float *inv_freq;                /* [head_dim / 2] */
     size_t hidden, qkv, heads, ffn; /* row strides of the activations: padded widths */
     float *x;                       /* [SLICE_ROWS, hidden] the residual stream */

@@ -1,7 +1,8 @@
 /* cpu_ranks.c - see cpu_ranks.h.
  *
- * Several ranks are tasks of a pool with a thread for each: the caller's, and one that waits for
- * the next step in cpu_pool_run(). What a rank divides further goes to a pool of its own. */
+ * Several ranks are tasks of a pool that has a thread for each, the caller's among them: a step is
+ * posted once, and all read it where it is. What a rank divides further goes to a pool of its own.
+ */
 #include "engine/cpu/cpu_ranks.h"
 
 #include <errno.h>
