@@ -45,6 +45,19 @@ static int load_module(const struct backend_ops **out, const char *path, struct 
     return 0;
 }
 
+/* A device for each rank. */
+static int check_devices(const struct options *o, struct err *e)
+{
+    const int32_t n = o->cuda_devices.n, tp_size = options_tp_size(o);
+
+    if (n == 0 || n == tp_size)
+        return 0;
+    return err_set(e, -EINVAL,
+                   "cuda.devices: %d device%s named, but model.tensor_parallel is %d: name one for "
+                   "each rank, or none",
+                   n, n == 1 ? " is" : "s are", tp_size);
+}
+
 int backend_choose(struct backend_choice *out, const struct options *o,
                    const struct backend_ops *cpu, const char *device_folder, struct err *e)
 {
@@ -52,8 +65,10 @@ int backend_choose(struct backend_choice *out, const struct options *o,
     struct backend_choice c = {.ops = cpu};
     bool present = o->backend == OPTION_BACKEND_AUTO &&
                    (is_in(device_folder, "nvidia0") || is_in(device_folder, "nvidiactl"));
-    int r;
+    int r = check_devices(o, e);
 
+    if (r < 0)
+        return r;
     if (present && access(module, F_OK) < 0 && errno == ENOENT) {
         err_set(&c.warning, 0,
                 "there is an NVIDIA device, but %s is not installed: running on the CPU", module);
@@ -68,7 +83,7 @@ int backend_choose(struct backend_choice *out, const struct options *o,
 
 struct backend_options backend_options_of(const struct options *o)
 {
-    return (struct backend_options){
+    struct backend_options b = {
         .block_len = (int32_t)o->block_len,
         .max_batch_tokens = (int32_t)o->max_batch_tokens,
         .max_seqs = (int32_t)o->max_seqs,
@@ -77,11 +92,15 @@ struct backend_options backend_options_of(const struct options *o)
         .kv_fraction = o->kv_memory.fraction,
         .kv_dtype = (enum kv_dtype)o->kv_dtype,
         .n_threads = (int32_t)o->cpu_threads,
-        .n_devices = 1,
-        .devices = {(int32_t)o->cuda_device},
+        .n_devices = options_tp_size(o),
+        .tp_size = options_tp_size(o),
         .eager = o->cuda_graphs == 0,
         .invariant = o->cuda_invariant != 0,
         .cache_folder = *o->cuda_cache_folder ? o->cuda_cache_folder : NULL,
         .tune = o->cuda_tune != 0,
     };
+
+    for (int32_t i = 0; i < b.n_devices; i++)
+        b.devices[i] = o->cuda_devices.n > 0 ? o->cuda_devices.list[i] : i;
+    return b;
 }

@@ -14,11 +14,13 @@ struct backend_choice {
 };
 
 /* cpu: the backend without a device. device_folder: /dev, where NVIDIA's nodes are. A module stays
- * loaded for the life of the process. -ENOENT, -ENOEXEC, … with the reason and a remedy. */
+ * loaded for the life of the process. -EINVAL, -ENOENT, -ENOEXEC, … with the reason and a remedy.
+ */
 int backend_choose(struct backend_choice *out, const struct options *o,
                    const struct backend_ops *cpu, const char *device_folder, struct err *e);
 
-/* The options of a backend. */
+/* The options of a backend, with as many devices as there are ranks: call backend_choose() first,
+ * which refuses others. */
 struct backend_options backend_options_of(const struct options *o);
 
 #endif

@@ -18,6 +18,7 @@
 #include "daemon/listener.h"
 #include "engine/cpu/cpu_backend.h"
 #include "engine/engine.h"
+#include "engine/model/weights.h"
 #include "proto/program.h"
 #include "proto/utf8.h"
 
@@ -214,6 +215,29 @@ static void say_line(void *arg, const char *level, const char *text)
         say(c, NOTE, "model", NULL, "%s", text);
 }
 
+/* Of several ranks: what each holds of the weights. */
+static void say_ranks(struct checking *c, const struct model *model, int32_t tp_size)
+{
+    static const struct weights_layout layout = {.vectors = DTYPE_BF16,
+                                                 .k_align = 1,
+                                                 .align = 1,
+                                                 .piece_elements = INT64_MAX};
+    uint64_t most = 0, bytes;
+    struct err e;
+
+    for (int32_t i = 0; i < tp_size; i++) {
+        if (weights_measure(&bytes, model_config(model), (struct shard){i, tp_size}, &layout, &e) <
+            0) {
+            say(c, WRONG, "ranks", edit(c, 0), "%s", e.text);
+            return;
+        }
+        most = bytes > most ? bytes : most;
+    }
+    if (tp_size > 1)
+        say(c, NOTE, "ranks", NULL, "%d ranks, each with at most %.1f MiB of weights", tp_size,
+            (double)most / 0x1p20);
+}
+
 static void check_model(struct checking *c, const struct backend_choice *choice)
 {
     const struct options *o = c->check->options;
@@ -233,10 +257,12 @@ static void check_model(struct checking *c, const struct backend_choice *choice)
     say(c, OK, "model", NULL, "%s", o->model_path);
     if (model_open(&model, o->model_path, &e) < 0)
         say(c, WRONG, "model", NULL, "%s", e.text); /* it has changed since */
-    else if (engine_check_lengths(&backend, model, &e) < 0)
+    else if (engine_check_options(&backend, model, &e) < 0)
         say(c, WRONG, "config", edit(c, 0), "%s", e.text);
     else if (choice->ops == &cpu_backend && cpu_backend_check(model, &backend, &e) < 0)
         say(c, WRONG, "memory", edit(c, 0), "%s", e.text);
+    else
+        say_ranks(c, model, backend.tp_size);
     model_close(model);
 }
 

@@ -20,13 +20,14 @@
 
 enum kind {
     KIND_TEXT,
-    KIND_SHARES, /* users and their shares */
-    KIND_INT,    /* a whole number */
-    KIND_POWER,  /* a whole number that is a power of two */
-    KIND_MODE,   /* octal file mode */
-    KIND_BYTES,  /* with K, M, G or T */
-    KIND_MEMORY, /* bytes, or a fraction, or auto */
-    KIND_CHOICE, /* one of names, its index is the value */
+    KIND_SHARES,  /* users and their shares */
+    KIND_DEVICES, /* indices of devices */
+    KIND_INT,     /* a whole number */
+    KIND_POWER,   /* a whole number that is a power of two */
+    KIND_MODE,    /* octal file mode */
+    KIND_BYTES,   /* with K, M, G or T */
+    KIND_MEMORY,  /* bytes, or a fraction, or auto */
+    KIND_CHOICE,  /* one of names, its index is the value */
 };
 
 struct option {
@@ -39,6 +40,9 @@ struct option {
     const char *help;
 };
 
+enum { DEVICE_MAX = 1023 };
+_Static_assert((int)DEVICES_MAX == (int)BACKEND_MAX_DEVICES, "a backend takes all");
+
 #define UNITS      "KMGT" /* powers of 1024 */
 #define AT(member) offsetof(struct options, member)
 
@@ -49,6 +53,8 @@ struct option {
 static const struct option table[] = {
     {"model.path", KIND_TEXT, AT(model_path), 0, 0, NULL, "",
      "folder of the model, as downloaded from a hub"},
+    {"model.tensor_parallel", KIND_CHOICE, AT(tensor_parallel), 0, 0, "auto|1|2|4|8", "auto",
+     "ranks that each hold a part of every layer and compute it together; auto: 1"},
     {"daemon.socket", KIND_TEXT, AT(socket), 0, 0, NULL, "/run/nvllm/nvllm.sock",
      "path of the socket; a socket passed by systemd takes precedence"},
     {"daemon.socket_mode", KIND_MODE, AT(socket_mode), 0, 0777, NULL, "0666",
@@ -104,8 +110,8 @@ static const struct option table[] = {
      "threads of the cpu backend; 0: one per core that the daemon may use"},
     {"cpu.tokenizer_threads", KIND_INT, AT(tokenizer_threads), 2, 64, NULL, "2",
      "threads that render and tokenize"},
-    {"cuda.device", KIND_INT, AT(cuda_device), 0, 1023, NULL, "0",
-     "index of the device, in CUDA's order"},
+    {"cuda.devices", KIND_DEVICES, AT(cuda_devices), 0, DEVICE_MAX, NULL, "",
+     "indices of the devices, in CUDA's order, one for each rank: 0,1; empty: from 0 on"},
     {"cuda.graphs", KIND_CHOICE, AT(cuda_graphs), 0, 0, "off|on", "on",
      "run steps without prompts as captured graphs, one launch each"},
     {"cuda.invariant", KIND_CHOICE, AT(cuda_invariant), 0, 0, "off|on", "off",
@@ -144,6 +150,8 @@ static size_t value_bytes(const struct option *t)
         return sizeof(struct option_memory);
     case KIND_SHARES:
         return sizeof(struct shares);
+    case KIND_DEVICES:
+        return sizeof(struct device_list);
     default:
         return sizeof(int64_t);
     }
@@ -170,6 +178,10 @@ static void describe(const struct option *t, char *buf, size_t n)
         break;
     case KIND_SHARES:
         snprintf(buf, n, "USER:SHARE of 1 to %d", FAIR_MAX_SHARE);
+        break;
+    case KIND_DEVICES:
+        snprintf(buf, n, "at most %d numbers from 0 to %d with commas between", DEVICES_MAX,
+                 DEVICE_MAX);
         break;
     case KIND_MODE:
         snprintf(buf, n, "an octal mode from 0000 to 0777");
@@ -314,6 +326,40 @@ static int parse_shares(struct shares *out, const char *text, struct err *e)
     return r;
 }
 
+static int add_device(struct device_list *out, const char *word, struct err *e)
+{
+    int64_t index;
+
+    if (!parse_whole(&index, word, 10, "") || index > DEVICE_MAX)
+        return err_set(e, -EINVAL, "cuda.devices: \"%s\" is not a number from 0 to %d", word,
+                       DEVICE_MAX);
+    for (int32_t i = 0; i < out->n; i++)
+        if (out->list[i] == (int32_t)index)
+            return err_set(e, -EINVAL, "cuda.devices: device %s is listed twice", word);
+    if (out->n == DEVICES_MAX)
+        return err_set(e, -EINVAL, "cuda.devices: more than %d devices", DEVICES_MAX);
+    out->list[out->n++] = (int32_t)index;
+    return 0;
+}
+
+/* Numbers, each once, with commas or spaces between. *out is set on success only. */
+static int parse_devices(struct device_list *out, const char *text, struct err *e)
+{
+    char *copy = strdup(text), *at = copy, *word;
+    struct device_list devices = {0};
+    int r = 0;
+
+    if (!copy)
+        return err_set(e, -ENOMEM, "cuda.devices: out of memory");
+    while (r == 0 && (word = strsep(&at, ", \t")))
+        if (*word)
+            r = add_device(&devices, word, e);
+    free(copy);
+    if (r == 0)
+        *out = devices;
+    return r;
+}
+
 static bool parse_number(const struct option *t, int64_t *out, const char *s)
 {
     int64_t n;
@@ -342,6 +388,8 @@ static int set(struct options *o, const struct option *t, const char *value, str
         return 0;
     case KIND_SHARES:
         return parse_shares(value_at(o, t), value, e);
+    case KIND_DEVICES:
+        return parse_devices(value_at(o, t), value, e);
     case KIND_MEMORY:
         if (parse_memory(value_at(o, t), value))
             return 0;
@@ -406,6 +454,11 @@ int options_set(struct options *o, const char *key, const char *value, struct er
     if (meant)
         return err_set(e, -ENOENT, "%s: no such option; did you mean %s?", key, meant);
     return err_set(e, -ENOENT, "%s: no such option; nvllmd --help lists all", key);
+}
+
+int32_t options_tp_size(const struct options *o)
+{
+    return o->tensor_parallel == 0 ? 1 : 1 << (o->tensor_parallel - 1);
 }
 
 /* The state of options_read. inih does not pass line numbers, so they are counted here. */

@@ -35,6 +35,13 @@ struct shares {
     int32_t n;
 };
 
+/* Devices of a backend, each once. */
+enum { DEVICES_MAX = 8 };
+struct device_list {
+    int32_t list[DEVICES_MAX];
+    int32_t n; /* 0: the first ones, as many as are needed */
+};
+
 /* The limits, each of which is an option: one list for this struct, the table of options and the
  * refusals of limits.c. A row: name of the enum, option in section [limits], member, kind, minimum,
  * maximum, default; code of a refusal, when to retry, unit; help. */
@@ -111,6 +118,7 @@ struct shares {
 /* Texts belong to the struct. An empty text is "not set". */
 struct options {
     char *model_path;
+    int64_t tensor_parallel; /* 0: auto, else 1 + log2 of the number of ranks */
     char *socket;
     int64_t socket_mode;
     char *socket_group;
@@ -138,7 +146,7 @@ struct options {
     struct shares shares;
     int64_t cpu_threads;
     int64_t tokenizer_threads;
-    int64_t cuda_device;
+    struct device_list cuda_devices;
     int64_t cuda_graphs;
     int64_t cuda_invariant;
     int64_t cuda_tune;
@@ -156,6 +164,9 @@ void options_deinit(struct options *o);
 
 /* Sets one option from text. -EINVAL names the allowed values, -ENOENT the nearest key. */
 int options_set(struct options *o, const char *key, const char *value, struct err *e);
+
+/* Of model.tensor_parallel. */
+int32_t options_tp_size(const struct options *o);
 
 /* Reads a file. The first error is -EINVAL with file:line. A missing file is -ENOENT, which is no
  * error for the default file. */

@@ -64,9 +64,11 @@ static void engine_ready(struct server *s)
     s->rules.options = s->parts.options;
     s->ready = true;
     log_text(LOG_LEVEL_INFO, "ready", status.backend.devices[0],
-             "model=%s backend=%s blocks=%d block_len=%d block_bytes=%llu max_seq_len=%d",
-             s->parts.model, s->parts.backend, status.backend.tiers[TIER_DEVICE].n_blocks,
-             status.block_len, (unsigned long long)status.backend.block_bytes, status.max_seq_len);
+             "model=%s backend=%s tensor_parallel=%d blocks=%d block_len=%d block_bytes=%llu "
+             "max_seq_len=%d",
+             s->parts.model, s->parts.backend, status.backend.tp_size,
+             status.backend.tiers[TIER_DEVICE].n_blocks, status.block_len,
+             (unsigned long long)status.backend.block_bytes, status.max_seq_len);
     if (!engine_chat_template(s->parts.engine))
         log_event(LOG_LEVEL_WARNING, "no_chat_template", "model=%s", s->parts.model);
     sd_notify(0, "READY=1");

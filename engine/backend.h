@@ -1,8 +1,10 @@
 /* backend.h - the contract between the engine and what computes: the CPU reference or a device.
  *
  * All functions are called by the engine thread only. A backend knows nothing of requests, clients
- * or the schedule. KV memory is [n_blocks][n_layers][2][n_kv_heads][block_len][head_dim], so a
- * block is one contiguous piece. */
+ * or the schedule. KV memory is
+ * [n_blocks][tp_size][n_layers][2][n_kv_heads of a rank][block_len][head_dim] where all ranks share
+ * it, and so without the second dimension on each device: a block is one contiguous piece of each
+ * memory, and its id means the same in all. */
 #ifndef NVLLM_ENGINE_BACKEND_H
 #define NVLLM_ENGINE_BACKEND_H
 
@@ -14,7 +16,7 @@
 #include "engine/model/model.h"
 
 enum {
-    BACKEND_ABI = 8,         /* changes when a struct of batch.h or this file does */
+    BACKEND_ABI = 9,         /* changes when a struct of batch.h or this file does */
     BACKEND_IN_FLIGHT = 2,   /* steps submitted and not yet waited for, at most */
     BACKEND_MAX_DEVICES = 8, /* of one backend */
 };
@@ -39,7 +41,8 @@ struct backend_options {
     int32_t n_threads; /* CPU backend: worker threads; 0: one per core that this process may use */
     int32_t n_devices; /* device backends: of devices; 0: device 0 alone */
     int32_t devices[BACKEND_MAX_DEVICES];
-    int32_t tp_size; /* devices that share each layer; 0: all of them */
+    int32_t tp_size; /* ranks that share each layer: as many as devices, on the CPU threads of its
+                      * own; 0: all devices, on the CPU one */
     bool eager;      /* device backends: no captured graphs */
     bool invariant;  /* device backends: a request's tokens do not depend on what else runs */
     const char *cache_folder; /* device backends: where measurements are kept for the next start;
@@ -63,7 +66,8 @@ struct backend_tier {
 struct backend_info {
     int32_t n_devices;
     char devices[BACKEND_MAX_DEVICES][128]; /* names: "AMD EPYC, 2 threads, AVX-512" */
-    char driver[64];                        /* "580.159.04, CUDA 13.0"; empty: there is none */
+    int32_t tp_size; /* ranks that share each layer; on the CPU all are one device */
+    char driver[64]; /* "580.159.04, CUDA 13.0"; empty: there is none */
     struct backend_tier tiers[N_TIERS];
     uint64_t block_bytes;   /* of one block, all layers, on all devices */
     enum kv_dtype kv_dtype; /* never AUTO */

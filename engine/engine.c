@@ -9,6 +9,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "engine/model/tensor_table.h"
 #include "engine/util/must.h"
 #include "engine/util/thread.h"
 
@@ -368,14 +369,17 @@ static void *load_text_side(void *arg)
     return NULL;
 }
 
-int engine_check_lengths(const struct backend_options *o, const struct model *model, struct err *e)
+int engine_check_options(const struct backend_options *o, const struct model *model, struct err *e)
 {
     const struct model_config *c = model_config(model);
+    struct err why;
+    int r;
 
     if (o->max_seq_len > c->max_seq_len)
         return err_set(e, -EINVAL, "scheduler.max_seq_len: %d exceeds the model's %d",
                        o->max_seq_len, c->max_seq_len);
-    return 0;
+    r = o->tp_size > 1 ? shard_check(c, o->tp_size, &why) : 0;
+    return r < 0 ? err_set(e, r, "model.tensor_parallel: %s", why.text) : 0;
 }
 
 void engine_read_memory(struct engine *g)
@@ -453,7 +457,7 @@ int engine_load(struct engine *g, struct err *e)
 
     g->beat++; /* the engine thread works */
     if (r == 0)
-        r = engine_check_lengths(o, g->model, e);
+        r = engine_check_options(o, g->model, e);
     if (r < 0)
         return r;
     if (o->max_seq_len == 0)

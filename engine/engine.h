@@ -173,8 +173,9 @@ int cache_secret_load(uint8_t secret[PREFIX_CACHE_SECRET], const char *folder, s
 /* Starts the threads, which load the model. -ENOMEM, -EAGAIN, … */
 int engine_new(struct engine **out, const struct engine_options *options, struct err *e);
 
-/* Checks the configured lengths against the model's, as loading does. -EINVAL. */
-int engine_check_lengths(const struct backend_options *options, const struct model *model,
+/* Checks the configured lengths against the model's, and that the ranks can divide it, as loading
+ * does. -EINVAL, -ENOTSUP. */
+int engine_check_options(const struct backend_options *options, const struct model *model,
                          struct err *e);
 
 /* Ends the threads and drops all requests without events. Takes NULL. */

@@ -86,7 +86,8 @@
     F(COUNT, steps,         q->core.steps,               steps,           steps) \
     F(COUNT, prompt_tokens, q->core.prompt_tokens,       prompt_tokens,   prompt_tokens) \
     F(COUNT, output_tokens, q->core.output_tokens,       output_tokens,   output_tokens) \
-    F(SLEEP_LEVEL, asleep,  q->asleep,                   asleep,          asleep)
+    F(SLEEP_LEVEL, asleep,  q->asleep,                   asleep,          asleep) \
+    F(COUNT, tensor_parallel, q->backend.tp_size,        tensor_parallel, tensor_parallel)
 
 /* ---- requests: nvllm_request_info, nvllm_request_list */
 

@@ -91,6 +91,8 @@ static void print_status(const struct nvllm_status *s)
     put("backend", s->backend);
     put("device", s->device);
     put("driver", s->driver);
+    if (s->tensor_parallel > 1)
+        printf("%-14s%u ranks\n", "parallel", s->tensor_parallel);
     put("server", s->server);
     put_uptime(s->uptime_ms);
     if (s->blocks_total > 0)

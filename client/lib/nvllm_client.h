@@ -420,6 +420,7 @@ struct nvllm_status {
     uint64_t disk_blocks_stored;
     uint64_t disk_blocks_loaded;
     enum nvllm_sleep_level asleep; /* the state is as if awake: the next request wakes the model */
+    uint32_t tensor_parallel;      /* ranks that share each layer; 0 while loading */
 };
 
 enum nvllm_code nvllm_get_status(struct nvllm_client *client, int timeout_ms,

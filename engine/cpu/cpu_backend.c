@@ -1,7 +1,7 @@
 /* cpu_backend.c - see cpu_backend.h: a queue of two steps and the thread that runs them in order.
  *
- * The engine thread calls in. After open only the step thread touches weights, KV and sampler
- * states. The lock guards what both threads use. */
+ * The engine thread calls in. After open only the step thread, and the threads that it has work for
+ * it, touch weights, KV and sampler states. The lock guards what both threads use. */
 #include "engine/cpu/cpu_backend.h"
 
 #include <errno.h>
@@ -10,11 +10,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "engine/cpu/cpu_forward.h"
-#include "engine/util/machine.h"
-#include "engine/cpu/cpu_pool.h"
+#include "engine/cpu/cpu_ranks.h"
 #include "engine/cpu/cpu_sampler.h"
-#include "engine/model/weights.h"
+#include "engine/util/machine.h"
 #include "engine/util/must.h"
 #include "engine/util/thread.h"
 
@@ -42,12 +40,10 @@ struct backend {
     const struct model *model;
     struct backend_info info;
     const struct cpu_ops *ops;
-    struct cpu_pool *pool;
-    struct weights weights;
-    struct kv_pool kv;
-    struct region weight_memory, kv_memory;
+    struct cpu_ranks *ranks;
+    struct kv_pool kv; /* of all ranks */
+    struct region kv_memory;
     struct region tiers[N_TIERS]; /* parts of kv_memory, in order; zeroed: no such tier */
-    struct forward *forward;
     struct sampler *sampler;
     struct result results[N_RESULTS]; /* of step n: n % N_RESULTS */
 
@@ -118,13 +114,13 @@ static void run_step(struct backend *b, const struct batch *batch)
     run_copies(b, batch, COPY_BEFORE);
     for (int i = 0; i < batch->n_updates; i++)
         sampler_set(b->sampler, batch, &batch_updates(batch)[i]);
-    forward_run(b->forward, batch, b->results[(batch->step - 1) % N_RESULTS].ids);
+    cpu_ranks_run(b->ranks, batch, b->results[(batch->step - 1) % N_RESULTS].ids);
     for (; job.first < batch->n_rows; job.first += FORWARD_LOGIT_ROWS) {
         const int left = batch->n_rows - job.first;
         const int n = left < FORWARD_LOGIT_ROWS ? left : FORWARD_LOGIT_ROWS;
 
-        job.logits = forward_logits(b->forward, job.first, n);
-        cpu_pool_run(b->pool, n, sample_task, &job);
+        job.logits = cpu_ranks_logits(b->ranks, job.first, n);
+        cpu_pool_run(cpu_ranks_pool(b->ranks), n, sample_task, &job);
     }
     run_copies(b, batch, COPY_AFTER);
 }
@@ -162,41 +158,6 @@ static void *step_main(void *arg)
     return NULL;
 }
 
-static int load_piece(void *model, int thread, const struct weight_piece *p, struct err *e)
-{
-    (void)thread;
-    return weight_piece_read(model, p, matrix_row(p->to, p->part.to_row), e);
-}
-
-static int read_weights(struct backend *b, struct err *e)
-{
-    const int n = cpu_pool_threads(b->pool);
-    int r =
-        weights_load(&b->weights, n < WEIGHTS_MAX_THREADS ? n : WEIGHTS_MAX_THREADS, load_piece,
-                     (void *)(uintptr_t)b->model, b->options.progress, b->options.progress_ctx, e);
-
-    if (r == 0)
-        b->info.weight_bytes = b->weight_memory.bytes;
-    return r;
-}
-
-static int take_weights(struct backend *b, struct err *e)
-{
-    static const struct weights_layout layout = {.vectors = DTYPE_F32,
-                                                 .k_align = CPU_K_ALIGN,
-                                                 .align = 64,
-                                                 .piece_elements = 2 << 20};
-    int r =
-        weights_init(&b->weights, &b->config, (struct shard){.rank = 0, .tp_size = 1}, &layout, e);
-
-    if (r == 0)
-        r = region_init(&b->weight_memory, "the model's weights", b->weights.bytes, e);
-    if (r < 0)
-        return r;
-    weights_place(&b->weights, b->weight_memory.base);
-    return read_weights(b, e);
-}
-
 /* As the options say. The default is the size of the weights, so that a larger model gets more, but
  * at most a share of the available memory, for other programs need some. */
 static uint64_t kv_bytes(const struct backend_options *o, uint64_t weight_bytes, uint64_t available)
@@ -212,6 +173,11 @@ static uint64_t kv_bytes(const struct backend_options *o, uint64_t weight_bytes,
     return bytes < available / KV_AUTO_SHARE ? bytes : available / KV_AUTO_SHARE;
 }
 
+static int32_t tp_size_of(const struct backend_options *o)
+{
+    return o->tp_size > 0 ? o->tp_size : 1;
+}
+
 /* As many blocks as the memory holds. */
 static int plan_kv(struct kv_pool *kv, const struct model_config *c,
                    const struct backend_options *o, uint64_t weight_bytes, uint64_t available,
@@ -219,13 +185,16 @@ static int plan_kv(struct kv_pool *kv, const struct model_config *c,
 {
     const uint64_t bytes = kv_bytes(o, weight_bytes, available);
     const uint64_t most = (uint64_t)(INT32_MAX / o->block_len); /* slots are int32 */
+    const int32_t tp_size = tp_size_of(o);
+    const struct model_config of_rank = shard_config(c, (struct shard){0, tp_size});
     uint64_t n;
 
     kv->bf16 = o->kv_dtype == KV_DTYPE_BF16;
     kv->block_shift = __builtin_ctz((unsigned)o->block_len);
     kv->head_bytes =
         (size_t)o->block_len * (size_t)c->head_dim * (kv->bf16 ? sizeof(uint16_t) : sizeof(float));
-    kv->block_bytes = (size_t)c->n_layers * 2 * (size_t)c->n_kv_heads * kv->head_bytes;
+    kv->block_bytes =
+        (size_t)tp_size * (size_t)c->n_layers * 2 * (size_t)of_rank.n_kv_heads * kv->head_bytes;
     n = bytes / kv->block_bytes < most ? bytes / kv->block_bytes : most;
     if (n == 0)
         return err_set(e, -ENOMEM,
@@ -243,7 +212,7 @@ static int take_kv(struct backend *b, struct err *e)
 {
     uint64_t n, most;
     size_t at = 0;
-    int r = plan_kv(&b->kv, &b->config, &b->options, b->weight_memory.bytes, machine_memory(), e);
+    int r = plan_kv(&b->kv, &b->config, &b->options, b->info.weight_bytes, machine_memory(), e);
 
     if (r < 0)
         return r;
@@ -268,15 +237,19 @@ static int take_kv(struct backend *b, struct err *e)
         at += tier->bytes;
     }
     b->kv.base = b->kv_memory.base;
+    cpu_ranks_use(b->ranks, &b->kv);
     return 0;
 }
 
 int cpu_backend_check(const struct model *model, const struct backend_options *o, struct err *e)
 {
-    const uint64_t all = machine_memory_total(), weights = model_weight_bytes(model);
+    const uint64_t all = machine_memory_total();
     struct kv_pool kv = {0};
-    int r;
+    uint64_t weights;
+    int r = cpu_ranks_measure(&weights, model_config(model), tp_size_of(o), e);
 
+    if (r < 0)
+        return r;
     if (weights >= all)
         return err_set(e, -ENOMEM, "the model's weights need %.1f MiB; this machine has %.1f MiB",
                        (double)weights / 0x1p20, (double)all / 0x1p20);
@@ -316,16 +289,20 @@ static int take_results(struct backend *b, struct err *e)
 
 static void fill_info(struct backend *b)
 {
-    char cpu[64];
+    const int n_threads = cpu_ranks_threads(b->ranks);
+    char cpu[64], ranks[32] = "";
 
     machine_cpu_name(cpu);
     b->info.n_devices = 1;
-    snprintf(b->info.devices[0], sizeof(b->info.devices[0]), "%s, %d thread%s, %s", cpu,
-             cpu_pool_threads(b->pool), cpu_pool_threads(b->pool) == 1 ? "" : "s", b->ops->name);
+    b->info.tp_size = tp_size_of(&b->options);
+    if (b->info.tp_size > 1)
+        snprintf(ranks, sizeof(ranks), " in %d ranks", b->info.tp_size);
+    snprintf(b->info.devices[0], sizeof(b->info.devices[0]), "%s, %d thread%s%s, %s", cpu,
+             n_threads, n_threads == 1 ? "" : "s", ranks, b->ops->name);
     b->info.masks = b->info.drafts = b->info.copies = true;
     b->info.block_bytes = b->kv.block_bytes;
     b->info.kv_dtype = b->kv.bf16 ? KV_DTYPE_BF16 : KV_DTYPE_F32;
-    b->info.workspace_bytes = forward_bytes(b->forward) + sampler_bytes(b->sampler);
+    b->info.workspace_bytes = cpu_ranks_work_bytes(b->ranks) + sampler_bytes(b->sampler);
 }
 
 static void cpu_close(struct backend *b)
@@ -347,11 +324,8 @@ static void cpu_close(struct backend *b)
         free(b->results[i].copies);
     }
     sampler_free(b->sampler);
-    forward_free(b->forward);
-    weights_deinit(&b->weights);
-    region_deinit(&b->weight_memory);
+    cpu_ranks_free(b->ranks);
     region_deinit(&b->kv_memory);
-    cpu_pool_free(b->pool);
     pthread_cond_destroy(&b->changed);
     pthread_mutex_destroy(&b->lock);
     free(b);
@@ -361,27 +335,23 @@ static void cpu_close(struct backend *b)
 static int open_parts(struct backend *b, struct err *e)
 {
     const struct backend_options *o = &b->options;
-    const int n_threads = o->n_threads > 0 ? o->n_threads : machine_cores();
-    int r;
+    const struct cpu_ranks_options ranks = {
+        .model = b->model,
+        .ops = b->ops,
+        .tp_size = tp_size_of(o),
+        .n_threads = o->n_threads > 0 ? o->n_threads : machine_cores(),
+        .max_seqs = o->max_seqs,
+        .beat = o->beat,
+        .progress = o->progress,
+        .progress_ctx = o->progress_ctx,
+    };
+    int r = cpu_ranks_new(&b->ranks, &ranks, e);
 
-    r = cpu_pool_new(&b->pool, n_threads < CPU_POOL_MAX_THREADS ? n_threads : CPU_POOL_MAX_THREADS);
     if (r < 0)
-        return err_set(e, r, "cannot start %d threads: %s", n_threads, strerror(-r));
-    r = take_weights(b, e);
-    if (r == 0)
-        r = forward_new(&b->forward,
-                        &(struct forward_options){.ops = b->ops,
-                                                  .pool = b->pool,
-                                                  .config = &b->config,
-                                                  .weights = &b->weights,
-                                                  .kv = &b->kv,
-                                                  .max_batch_tokens = o->max_batch_tokens,
-                                                  .max_seqs = o->max_seqs,
-                                                  .beat = o->beat},
-                        e);
-    if (r == 0)
-        r = sampler_new(&b->sampler, b->ops, b->config.vocab_size, o->max_seqs,
-                        cpu_pool_threads(b->pool), e);
+        return r;
+    b->info.weight_bytes = cpu_ranks_weight_bytes(b->ranks);
+    r = sampler_new(&b->sampler, b->ops, b->config.vocab_size, o->max_seqs,
+                    cpu_pool_threads(cpu_ranks_pool(b->ranks)), e);
     if (r == 0)
         r = take_kv(b, e);
     if (r == 0)
@@ -404,6 +374,7 @@ int cpu_backend_open_with(struct backend **out, const struct model *model,
 
     must(o->block_len >= 16 && o->block_len <= 4096 && (o->block_len & (o->block_len - 1)) == 0);
     must(o->max_batch_tokens > 0 && o->max_seqs > 0 && o->max_seq_len > 0 && o->n_threads >= 0);
+    must(o->tp_size >= 0 && o->tp_size <= SHARD_MAX_RANKS);
     must(o->kv_fraction >= 0.0 && o->kv_fraction <= 1.0);
     b = calloc(1, sizeof(*b));
     if (!b)
@@ -553,7 +524,7 @@ static int cpu_sleep(struct backend *b, bool keep_blocks, struct err *e)
     while (b->filling)
         pthread_cond_wait(&b->changed, &b->lock);
     pthread_mutex_unlock(&b->lock);
-    region_empty(&b->weight_memory);
+    cpu_ranks_drop_weights(b->ranks);
     b->info.weight_bytes = 0;
     if (keep_blocks)
         return 0;
@@ -566,16 +537,17 @@ static int cpu_wake(struct backend *b, struct err *e)
 {
     const uint64_t there = machine_memory();
     const uint64_t needed =
-        b->weight_memory.bytes +
+        cpu_ranks_weight_bytes(b->ranks) +
         (b->info.tiers[TIER_DEVICE].bytes == 0 ? b->tiers[TIER_DEVICE].bytes : 0);
     int r;
 
     if (needed > there)
         return err_set(e, -ENOMEM, "%.1f MiB of memory needed, %.1f MiB available",
                        (double)needed / 0x1p20, (double)there / 0x1p20);
-    r = read_weights(b, e);
+    r = cpu_ranks_read_weights(b->ranks, e);
     if (r < 0)
         return r;
+    b->info.weight_bytes = cpu_ranks_weight_bytes(b->ranks);
     b->info.tiers[TIER_DEVICE].bytes = b->tiers[TIER_DEVICE].bytes;
     pthread_mutex_lock(&b->lock);
     b->asleep = b->filled = false;

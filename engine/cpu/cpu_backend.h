@@ -1,6 +1,7 @@
 /* cpu_backend.h - the CPU reference backend: plain C, float32 sums over bf16 weights in a fixed
  * order. A row's result depends on its sequence alone, not on the batch, chunks, threads, block_len
- * or instruction set. It is the oracle for every kernel and the default without a device. */
+ * or instruction set; another number of ranks adds in another order. It is the oracle for every
+ * kernel and the default without a device. */
 #ifndef NVLLM_ENGINE_CPU_CPU_BACKEND_H
 #define NVLLM_ENGINE_CPU_CPU_BACKEND_H
 

@@ -2,7 +2,10 @@
  *
  * A step's rows go through all layers in slices, so that activations stay small whatever
  * max_batch_tokens is. A slice finds the keys and values of the slices before it in the pool. No
- * result depends on where slices, tiles or tasks begin. */
+ * result depends on where slices, tiles or tasks begin.
+ *
+ * The ranks of a team have the same residual stream to the bit: what o and down add to it is the
+ * sum of all ranks' products, added in the order of ranks. */
 #include "engine/cpu/cpu_forward.h"
 
 #include <errno.h>
@@ -31,7 +34,9 @@ struct tile {
 
 struct forward {
     struct forward_options o;
-    struct model_config c;
+    struct model_config c;          /* the network as this rank computes it */
+    int64_t vocab_first;            /* of the rank's logits */
+    int64_t vocab_share;            /* rows of embeddings of each rank; the last have less */
     float *inv_freq;                /* [head_dim / 2] */
     size_t hidden, qkv, heads, ffn; /* row strides of the activations: padded widths */
     float *x;                       /* [SLICE_ROWS, hidden] the residual stream */
@@ -41,9 +46,10 @@ struct forward {
     float *gate_up;                 /* [SLICE_ROWS, 2 * ffn_dim] */
     float *act;                     /* [SLICE_ROWS, ffn] */
     float *cos, *sin;               /* [SLICE_ROWS, head_dim / 2] */
-    float *wanted;  /* [max_seqs, hidden] final norm of the rows that are sampled from */
-    float *logits;  /* [FORWARD_LOGIT_ROWS, vocab_size] */
-    float *scratch; /* [n_threads, scratch_floats] of attention */
+    float *wanted;   /* [max_seqs, hidden] final norm of the rows that are sampled from */
+    float *parts[2]; /* [SLICE_ROWS, hidden] of a team's sums, see there */
+    int turn;        /* of parts */
+    float *scratch;  /* [n_threads, scratch_floats] of attention */
     size_t scratch_floats;
     int group; /* query heads of one KV head */
     struct region memory;
@@ -70,6 +76,7 @@ static size_t place(struct forward *f, char *base)
     const struct model_config *c = &f->c;
     const size_t rows = SLICE_ROWS, half = (size_t)c->head_dim / 2;
     const size_t n_threads = (size_t)cpu_pool_threads(f->o.pool);
+    const size_t part = f->o.team ? rows * f->hidden : 0;
     struct {
         float **at;
         size_t n;
@@ -83,7 +90,8 @@ static size_t place(struct forward *f, char *base)
         {&f->cos, rows * half},
         {&f->sin, rows * half},
         {&f->wanted, (size_t)f->o.max_seqs * f->hidden},
-        {&f->logits, FORWARD_LOGIT_ROWS * (size_t)c->vocab_size},
+        {&f->parts[0], part},
+        {&f->parts[1], part},
         {&f->scratch, n_threads * f->scratch_floats},
         {&f->inv_freq, half},
     };
@@ -96,15 +104,27 @@ static size_t place(struct forward *f, char *base)
     return used;
 }
 
-int forward_new(struct forward **out, const struct forward_options *o, struct err *e)
+static void join_team(struct forward *f)
 {
-    struct forward *f = calloc(1, sizeof(*f));
-    int r;
+    struct forward_team *team = f->o.team;
+    const int rank = f->o.shard.rank;
 
-    if (!f)
-        return err_set(e, -ENOMEM, "out of memory");
-    f->o = *o;
-    f->c = *o->config;
+    if (!team)
+        return;
+    team->weights[rank] = f->o.weights;
+    team->parts[0][rank] = f->parts[0];
+    team->parts[1][rank] = f->parts[1];
+}
+
+/* Widths of the rank and of its activations. */
+static void measure(struct forward *f)
+{
+    const struct model_config *whole = f->o.config;
+    int64_t first, n;
+
+    f->c = shard_config(whole, f->o.shard);
+    shard_range(&f->vocab_first, &n, whole, DIM_VOCAB, f->o.shard);
+    shard_range(&first, &f->vocab_share, whole, DIM_VOCAB, (struct shard){0, f->o.shard.tp_size});
     f->group = f->c.n_heads / f->c.n_kv_heads;
     f->hidden = cpu_padded(f->c.hidden_dim);
     f->qkv = (size_t)(f->c.n_heads + 2 * f->c.n_kv_heads) * (size_t)f->c.head_dim;
@@ -113,6 +133,17 @@ int forward_new(struct forward **out, const struct forward_options *o, struct er
     f->scratch_floats =
         cpu_attend_scratch(f->group > CPU_ATTEND_ROWS ? f->group : CPU_ATTEND_ROWS, f->c.head_dim);
     f->scratch_floats = (f->scratch_floats + 15) & ~(size_t)15;
+}
+
+int forward_new(struct forward **out, const struct forward_options *o, struct err *e)
+{
+    struct forward *f = calloc(1, sizeof(*f));
+    int r;
+
+    if (!f)
+        return err_set(e, -ENOMEM, "out of memory");
+    f->o = *o;
+    measure(f);
     r = region_init(&f->memory, "activations", place(f, NULL), e);
     if (r < 0) {
         free(f);
@@ -122,6 +153,7 @@ int forward_new(struct forward **out, const struct forward_options *o, struct er
     /* In float, as in training and in the reference implementation. */
     for (int i = 0; i < f->c.head_dim / 2; i++)
         f->inv_freq[i] = 1.0f / powf((float)f->c.rope_theta, (float)(2 * i) / (float)f->c.head_dim);
+    join_team(f);
     *out = f;
     return 0;
 }
@@ -209,17 +241,25 @@ static void each_row(struct forward *f, void (*each)(const struct forward *f, in
     cpu_pool_run(f->o.pool, (f->n_rows + TASK_ROWS - 1) / TASK_ROWS, rows_task, f);
 }
 
+/* The row of an id. Ranks divide the embeddings, but all see all memory. */
+static const void *embedding(const struct forward *f, int32_t id)
+{
+    const int64_t owner = id / f->vocab_share;
+    const struct weights *w = f->o.team ? f->o.team->weights[owner] : f->o.weights;
+
+    return matrix_row(&w->embed, id - owner * f->vocab_share);
+}
+
 /* Embeddings, and cosines and sines of the positions. */
 static void embed_row(const struct forward *f, int i)
 {
-    const struct matrix *w = &f->o.weights->embed;
     const int half = f->c.head_dim / 2;
     const int32_t token = batch_tokens(f->b)[f->row + i];
     /* A row after BATCH_NUMERICS is discarded: any id will do. */
     const int32_t id = token >= 0 ? token : f->ids[~token] >= 0 ? f->ids[~token] : 0;
     const float pos = (float)batch_positions(f->b)[f->row + i];
 
-    f->o.ops->from_bf16(f->x + (size_t)i * f->hidden, matrix_row(w, id), (int)w->ld);
+    f->o.ops->from_bf16(f->x + (size_t)i * f->hidden, embedding(f, id), (int)f->hidden);
     for (int j = 0; j < half; j++) {
         const float angle = pos * f->inv_freq[j];
 
@@ -325,6 +365,28 @@ static void silu_row(const struct forward *f, int i)
     f->o.ops->silu_mul(f->act + (size_t)i * f->ffn, row, row + ffn, f->c.ffn_dim);
 }
 
+static void add_parts_row(const struct forward *f, int i)
+{
+    const size_t at = (size_t)i * f->hidden;
+
+    for (int rank = 0; rank < f->o.shard.tp_size; rank++)
+        f->o.ops->add(f->x + at, f->o.team->parts[f->turn][rank] + at, f->c.hidden_dim);
+}
+
+/* Adds to the residual stream x * w, where the ranks divide the columns of x and w: the sum over
+ * all ranks. */
+static void add_product(struct forward *f, const float *x, size_t x_stride, const struct matrix *w)
+{
+    if (!f->o.team) {
+        product(f, f->x, f->hidden, x, x_stride, w, f->n_rows, true);
+        return;
+    }
+    product(f, f->parts[f->turn], f->hidden, x, x_stride, w, f->n_rows, false);
+    cpu_barrier_wait(&f->o.team->barrier);
+    each_row(f, add_parts_row);
+    f->turn ^= 1;
+}
+
 static void run_layer(struct forward *f)
 {
     const struct layer_weights *y = f->layer;
@@ -334,12 +396,12 @@ static void run_layer(struct forward *f)
     product(f, f->qkv_out, f->qkv, f->normed, f->hidden, &y->qkv, n, false);
     each_row(f, heads_row);
     cpu_pool_run(f->o.pool, f->n_tiles * f->c.n_kv_heads, attend_task, f);
-    product(f, f->x, f->hidden, f->attn, f->heads, &y->o, n, true);
+    add_product(f, f->attn, f->heads, &y->o);
 
     norm_rows(f, &y->mlp_norm);
     product(f, f->gate_up, 2 * (size_t)f->c.ffn_dim, f->normed, f->hidden, &y->gate_up, n, false);
     each_row(f, silu_row);
-    product(f, f->x, f->hidden, f->act, f->ffn, &y->down, n, true);
+    add_product(f, f->act, f->ffn, &y->down);
 }
 
 /* Cuts the slice into tiles, each within one sequence. */
@@ -393,10 +455,9 @@ void forward_run(struct forward *f, const struct batch *b, const int32_t *ids)
     }
 }
 
-const float *forward_logits(struct forward *f, int first, int n)
+void forward_logits(struct forward *f, int first, int n)
 {
     must(first >= 0 && n >= 0 && n <= FORWARD_LOGIT_ROWS);
-    product(f, f->logits, (size_t)f->c.vocab_size, f->wanted + (size_t)first * f->hidden, f->hidden,
-            &f->o.weights->lm_head, n, false);
-    return f->logits;
+    product(f, f->o.logits + f->vocab_first, (size_t)f->c.vocab_size,
+            f->wanted + (size_t)first * f->hidden, f->hidden, &f->o.weights->lm_head, n, false);
 }

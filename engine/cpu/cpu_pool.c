@@ -3,11 +3,7 @@
  * One word describes the current loop: its number in the upper half, the tasks left in the lower. A
  * thread takes a task by decrementing it, so a helper that sleeps through a loop neither takes from
  * it nor delays its end: the caller waits for tasks, not for helpers. The other fields change only
- * while no tasks are left, so values read before a successful decrement belong to that loop.
- *
- * Who waits spins first, then counts itself among the sleepers and looks once more; who changes
- * what is waited for then looks for sleepers. So no wake-up is lost, and without sleepers none
- * costs a system call. */
+ * while no tasks are left, so values read before a successful decrement belong to that loop. */
 #include "engine/cpu/cpu_pool.h"
 
 #include <errno.h>
@@ -17,67 +13,35 @@
 #include <stdint.h>
 #include <stdlib.h>
 
+#include "engine/cpu/cpu_wait.h"
 #include "engine/util/must.h"
 #include "engine/util/thread.h"
-
-enum { SPINS = 2000 }; /* before sleeping: some tens of microseconds */
 
 struct cpu_pool {
     _Alignas(64) _Atomic uint64_t loop; /* number << 32 | tasks left */
     _Alignas(64) _Atomic int done;      /* tasks finished */
-    _Alignas(64) _Atomic int sleepers;
+    struct cpu_wait wait;               /* for a loop, and for its end */
     _Atomic bool stop;
     _Atomic int n_tasks;
     void (*_Atomic run)(void *ctx, int task, int thread);
     void *_Atomic ctx;
-    pthread_mutex_t lock; /* of sleeping */
-    pthread_cond_t changed;
     int n_threads, n_helpers;
     _Atomic int n_numbered; /* helpers that have taken their thread number */
     pthread_t helpers[];    /* [n_threads - 1], the first n_helpers run */
 };
 
-static void relax(void)
+static bool has_work(void *arg)
 {
-#if defined(__x86_64__) || defined(__i386__)
-    __builtin_ia32_pause();
-#elif defined(__aarch64__)
-    __asm__ volatile("yield");
-#endif
-}
+    struct cpu_pool *p = arg;
 
-static bool has_work(struct cpu_pool *p)
-{
     return (uint32_t)p->loop || p->stop;
 }
 
-static bool is_done(struct cpu_pool *p)
+static bool is_done(void *arg)
 {
+    struct cpu_pool *p = arg;
+
     return p->done == p->n_tasks;
-}
-
-static void wait_until(struct cpu_pool *p, bool (*ready)(struct cpu_pool *p))
-{
-    for (int spins = 0; spins < SPINS; spins++) {
-        if (ready(p))
-            return;
-        relax();
-    }
-    pthread_mutex_lock(&p->lock);
-    p->sleepers++;
-    while (!ready(p))
-        pthread_cond_wait(&p->changed, &p->lock);
-    p->sleepers--;
-    pthread_mutex_unlock(&p->lock);
-}
-
-static void wake_sleepers(struct cpu_pool *p)
-{
-    if (p->sleepers == 0)
-        return;
-    pthread_mutex_lock(&p->lock);
-    pthread_cond_broadcast(&p->changed);
-    pthread_mutex_unlock(&p->lock);
 }
 
 /* Runs one task; false if none is left. */
@@ -94,7 +58,7 @@ static bool take_task(struct cpu_pool *p, int thread)
             continue;
         run(ctx, n_tasks - (int)(uint32_t)loop, thread);
         if (++p->done == n_tasks)
-            wake_sleepers(p);
+            cpu_wait_wake(&p->wait);
         return true;
     }
     return false;
@@ -108,7 +72,7 @@ static void *helper_main(void *arg)
     while (!p->stop) {
         while (take_task(p, number)) {
         }
-        wait_until(p, has_work);
+        cpu_wait_until(&p->wait, has_work, p);
     }
     return NULL;
 }
@@ -123,9 +87,8 @@ int cpu_pool_new(struct cpu_pool **out, int n_threads)
                        sizeof(*p) + (size_t)(n_threads - 1) * sizeof(p->helpers[0])))
         return -ENOMEM;
     p = memory;
-    *p = (struct cpu_pool){.n_threads = n_threads,
-                           .lock = PTHREAD_MUTEX_INITIALIZER,
-                           .changed = PTHREAD_COND_INITIALIZER};
+    *p = (struct cpu_pool){.n_threads = n_threads};
+    cpu_wait_init(&p->wait);
     for (; p->n_helpers < n_threads - 1; p->n_helpers++) {
         int r = thread_start(&p->helpers[p->n_helpers], "cpu", helper_main, p);
 
@@ -143,11 +106,10 @@ void cpu_pool_free(struct cpu_pool *p)
     if (!p)
         return;
     p->stop = true;
-    wake_sleepers(p);
+    cpu_wait_wake(&p->wait);
     for (int i = 0; i < p->n_helpers; i++)
         pthread_join(p->helpers[i], NULL);
-    pthread_cond_destroy(&p->changed);
-    pthread_mutex_destroy(&p->lock);
+    cpu_wait_deinit(&p->wait);
     free(p);
 }
 
@@ -170,8 +132,8 @@ void cpu_pool_run(struct cpu_pool *p, int n_tasks, void (*run)(void *ctx, int ta
     p->ctx = ctx;
     p->done = 0;
     p->loop = ((p->loop >> 32) + 1) << 32 | (uint32_t)n_tasks;
-    wake_sleepers(p);
+    cpu_wait_wake(&p->wait);
     while (take_task(p, 0)) {
     }
-    wait_until(p, is_done);
+    cpu_wait_until(&p->wait, is_done, p);
 }

@@ -16,7 +16,8 @@ int cpu_pool_threads(const struct cpu_pool *p);
 
 /* Calls run(ctx, task, thread) for each task 0 .. n_tasks - 1, started in this order, and returns
  * when all have finished. Tasks see what the caller wrote before, the caller what the tasks wrote.
- * Tasks that run at the same time have different thread numbers. */
+ * Tasks that run at the same time have different thread numbers. Tasks may wait for each other if
+ * there are no more of them than threads. */
 void cpu_pool_run(struct cpu_pool *p, int n_tasks, void (*run)(void *ctx, int task, int thread),
                   void *ctx);
 

@@ -75,6 +75,19 @@ no_memory:
     return err_set(e, -ENOMEM, "out of memory for a list of weights");
 }
 
+int weights_measure(uint64_t *out, const struct model_config *c, struct shard s,
+                    const struct weights_layout *layout, struct err *e)
+{
+    struct weights w;
+    const int r = weights_init(&w, c, s, layout, e);
+
+    if (r < 0)
+        return r;
+    *out = w.bytes;
+    weights_deinit(&w);
+    return 0;
+}
+
 void weights_place(struct weights *w, void *base)
 {
     char *at = base;

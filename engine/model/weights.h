@@ -67,6 +67,9 @@ int weights_init(struct weights *w, const struct model_config *c, struct shard s
                  const struct weights_layout *layout, struct err *e);
 /* base: `bytes` of memory, aligned as the layout says, and zeroed if k_align is over 1. */
 void weights_place(struct weights *w, void *base);
+/* The bytes alone. */
+int weights_measure(uint64_t *out, const struct model_config *c, struct shard s,
+                    const struct weights_layout *layout, struct err *e);
 void weights_deinit(struct weights *w); /* the memory stays the caller's */
 
 /* Reads a piece into dst, in the layout of its matrix (dtype, ld): matrix_row(to, part.to_row), or

@@ -1,7 +1,7 @@
 /* bench_cpu_decode.c - tokens a second of the CPU backend on a model folder, and what share of this
  * machine's memory bandwidth its decode reads at.
  *
- *   bench_cpu_decode MODEL [threads [prompt-tokens [decode-tokens]]]
+ *   bench_cpu_decode MODEL [threads [prompt-tokens [decode-tokens [ranks]]]]
  *
  * The bandwidth is measured in the same run by as many threads: reads of 1 GiB in turn with the
  * decode, so that both see the same neighbours; medians of all rounds are printed. */
@@ -126,7 +126,8 @@ int main(int argc, char **argv)
                                       .max_batch_tokens = 2048,
                                       .max_seqs = 256,
                                       .tier_bytes = {(uint64_t)512 << 20},
-                                      .n_threads = n_threads};
+                                      .n_threads = n_threads,
+                                      .tp_size = argc > 5 ? atoi(argv[5]) : 1};
     struct driver d = {.ops = &cpu_backend, .options = &options};
     struct backend_info info;
     struct cpu_pool *pool;
@@ -134,8 +135,8 @@ int main(int argc, char **argv)
     struct err e;
     double start = now_seconds();
 
-    if (argc < 2 || n_threads < 1 || n_prompt < 16 || n_decode < 1)
-        fail("usage: bench_cpu_decode MODEL [threads [prompt-tokens [decode-tokens]]]");
+    if (argc < 2 || n_threads < 1 || n_prompt < 16 || n_decode < 1 || options.tp_size < 1)
+        fail("usage: bench_cpu_decode MODEL [threads [prompt-tokens [decode-tokens [ranks]]]]");
     if (model_open(&model, argv[1], &e) < 0)
         fail(e.text);
     options.max_seq_len = model_config(model)->max_seq_len;

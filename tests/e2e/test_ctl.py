@@ -6,7 +6,7 @@ import signal
 import subprocess
 import time
 
-from harness import (MODEL, Case, Daemon, SharedDaemon, config, parse_jsonl, run_command,
+from harness import (MODEL, SMALL, Case, Daemon, SharedDaemon, config, parse_jsonl, run_command,
                      scaled)
 from test_ctl_alone import Fake
 from test_ctl_chat import Typist
@@ -109,6 +109,7 @@ class Status(SharedDaemon):
         for part in "graph", "other", "total", "free":
             self.assertEqual(memory[f"{part}_bytes"], 0)
         self.assertEqual(s["driver"], "")
+        self.assertEqual(s["tensor_parallel"], 1)
 
     def test_for_people(self):
         """Without --json it is text with the same facts."""
@@ -118,6 +119,16 @@ class Status(SharedDaemon):
         self.assertRegex(text, r"memory +[0-9.]+ MiB of weights, .* of KV cache, .* of workspaces\n")
         with self.assertRaises(ValueError):
             json.loads(text)
+
+    def test_ranks(self):
+        """Several ranks are told in the log and by the status."""
+        self.assertNotIn("parallel", self.daemon.ctl("status").stdout.decode())
+        with Daemon(SMALL, "model.tensor_parallel=2") as d:
+            s = d.status()
+            self.assertEqual(s["tensor_parallel"], 2)
+            self.assertIn("in 2 ranks", s["device"])
+            self.assertRegex(d.ctl("status").stdout.decode(), r"(?m)^parallel +2 ranks$")
+            self.assertRegex(d.log(), r"event=ready .*tensor_parallel=2 ")
 
     def test_version(self):
         done = run_command([config.nvllmctl, "version"])

@@ -117,6 +117,15 @@ class Restart(Disk):
         self.assertEqual([cached(self.ask(request(1), options=o)[0][0]) for o in (shared, shared, [])],
                          [0, 384, 0])
 
+    def test_of_so_many_ranks(self):
+        """Another number of ranks finds nothing: each has its own part of a block."""
+        first = self.ask(request(1))[0]
+        ranks = ["model.tensor_parallel=2"]
+        again = [self.ask(request(1), options=o)[0][0] for o in (ranks, ranks, [])]
+        self.assertEqual([cached(a) for a in again], [0, 384, 0])
+        self.assertEqual(self.ids(again[:2]), self.ids([again[0], again[0]]))
+        self.assertEqual(self.ids(again[2:]), self.ids(first))
+
     def test_of_one_model(self):
         """Weights that were written anew are others, whatever they hold."""
         model = self.folder / "model"

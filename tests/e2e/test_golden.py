@@ -65,6 +65,12 @@ class Greedy(Case):
         cases = [c for c in greedy_cases() if not longer_than(c, scaled(4000, 500))]
         self.check_cases(cases, "cache.kv_memory=2M", "cache.host_memory=128M")
 
+    def test_ranks(self):
+        """With two ranks, and with more of them than cores, KV heads on several."""
+        cases = [c for c in greedy_cases() if not longer_than(c, scaled(2000, 200))]
+        self.check_cases(cases, "model.tensor_parallel=2")
+        self.check_cases(cases[:10], "model.tensor_parallel=8", "cache.block_len=256")
+
     def test_pass_keys_whatever_the_blocks_and_steps(self):
         """Pass-key prompts with small and large blocks, small and large steps."""
         limit = scaled(6000, 500)

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import math
 import os
 import pathlib
 import re
@@ -201,6 +202,40 @@ class Refusals(Case):
         self.refused("cache.no_such", options=["cache.no_such=1"])
         self.refused("kv_memory", options=["cache.kv_memory=1K"])
         self.refused("--no-such", args=["--no-such"])
+
+    def with_four_heads(self):
+        """The bundled model with half of its query heads, and zeros for weights."""
+        whole = (MODEL / "model.safetensors").read_bytes()
+        n = int.from_bytes(whole[:8], "little")
+        header, at = json.loads(whole[8:8 + n]), 0
+        for name, t in header.items():
+            if name == "__metadata__":
+                continue
+            if "q_proj" in name or "o_proj" in name:
+                t["shape"]["o_proj" in name] //= 2
+            t["data_offsets"] = [at, at := at + 2 * math.prod(t["shape"])]
+        text = json.dumps(header).encode()
+        text += b" " * (-len(text) % 8)
+        return self.folder(model=len(text).to_bytes(8, "little") + text + bytes(at),
+                           config=self.changed_config(num_attention_heads=4))
+
+    def test_ranks(self):
+        """What cannot be divided among ranks is named, and devices that are not one a rank."""
+        model = self.with_four_heads()
+        self.refused("model.tensor_parallel: 4 query heads cannot be divided among 8 ranks",
+                     options=["model.tensor_parallel=8"], model=model)
+        self.refused("cuda.devices: 3 devices are named, but model.tensor_parallel is 2",
+                     options=["model.tensor_parallel=2", "cuda.devices=0,1,2"])
+        self.refused("cuda.devices", options=["cuda.devices=0,1"])
+        self.refused("model.tensor_parallel", options=["model.tensor_parallel=3"])
+
+    def test_check_config_of_ranks(self):
+        """It says how much of the weights each rank would hold."""
+        for options, notes in ([], []), (["--set", "model.tensor_parallel=2"],
+                                         ["2 ranks, each with at most 5.8 MiB of weights"]):
+            out = self.check_config("--model", MODEL, "--backend", "cpu", "--socket",
+                                    self.temporary_folder() / "s", *options)
+            self.assertEqual([f["text"] for f in out["findings"] if f["about"] == "ranks"], notes)
 
     def test_unknown_commands(self):
         """A mistyped command gets the one that was meant."""

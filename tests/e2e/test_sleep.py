@@ -72,6 +72,15 @@ class Sleep(Case):
             self.assertEqual(d.wait_idle()["memory"]["weight_bytes"], before["weight_bytes"])
             self.assertIn("event=asleep level=weights", d.log())
 
+    def test_ranks(self):
+        """Each rank's weights are read again, and its part of each block comes back."""
+        with Daemon("cache.host_memory=64M", "model.tensor_parallel=4") as d, d.connect() as w:
+            first = w.generate(**request(1))
+            for level in "all", "weights":
+                d.ctl("sleep", "--level", level)
+                self.assertEqual(d.status()["memory"]["weight_bytes"], 0)
+                self.check_wakes(w, first, 1, 384)
+
     def test_deeper(self):
         """From weights to all, not back; asking again gives nothing back, and waking is no change
         where it is awake."""

@@ -88,4 +88,30 @@ TEST(backend_is_chosen, .n = N(cases))
         ck_assert_ptr_nonnull(strstr(r ? e.text : c.warning.text, cases[_i].says[i]));
 }
 
+/* Named devices are those of the ranks; without a name they are the first ones. */
+TEST(devices_of_ranks)
+{
+    struct options o = {.backend_module = (char *)(uintptr_t)NOWHERE,
+                        .cuda_cache_folder = (char *)(uintptr_t) "",
+                        .backend = OPTION_BACKEND_CPU,
+                        .tensor_parallel = 2, /* ranks: 2 */
+                        .cuda_devices = {.list = {5, 3}, .n = 2}};
+    struct backend_options b;
+
+    ck_assert_int_eq(backend_choose(&c, &o, &cpu, dev, &e), 0);
+    b = backend_options_of(&o);
+    ck_assert(b.tp_size == 2 && b.n_devices == 2 && b.devices[0] == 5 && b.devices[1] == 3);
+    o.cuda_devices.n = 0;
+    ck_assert_int_eq(backend_choose(&c, &o, &cpu, dev, &e), 0);
+    b = backend_options_of(&o);
+    ck_assert(b.tp_size == 2 && b.n_devices == 2 && b.devices[0] == 0 && b.devices[1] == 1);
+    o.cuda_devices.n = 1;
+    ck_assert_int_eq(backend_choose(&c, &o, &cpu, dev, &e), -EINVAL);
+    ck_assert_msg(strstr(e.text, "cuda.devices: 1 device is named, but model.tensor_parallel is 2"),
+                  "%s", e.text);
+    o.tensor_parallel = 0;
+    b = backend_options_of(&o);
+    ck_assert(b.tp_size == 1 && b.n_devices == 1 && b.devices[0] == 5);
+}
+
 RUN_TESTS("backend_choice", setup, teardown)

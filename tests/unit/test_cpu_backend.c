@@ -142,6 +142,42 @@ TEST(check_says_what_open_would)
     ck_assert_msg(strstr(e.text, "cache.host_memory"), "%s", e.text);
 }
 
+/* What the machine must hold is what all ranks hold: some of the network is on each. */
+TEST(ranks_hold_shares)
+{
+    static const int kv_heads[] = {4, 4, 4, 8}; /* of all ranks: on 8 each of the 4 is twice */
+    struct backend_options o = small_options(64, 16 << 20, 3);
+    uint64_t whole = 0;
+
+    for (int i = 0; i < 4; i++) {
+        o.tp_size = 1 << i;
+        open_with(&o);
+        ck_assert_int_eq(info.tp_size, o.tp_size);
+        ck_assert_int_eq(info.n_devices, 1);
+        ck_assert_uint_eq(info.block_bytes,
+                          (uint64_t)kv_heads[i] * 4 * 2 * 64 * 128 * sizeof(float));
+        whole = whole ? whole : info.weight_bytes;
+        ck_assert_uint_ge(info.weight_bytes, whole);
+        ck_assert_uint_le(info.weight_bytes, whole + whole / 4);
+    }
+    ck_assert_msg(strstr(info.devices[0], "8 threads in 8 ranks,"), "%s", info.devices[0]);
+    o.tp_size = 2;
+    open_with(&o);
+    ck_assert_msg(strstr(info.devices[0], "3 threads in 2 ranks,"), "%s", info.devices[0]);
+}
+
+/* What cannot be divided is refused, by a check and by a start alike. */
+TEST(indivisible_is_refused)
+{
+    struct backend_options o = small_options(16, 16 << 20, 1);
+
+    o.tp_size = 3;
+    ck_assert_int_eq(cpu_backend_check(model, &o, &e), -ENOTSUP);
+    ck_assert_msg(strstr(e.text, "cannot be divided among 3 ranks"), "%s", e.text);
+    ck_assert_int_eq(cpu_backend.open(&b, model, &o, &e), -ENOTSUP);
+    ck_assert_msg(strstr(e.text, "cannot be divided among 3 ranks"), "%s", e.text);
+}
+
 static double last_progress;
 
 static void note_progress(void *ctx, double done)
@@ -150,11 +186,12 @@ static void note_progress(void *ctx, double done)
     last_progress = done;
 }
 
-/* Loading is reported from both threads, rising to 1. */
-TEST(progress_rises)
+/* Loading is reported from both threads and for all ranks, rising to 1. */
+TEST(progress_rises, .n = 2)
 {
     struct backend_options o = small_options(16, 16 << 20, 2);
 
+    o.tp_size = 1 + _i;
     o.progress = note_progress;
     o.progress_ctx = &last_progress;
     open_with(&o);
@@ -264,6 +301,88 @@ TEST(results_hold_until_next_wait)
     free(h[3].batch);
 }
 
+/* The last row of 18, of which the first 16 were computed in an earlier step. */
+static void run_last(uint64_t step, int32_t *id, float *logprob)
+{
+    struct hand h;
+    struct step_result r;
+
+    hand_init(&h, step, 16, 2, 1);
+    r = hand_run(&h);
+    *id = r.ids[0];
+    *logprob = r.logprobs[0];
+}
+
+/* Weights that were given back are there again, each in its place on each rank, and so are the
+ * blocks that were kept. */
+TEST(ranks_sleep_and_wake, .n = 3)
+{
+    struct backend_options o = small_options(16, 16 << 20, 2);
+    int32_t id, again;
+    float logprob, again_logprob;
+    uint64_t weights;
+    struct hand h;
+
+    o.tp_size = 1 << _i;
+    open_with(&o);
+    weights = info.weight_bytes;
+    hand_init(&h, 1, 0, 16, 0);
+    hand_run(&h);
+    run_last(2, &id, &logprob);
+    ck_assert_int_eq(cpu_backend.sleep(b, true, &e), 0);
+    cpu_backend.info(b, &info);
+    ck_assert_uint_eq(info.weight_bytes, 0);
+    ck_assert_int_eq(cpu_backend.wake(b, &e), 0);
+    cpu_backend.info(b, &info);
+    ck_assert_uint_eq(info.weight_bytes, weights);
+    run_last(3, &again, &again_logprob);
+    ck_assert(again == id && again_logprob == logprob);
+    ck_assert_int_eq(cpu_backend.sleep(b, false, &e), 0);
+    ck_assert_int_eq(cpu_backend.wake(b, &e), 0);
+    hand_init(&h, 4, 0, 16, 0);
+    hand_run(&h);
+    run_last(5, &again, &again_logprob);
+    ck_assert(again == id && again_logprob == logprob);
+}
+
+/* The beat of a step is 2 a layer, however many ranks compute it. */
+TEST(ranks_beat_together, .n = 4)
+{
+    struct backend_options o = small_options(16, 16 << 20, 1);
+    _Atomic uint64_t beat = 0;
+    struct hand h;
+
+    o.tp_size = 1 << _i;
+    o.beat = &beat;
+    open_with(&o);
+    hand_init(&h, 1, 0, 16, 1);
+    hand_run(&h);
+    ck_assert_uint_eq(beat, 2 * (uint64_t)model_config(model)->n_layers);
+    cpu_backend.close(b);
+    b = NULL;
+}
+
+/* All ranks have the same residual stream to the bit: two that hold the same KV head write the same
+ * keys and values, in every layer. */
+TEST(ranks_agree_to_the_bit)
+{
+    struct backend_options o = small_options(16, 16 << 20, 1);
+    const char *block;
+    struct hand h;
+    size_t part;
+
+    o.tp_size = 8;
+    open_with(&o);
+    hand_init(&h, 1, 0, 16, 1); /* fills block 1 */
+    hand_run(&h);
+    part = info.block_bytes / 8;
+    block = (const char *)cpu_backend_kv(b) + info.block_bytes;
+    for (size_t i = 0; i < 8; i += 2) {
+        ck_assert_mem_eq(block + i * part, block + (i + 1) * part, part);
+        ck_assert_mem_ne(block + i * part, block + (i + 2) % 8 * part, part);
+    }
+}
+
 /* Each wanted row of a sequence is sampled as it is when it stands alone, to the bit: so drafts
  * change no token. */
 TEST(several_wanted_rows)
@@ -331,7 +450,7 @@ TEST(masks_by_row)
 
 /* A block goes to the host after the step that wrote it, and comes back elsewhere before the step
  * that reads it; a step may be nothing but copies. */
-TEST(copies_keep_their_order)
+TEST(copies_keep_their_order, .n = 2)
 {
     struct backend_options o = small_options(16, 16 << 20, 1);
     struct hand h;
@@ -339,6 +458,7 @@ TEST(copies_keep_their_order)
     float logprob;
     int32_t id;
 
+    o.tp_size = 1 + _i;
     o.tier_bytes[1] = o.tier_bytes[2] = 4 << 20;
     open_with(&o);
     ck_assert(info.copies && info.tiers[TIER_DISK].n_blocks == 0);

@@ -51,9 +51,11 @@ struct way {
     bool two_in_flight, poison;
     enum cpu_isa isa; /* CPU_N_ISAS: the best */
     enum kv_dtype kv_dtype;
+    int tp_size;
 };
 
-static const struct way usual = {16, 4096, 64, 2, 128, 0, false, false, CPU_N_ISAS, KV_DTYPE_AUTO};
+static const struct way usual = {16,         4096,          64, 2, 128, 0, false, false,
+                                 CPU_N_ISAS, KV_DTYPE_AUTO, 1};
 
 static struct backend_options options; /* of the way that is open */
 
@@ -74,6 +76,7 @@ static struct driver open_way(const struct way *w)
         .tier_bytes = {(uint64_t)w->kv_mib << 20},
         .kv_dtype = w->kv_dtype,
         .n_threads = w->n_threads,
+        .tp_size = w->tp_size,
     };
     ck_assert_msg(cpu_backend_open_with(&d.backend, model, &options, ops, &e) == 0, "%s", e.text);
     cpu_backend.info(d.backend, &info);
@@ -191,13 +194,13 @@ TEST(golden_alone, .timeout = 240)
 /* Block length, chunks, batch, steps in flight, order of blocks, threads and the contents of other
  * memory change no bit of any logprob. */
 static const struct way ways[] = {
-    {16, 64, 64, 2, 128, 0, false, true, CPU_N_ISAS, KV_DTYPE_AUTO},
-    {16, 4096, 64, 3, 128, 7, true, true, CPU_N_ISAS, KV_DTYPE_AUTO},
-    {256, 64, 5, 2, 64, 8, true, true, CPU_N_ISAS, KV_DTYPE_AUTO},
-    {256, 4096, 64, 1, 256, 0, false, false, CPU_N_ISAS, KV_DTYPE_AUTO},
-    {4096, 64, 4, 2, 256, 0, true, true, CPU_N_ISAS, KV_DTYPE_AUTO},
-    {4096, 4096, 64, 2, 384, 9, false, false, CPU_N_ISAS, KV_DTYPE_AUTO},
-    {32, 37, 64, 2, 128, 3, true, false, CPU_ISA_AVX2, KV_DTYPE_AUTO},
+    {16, 64, 64, 2, 128, 0, false, true, CPU_N_ISAS, KV_DTYPE_AUTO, 1},
+    {16, 4096, 64, 3, 128, 7, true, true, CPU_N_ISAS, KV_DTYPE_AUTO, 1},
+    {256, 64, 5, 2, 64, 8, true, true, CPU_N_ISAS, KV_DTYPE_AUTO, 1},
+    {256, 4096, 64, 1, 256, 0, false, false, CPU_N_ISAS, KV_DTYPE_AUTO, 1},
+    {4096, 64, 4, 2, 256, 0, true, true, CPU_N_ISAS, KV_DTYPE_AUTO, 1},
+    {4096, 4096, 64, 2, 384, 9, false, false, CPU_N_ISAS, KV_DTYPE_AUTO, 1},
+    {32, 37, 64, 2, 128, 3, true, false, CPU_ISA_AVX2, KV_DTYPE_AUTO, 1},
 };
 
 _Static_assert(N_WAYS <= N(ways), "N_WAYS is too large");
@@ -222,6 +225,36 @@ TEST(way_changes_nothing, .timeout = 240)
         free_seqs(now);
     }
     free_seqs(alone);
+}
+
+#ifdef TEST_LIGHT
+enum { RANKS_PROMPT = 200, N_TP = 2 };
+#else
+enum { RANKS_PROMPT = SHORT_PROMPT / 4, N_TP = 3 };
+#endif
+
+/* Ranks: the reference's tokens and logprobs from shards, and for each number of ranks no bit
+ * depends on the way. nvllm-tiny has 4 KV heads, so each is on two of 8 ranks. */
+TEST(golden_with_ranks, .n = N_TP, .timeout = 240)
+{
+    static struct drive_seq alone[MAX_CASES], now[MAX_CASES];
+    struct way w = usual;
+    int n = 0;
+
+    w.tp_size = 2 << _i;
+    run_way(alone, &w, false, RANKS_PROMPT);
+    w = ways[1 + _i];
+    w.tp_size = 2 << _i;
+    run_way(now, &w, true, RANKS_PROMPT);
+    for (int i = 0; i < n_cases; i++)
+        if (now[i].n_out) {
+            check_golden(&cases[i], &alone[i], 2e-3, 0.005);
+            check_same(&cases[i], &alone[i], &now[i]);
+            n++;
+        }
+    ck_assert_int_ge(n, 40 / STRIDE);
+    free_seqs(alone);
+    free_seqs(now);
 }
 
 /* K and V in bf16: the same tokens if the candidates are further apart than the error of bf16, and
@@ -274,7 +307,7 @@ TEST(golden_long_prompts, .timeout = 240)
 /* The same after 11,052 tokens. */
 TEST(golden_longest_prompt, .timeout = 240)
 {
-    const struct way w = {4096, 1000, 1, 2, 256, 0, true, true, CPU_N_ISAS, KV_DTYPE_AUTO};
+    const struct way w = {4096, 1000, 1, 2, 256, 0, true, true, CPU_N_ISAS, KV_DTYPE_AUTO, 1};
 
     golden_long("passkey-1800-sentences", &w);
 }

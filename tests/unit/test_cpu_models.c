@@ -8,6 +8,7 @@
 #include "engine/util/bf16.h"
 #include "engine/cpu/cpu_backend.h"
 #include "engine/model/model.h"
+#include "engine/model/tensor_table.h"
 #include "tests/tools/backend_driver.h"
 #include "tests/tools/model_writer.h"
 #include "tests/unit/run_suite.h"
@@ -234,7 +235,7 @@ static double *reference(const int32_t *tokens, int n)
 
 static struct backend_options options;
 
-static struct driver open_backend(int max_rows, enum cpu_isa isa)
+static struct driver open_backend(int max_rows, enum cpu_isa isa, int tp_size)
 {
     struct driver d = {.ops = &cpu_backend, .options = &options, .scatter = 3};
 
@@ -243,7 +244,8 @@ static struct driver open_backend(int max_rows, enum cpu_isa isa)
                                        .max_seqs = 4,
                                        .max_seq_len = 1024,
                                        .tier_bytes = {64 << 20},
-                                       .n_threads = 2};
+                                       .n_threads = 2,
+                                       .tp_size = tp_size};
     ck_assert_msg(cpu_backend_open_with(&d.backend, model, &options, cpu_ops_get(isa), &e) == 0,
                   "%s", e.text);
     return d;
@@ -256,9 +258,10 @@ static void run_seqs(struct driver *d, struct drive_seq *seqs, int n)
     ck_assert_msg(drive(d, seqs, n, &times, &e) == 0, "%s", e.text);
 }
 
-static void run(struct drive_seq *s, const int32_t *prompt, int max_rows, enum cpu_isa isa)
+static void run(struct drive_seq *s, const int32_t *prompt, int max_rows, enum cpu_isa isa,
+                int tp_size)
 {
-    struct driver d = open_backend(max_rows, isa);
+    struct driver d = open_backend(max_rows, isa, tp_size);
 
     drive_seq_init(s, prompt, N_PROMPT, N_OUT, SAMPLING_MAX_LOGPROBS);
     run_seqs(&d, s, 1);
@@ -284,21 +287,17 @@ static void make_prompt(int32_t *prompt)
         prompt[i] = (int32_t)(fabs(uniform(&x)) * 2000) + 8;
 }
 
-/* Qwen2 with biases and Qwen3 with norms, groups of 1 to 64 heads, dimensions that fill no vector,
- * tied and untied models: all agree with the plain forward pass. */
-TEST(agrees_with_reference, .n = N_SHAPES)
+/* A text of the backend agrees with the plain forward pass: its logprobs are within 1e-4, and
+ * nothing better was overlooked. */
+static void check_reference(const int32_t *prompt, const struct drive_seq *s)
 {
+    const int vocab = model_config(model)->vocab_size;
     int32_t tokens[N_PROMPT + N_OUT];
-    struct drive_seq s;
     double *want, worst = 0.0;
-    int vocab;
 
-    make_model(&shapes[_i], false);
-    vocab = model_config(model)->vocab_size;
-    make_prompt(tokens);
-    run(&s, tokens, 512, cpu_ops_get(CPU_ISA_AVX512) ? CPU_ISA_AVX512 : CPU_ISA_PLAIN);
-    ck_assert_int_eq(s.n_out, N_OUT);
-    memcpy(tokens + N_PROMPT, s.out, sizeof(*tokens) * N_OUT);
+    ck_assert_int_eq(s->n_out, N_OUT);
+    memcpy(tokens, prompt, sizeof(*tokens) * N_PROMPT);
+    memcpy(tokens + N_PROMPT, s->out, sizeof(*tokens) * N_OUT);
     want = reference(tokens, N_PROMPT + N_OUT);
     for (int i = 0; i < N_OUT; i++) {
         const double *row = want + (N_PROMPT - 1 + i) * vocab;
@@ -306,14 +305,67 @@ TEST(agrees_with_reference, .n = N_SHAPES)
         for (int k = 0; k < SAMPLING_MAX_LOGPROBS; k++) {
             const int at = i * SAMPLING_MAX_LOGPROBS + k;
 
-            worst = fmax(worst, fabs((double)s.top_logprobs[at] - row[s.top_ids[at]]));
+            worst = fmax(worst, fabs((double)s->top_logprobs[at] - row[s->top_ids[at]]));
         }
-        for (int j = 0; j < vocab; j++) /* nothing better was overlooked */
-            ck_assert(row[j] <= row[s.out[i]] + 2e-4);
+        for (int j = 0; j < vocab; j++)
+            ck_assert(row[j] <= row[s->out[i]] + 2e-4);
     }
     ck_assert_msg(worst < 1e-4, "off by %g", worst);
     free(want);
+}
+
+/* Qwen2 with biases and Qwen3 with norms, groups of 1 to 64 heads, dimensions that fill no vector,
+ * tied and untied models: all agree with the plain forward pass. */
+TEST(agrees_with_reference, .n = N_SHAPES)
+{
+    int32_t prompt[N_PROMPT];
+    struct drive_seq s;
+
+    make_model(&shapes[_i], false);
+    make_prompt(prompt);
+    run(&s, prompt, 512, cpu_ops_get(CPU_ISA_AVX512) ? CPU_ISA_AVX512 : CPU_ISA_PLAIN, 1);
+    check_reference(prompt, &s);
     drive_seq_deinit(&s);
+    drop_model();
+}
+
+/* Shapes, and among how many ranks they are divided: the last ranks have less of the FFN and of the
+ * vocabulary; KV heads are on several ranks each. */
+enum { EMPTY_SHARE = 2 }; /* of these: the last rank has no row of the vocabulary */
+static const struct {
+    struct model_config config;
+    int tp_size;
+} sharded[] = {
+    {{WRITER_QWEN2, 2, 6, 2, 10, 52, 77, 2048, 1024, 1e-6f, 1e4, false}, 2},
+    {{WRITER_QWEN2, 2, 12, 2, 10, 52, 110, 2053, 1024, 1e-6f, 1e4, false}, 4},
+    {{WRITER_QWEN2, 2, 16, 2, 64, 64, 256, 2053, 1024, 1e-6f, 1e6, true}, 8},
+    {{WRITER_QWEN3, 2, 4, 4, 6, 33, 50, 2053, 1024, 1e-6f, 1e6, true}, 2},
+    {{WRITER_QWEN3, 3, 8, 2, 32, 80, 96, 2048, 1024, 1e-6f, 5e5, false}, 8},
+};
+
+/* Shards give what the whole gives, and chunks of them the same bits. */
+TEST(ranks_agree_with_reference, .n = N(sharded))
+{
+    const int tp_size = sharded[_i].tp_size;
+    int32_t prompt[N_PROMPT];
+    struct drive_seq whole, cut;
+
+    if (_i == EMPTY_SHARE) {
+        int64_t first, n;
+
+        shard_range(&first, &n, &sharded[_i].config, DIM_VOCAB,
+                    (struct shard){tp_size - 1, tp_size});
+        ck_assert_int_eq(n, 0);
+    }
+    make_model(&sharded[_i].config, false);
+    make_prompt(prompt);
+    run(&whole, prompt, 512, CPU_ISA_PLAIN, tp_size);
+    check_reference(prompt, &whole);
+    run(&cut, prompt, 17, CPU_ISA_PLAIN, tp_size);
+    ck_assert_mem_eq(cut.out, whole.out, sizeof(*cut.out) * N_OUT);
+    ck_assert_mem_eq(cut.logprobs, whole.logprobs, sizeof(*cut.logprobs) * N_OUT);
+    drive_seq_deinit(&whole);
+    drive_seq_deinit(&cut);
     drop_model();
 }
 
@@ -327,10 +379,10 @@ TEST(chunks_and_isas_change_nothing, .n = N_SHAPES)
 
     make_model(&shapes[_i], false);
     make_prompt(prompt);
-    run(&first, prompt, 512, CPU_ISA_PLAIN);
+    run(&first, prompt, 512, CPU_ISA_PLAIN, 1);
     for (int isa = 0; isa < CPU_N_ISAS; isa++)
         for (int c = 0; c < 3 && cpu_ops_get((enum cpu_isa)isa); c++, n++) {
-            run(&s, prompt, chunks[c], (enum cpu_isa)isa);
+            run(&s, prompt, chunks[c], (enum cpu_isa)isa, 1);
             ck_assert_mem_eq(s.out, first.out, sizeof(*s.out) * N_OUT);
             ck_assert_mem_eq(s.logprobs, first.logprobs, sizeof(*s.logprobs) * N_OUT);
             drive_seq_deinit(&s);
@@ -351,7 +403,7 @@ TEST(numerics_end_one_sequence)
     make_prompt(good);
     make_prompt(bad);
     bad[N_PROMPT / 2] = NAN_TOKEN;
-    d = open_backend(100, CPU_ISA_PLAIN);
+    d = open_backend(100, CPU_ISA_PLAIN, 1);
     drive_seq_init(&alone, good, N_PROMPT, N_OUT, 0);
     run_seqs(&d, &alone, 1);
     drive_seq_init(&both[0], bad, N_PROMPT, N_OUT, 0);

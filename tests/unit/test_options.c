@@ -61,7 +61,8 @@ TEST(defaults_are_those_of_the_manual)
     ck_assert_int_eq(o.scope, OPTION_SCOPE_UID);
     ck_assert_str_eq(o.cache_folder, "");
     ck_assert_int_eq(o.max_frame_bytes, 4 << 20);
-    ck_assert_int_eq(o.cuda_device, 0);
+    ck_assert_int_eq(o.cuda_devices.n, 0);
+    ck_assert_int_eq(options_tp_size(&o), 1);
     ck_assert_int_eq(o.cuda_graphs, 1);
     ck_assert_int_eq(o.cuda_invariant, 0);
     ck_assert_str_eq(o.cuda_cache_folder, "");
@@ -105,9 +106,9 @@ TEST(values_keep_their_kind)
         CASE("daemon.backend", backend, "auto|cpu", OPTION_BACKEND_CUDA, "auto|cpu|cuda"),
         CASE("daemon.backend", backend, "", OPTION_BACKEND_CUDA, "auto|cpu|cuda"),
         CASE("cache.prefix_cache", prefix_cache, "off", 0, NULL),
-        CASE("cuda.device", cuda_device, "3", 3, NULL),
-        CASE("cuda.device", cuda_device, "-1", 3, "cuda.device"),
-        CASE("cuda.device", cuda_device, "cuda:0", 3, "cuda.device"),
+        CASE("model.tensor_parallel", tensor_parallel, "8", 4, NULL),
+        CASE("model.tensor_parallel", tensor_parallel, "3", 4, "auto|1|2|4|8"),
+        CASE("model.tensor_parallel", tensor_parallel, "16", 4, "auto|1|2|4|8"),
         CASE("cuda.graphs", cuda_graphs, "off", 0, NULL),
         CASE("cuda.graphs", cuda_graphs, "1", 0, "off|on"),
         CASE("cuda.invariant", cuda_invariant, "on", 1, NULL),
@@ -178,6 +179,47 @@ TEST(users_and_shares_are_taken)
     ck_assert_int_eq(o.shares.list[1].share, 1);
     ck_assert_uint_eq(o.shares.list[2].client, 4294967294);
     ck_assert_int_eq(o.shares.list[2].share, 10000);
+}
+
+/* Devices in the order given, each once; nothing is no list. */
+TEST(devices_are_taken)
+{
+    static const struct {
+        const char *text, *refused;
+    } bad[] = {
+        {"0,0", "device 0 is listed twice"}, {"0,1024", "\"1024\" is not a number from 0 to 1023"},
+        {"-1", "\"-1\" is not a number"},    {"cuda:0", "\"cuda:0\" is not a number"},
+        {"0;1", "\"0;1\" is not a number"},  {"0,1,2,3,4,5,6,7,8", "more than 8 devices"},
+        {"0,1x", "\"1x\" is not a number"},  {"99999999999999999999", "is not a number"},
+    };
+
+    ck_assert_int_eq(options_set(&o, "cuda.devices", "3, 1023,0", &e), 0);
+    ck_assert_int_eq(o.cuda_devices.n, 3);
+    ck_assert_int_eq(o.cuda_devices.list[0], 3);
+    ck_assert_int_eq(o.cuda_devices.list[1], 1023);
+    ck_assert_int_eq(o.cuda_devices.list[2], 0);
+    for (size_t i = 0; i < N(bad); i++) {
+        ck_assert_int_eq(options_set(&o, "cuda.devices", bad[i].text, &e), -EINVAL);
+        ck_assert_ptr_eq(strstr(e.text, "cuda.devices: "), e.text);
+        ck_says(bad[i].refused);
+        ck_assert_int_eq(o.cuda_devices.n, 3);
+    }
+    ck_assert_int_eq(options_set(&o, "cuda.devices", "0,1,2,3,4,5,6,7", &e), 0);
+    ck_assert_int_eq(o.cuda_devices.n, DEVICES_MAX);
+    ck_assert_int_eq(options_set(&o, "cuda.devices", "", &e), 0);
+    ck_assert_int_eq(o.cuda_devices.n, 0);
+}
+
+/* As many ranks as the choice says. */
+TEST(ranks_are_counted)
+{
+    static const char *const values[] = {"auto", "1", "2", "4", "8"};
+    static const int32_t ranks[] = {1, 1, 2, 4, 8};
+
+    for (size_t i = 0; i < N(values); i++) {
+        ck_assert_int_eq(options_set(&o, "model.tensor_parallel", values[i], &e), 0);
+        ck_assert_int_eq(options_tp_size(&o), ranks[i]);
+    }
 }
 
 /* What cannot be meant is refused by name, and nothing of it is taken. */
@@ -398,7 +440,8 @@ static void set_otherwise(const char *key, struct options_change *c)
 {
     static const char *const values[] = {"on",     "off",   "5",     "64",   "1M",
                                          "/tmp/x", "debug", "cpu",   "bf16", "all",
-                                         "12",     "611",   "7:300", "8K",   "before_ready"};
+                                         "12",     "611",   "7:300", "8K",   "before_ready",
+                                         "2"};
 
     for (size_t i = 0; i < N(values); i++) {
         struct options fresh;
