@@ -601,7 +601,7 @@ void rank_info(const struct rank *b, struct backend_info *out)
 {
     *out = (struct backend_info){
         .n_devices = 1,
-        .tp_size = 1,
+        .tp_size = b->shard.tp_size,
         .tiers[TIER_DEVICE] = {b->n_blocks, b->device.bytes[DEVICE_KV]},
         .block_bytes = b->block_bytes,
         .kv_dtype = KV_DTYPE_BF16,

@@ -32,8 +32,8 @@ struct backend_options {
     int32_t max_batch_tokens; /* rows of a step, at most */
     int32_t max_seqs;         /* sequences, wanted rows and sampler states of a step, at most */
     int32_t max_seq_len;      /* tokens of one sequence, at most */
-    /* Memory for the blocks of each tier. Device 0: kv_fraction decides; host 0: no such tier. The
-     * disk is the engine's. */
+    /* Memory for the blocks of each tier, of all ranks together. Device 0: kv_fraction decides;
+     * host 0: no such tier. The disk is the engine's. */
     uint64_t tier_bytes[N_TIERS];
     double kv_fraction; /* (0, 1]: of what is free once the weights are loaded; 0, and no
                          * tier_bytes[TIER_DEVICE]: the backend's own choice */

@@ -6,6 +6,7 @@
  *   trap N    a device stops with a sticky error in the N-th step
  *   hang N    a device hangs there
  *   stop N    a rank's thread stops there; of n ranks it is always number N % n
+ *   onto 0    all ranks are on device 0, which no configuration asks for
  *   poison 1  every KV block is filled with NaN at open, when a sequence begins to write it, and
  *             when the sequence that began it is gone and has not filled it; so a sequence that
  *             reads what was not written for it computes NaN
@@ -34,6 +35,7 @@ enum { POISON = 0xff }; /* in every byte: NaN in bf16 */
 extern const struct backend_ops nvllm_planted_inner;
 
 static long trap_step, hang_step, stop_step;
+static bool onto_one;
 static bool poison;
 static int32_t block_len;
 static uint32_t *n_begun; /* [n_blocks] how often each was begun */
@@ -68,13 +70,16 @@ static int read_plan(struct err *e)
             hang_step = number;
         else if (strcmp(word, "stop") == 0)
             stop_step = number;
+        else if (strcmp(word, "onto") == 0)
+            onto_one = true;
         else if (strcmp(word, "poison") == 0)
             poison = number != 0;
         else
             break;
     }
     fclose(f);
-    return n == EOF ? 0 : err_set(e, -EINVAL, "%s: none of trap, hang, stop and poison", path);
+    return n == EOF ? 0
+                    : err_set(e, -EINVAL, "%s: none of trap, hang, stop, onto and poison", path);
 }
 
 static int n_ranks(const struct backend *b)
@@ -99,12 +104,15 @@ static cudaStream_t stream_of(const struct backend *b, int i)
 static int planted_open(struct backend **out, const struct model *model,
                         const struct backend_options *options, struct err *e)
 {
+    struct backend_options o = *options;
     struct backend_info info;
     struct backend *b;
     int r = read_plan(e);
 
+    for (int i = 0; onto_one && i < o.n_devices; i++)
+        o.devices[i] = 0;
     if (r == 0)
-        r = nvllm_planted_inner.open(&b, model, options, e);
+        r = nvllm_planted_inner.open(&b, model, &o, e);
     if (r < 0)
         return r;
     nvllm_planted_inner.info(b, &info);

@@ -15,24 +15,35 @@ from device import (CLEAR_MARGIN, Planted, answers_of, args, daemon, fault_once,
 FOUND_S = 15  # a rank that fails or hangs
 
 
-def two_ranks():
-    """The options, and whether each has a device of its own."""
-    n = len(subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True).stdout.splitlines())
-    if n < 2:  # they wait for each other there, so loading kernels must not wait for them
-        os.environ |= {"CUDA_MODULE_LOADING": "EAGER", "CUDA_DEVICE_MAX_CONNECTIONS": "32"}
-    return ["model.tensor_parallel=2", f"cuda.devices=0,{int(n > 1)}"], n > 1
+class Two:
+    """Daemons of two ranks: each on its device, or both on one by the module that does as told."""
+
+    def __init__(self):
+        n = len(subprocess.run(["nvidia-smi", "-L"], capture_output=True,
+                               text=True).stdout.splitlines())
+        self.apart = n > 1
+        self.where = "two devices" if self.apart else "one device"
+        self.planted = Planted("" if self.apart else "onto 0\n")
+        if not self.apart:  # they wait for each other there, so loading kernels must not
+            os.environ |= {"CUDA_MODULE_LOADING": "EAGER", "CUDA_DEVICE_MAX_CONNECTIONS": "32"}
+
+    def daemon(self, *options, **kwargs):
+        return daemon("model.tensor_parallel=2", *options, module=self.planted.module, **kwargs)
+
+    def plan(self, text):
+        self.planted.plan(text if self.apart else f"onto 0\n{text}")
 
 
 def ranks():
-    options, apart = two_ranks()
-    where = "two devices" if apart else "one device"
-    golden(options, where)
-    same_tokens(options, where)
-    sleep(options, where)
-    faults(options, where, few(20) if apart else 1)
+    two = Two()
+    with two.planted:
+        golden(two)
+        same_tokens(two)
+        sleep(two)
+        faults(two, few(20) if two.apart else 1)
 
 
-def golden(options, where):
+def golden(two):
     cases = json.loads((harness.GOLDEN / "nvllm-tiny-greedy.json").read_text())
     clear = sum(c["min_margin"] >= CLEAR_MARGIN for c in cases)
     longest = max(len(c["prompt_ids"]) + c["max_tokens"] for c in cases)
@@ -46,30 +57,30 @@ def golden(options, where):
                            ("disk", small + [f"cache.host_memory={pool}K", "cache.disk=1G",
                                              f"cache.folder={folder}"]),
                            ("a pool of 8 blocks", ["cache.kv_memory=1M", "cache.host_memory=1G"])):
-            with daemon(*options, *more) as d, d.connect() as w:
+            with two.daemon(*more) as d, d.connect() as w:
                 wrong = golden_wrong(w, cases, False) + golden_wrong(w, cases, True)
             row(f"ranks, golden, {name}", verdict(clear and not wrong),
-                f"{where}: {2 * clear - len(wrong)}/{2 * clear} clear"
+                f"{two.where}: {2 * clear - len(wrong)}/{2 * clear} clear"
                 + "".join(f", {n}" for n in wrong[:4]))
 
 
-def same_tokens(options, where):
+def same_tokens(two):
     """In invariant mode two ranks give the texts of one."""
     model = args.model or harness.MODEL
     requests, texts = seeded_requests(model, few(144, 4)), []
-    for more in [], options:
-        with daemon("cuda.invariant=on", *more, model=model) as d, d.connect() as w:
+    for start in daemon, two.daemon:
+        with start("cuda.invariant=on", model=model) as d, d.connect() as w:
             answers = answers_of(w, requests)
             assert not any(a.error for a in answers), answers[0].error
             texts.append([a.choices[0].ids for a in answers])
     same = sum(a == b for a, b in zip(*texts))
     row("ranks, same tokens as one", verdict(same == len(requests)),
-        f"{where}: {same}/{len(requests)} texts the same")
+        f"{two.where}: {same}/{len(requests)} texts the same")
 
 
-def sleep(options, where):
+def sleep(two):
     prompt = {"prompt": "Count from 1 to 20.", "max_tokens": 40, "sampling": {"temperature": 0}}
-    with daemon(*options, "cache.host_memory=64M") as d, d.connect() as w:
+    with two.daemon("cache.host_memory=64M") as d, d.connect() as w:
         ids = []
         for level in "SLEEP_ALL", "SLEEP_WEIGHTS", None:
             answer = w.generate(**prompt)
@@ -78,22 +89,21 @@ def sleep(options, where):
                 d.wait_idle()
                 w.ask(sleep={"level": level})
     row("ranks, sleep and wake", verdict(ids[0] and ids == [ids[0]] * 3),
-        f"{where}: {len(ids[0] or [])} tokens, the same after each")
+        f"{two.where}: {len(ids[0] or [])} tokens, the same after each")
 
 
-def faults(options, where, rounds):
+def faults(two, rounds):
     """A rank that stops in some step: each request is told, the daemon ends, the next one starts."""
     rng, problems, times = random.Random(3), [], {}
-    with Planted("") as planted:
-        for kind in ("trap", "hang", "stop"):
-            times[kind] = []
-            for number in range(rounds):
-                planted.plan(f"{kind} {rng.randint(20, 200)}\n")
-                begin = time.monotonic()
-                _, problem = fault_once(planted, rng, *options, bar=FOUND_S)
-                times[kind].append(time.monotonic() - begin)
-                problems += [f"{kind} {number}: {problem}"] if problem else []
+    for kind in ("trap", "hang", "stop"):
+        times[kind] = []
+        for number in range(rounds):
+            two.plan(f"{kind} {rng.randint(20, 200)}\n")
+            begin = time.monotonic()
+            _, problem = fault_once(two.planted, rng, "model.tensor_parallel=2", bar=FOUND_S)
+            times[kind].append(time.monotonic() - begin)
+            problems += [f"{kind} {number}: {problem}"] if problem else []
     row("ranks, planted faults", verdict(not problems),
-        f"{where}, {rounds} each, seconds from start to end: "
+        f"{two.where}, {rounds} each, seconds from start to end: "
         + ", ".join(f"{kind} {median(t):.1f} (longest {max(t):.1f})" for kind, t in times.items())
         + "".join(f"; {p}" for p in problems[:3]))
