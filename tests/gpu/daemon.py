@@ -60,6 +60,7 @@ def golden():
 
     # Of 8 blocks: what is longer is offloaded.
     with daemon("cache.kv_memory=1M", "cache.host_memory=1G") as d, d.connect() as w:
+        tiers.wait_until_pinned(d, w)
         wrong = golden_wrong(w, cases, True) + golden_wrong(w, cases, False)
     row("golden, a pool of 8 blocks", verdict(clear and not wrong),
         f"{2 * clear - len(wrong)}/{2 * clear} clear" + "".join(f", {n}" for n in wrong[:4]))

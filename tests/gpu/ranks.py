@@ -11,6 +11,7 @@ import time
 import stress
 from device import (CLEAR_MARGIN, Planted, answers_of, args, daemon, fault_once, few, golden_wrong,
                     harness, median, model_config, row, seeded_requests, verdict)
+from tiers import wait_until_pinned
 
 FOUND_S = 15  # a rank that fails or hangs
 
@@ -28,6 +29,8 @@ class Two:
             os.environ |= {"CUDA_MODULE_LOADING": "EAGER", "CUDA_DEVICE_MAX_CONNECTIONS": "32"}
 
     def daemon(self, *options, **kwargs):
+        if not any(o.startswith("cache.kv_memory=") for o in options):
+            options += ("cache.kv_memory=8G",)  # for both: each would take what is free
         return daemon("model.tensor_parallel=2", *options, module=self.planted.module, **kwargs)
 
     def plan(self, text):
@@ -58,6 +61,7 @@ def golden(two):
                                              f"cache.folder={folder}"]),
                            ("a pool of 8 blocks", ["cache.kv_memory=1M", "cache.host_memory=1G"])):
             with two.daemon(*more) as d, d.connect() as w:
+                wait_until_pinned(d, w)
                 wrong = golden_wrong(w, cases, False) + golden_wrong(w, cases, True)
             row(f"ranks, golden, {name}", verdict(clear and not wrong),
                 f"{two.where}: {2 * clear - len(wrong)}/{2 * clear} clear"

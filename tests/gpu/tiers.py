@@ -104,6 +104,12 @@ def pinned_seconds(d, wanted):
     return time.monotonic() - begin
 
 
+def wait_until_pinned(d, w):
+    """All host memory, if there is any: only then are sequences offloaded."""
+    block_bytes = w.ask(get_blocks={})["block_report"]["block_bytes"]
+    return pinned_seconds(d, block_bytes * d.status()["host_memory"].get("total", 0))
+
+
 LEFT_BYTES = 600 << 20  # of a sleeping model, its context included
 WAKE_MS = 600
 
@@ -247,9 +253,7 @@ def offload_options(config, n_device, n_host):
 def long_answers(model, n, seeds, *options, max_tokens=128):
     """To a random prompt of each seed, in a daemon that has answered one before."""
     with daemon(*options, "scheduler.max_batch_tokens=8192", model=model) as d, d.connect() as w:
-        host = w.ask(get_blocks={})["block_report"]["block_bytes"] * d.status()["host_memory"]["total"]
-        if host:
-            pinned_seconds(d, host)
+        wait_until_pinned(d, w)
 
         def ask(seed, n_ids, max_tokens):
             ids = random_ids(random.Random(seed), n_ids, model_config(model)["vocab_size"])
