@@ -104,7 +104,8 @@ def faults(two, rounds):
         for number in range(rounds):
             two.plan(f"{kind} {rng.randint(20, 200)}\n")
             begin = time.monotonic()
-            _, problem = fault_once(two.planted, rng, "model.tensor_parallel=2", bar=FOUND_S)
+            _, problem = fault_once(two.planted, rng, "model.tensor_parallel=2",
+                                    "cache.kv_memory=2G", bar=FOUND_S)
             times[kind].append(time.monotonic() - begin)
             problems += [f"{kind} {number}: {problem}"] if problem else []
     row("ranks, planted faults", verdict(not problems),
