@@ -87,11 +87,19 @@ static int64_t min64(int64_t a, int64_t b)
     return a < b ? a : b;
 }
 
+/* Multiples of unit, of which the last rank gets some too. */
+static int64_t share_of(int64_t all, int32_t tp_size, int64_t unit)
+{
+    const int64_t share = (all + tp_size * unit - 1) / (tp_size * unit) * unit;
+
+    return (tp_size - 1) * share < all ? share : 0;
+}
+
 void shard_range(int64_t *first, int64_t *n, const struct model_config *c, enum tensor_dim dim,
                  struct shard s)
 {
     const int64_t all = tensor_dim_size(c, dim);
-    int64_t unit = 1, share;
+    int64_t share = 0;
 
     must(s.tp_size > 0 && s.rank >= 0 && s.rank < s.tp_size);
     if (dim == DIM_KV && c->n_kv_heads < s.tp_size) { /* a whole head, shared with other ranks */
@@ -99,12 +107,12 @@ void shard_range(int64_t *first, int64_t *n, const struct model_config *c, enum 
         *first = (int64_t)s.rank * c->n_kv_heads / s.tp_size * c->head_dim;
         return;
     }
-    if (s.tp_size > 1 && dim == DIM_VOCAB)
-        unit = VOCAB_UNIT;
-    else if (dim == DIM_FFN &&
-             (all % FFN_UNIT == 0 ? all % (s.tp_size * FFN_UNIT) != 0 : all % s.tp_size != 0))
-        unit = FFN_UNIT;
-    share = (all + s.tp_size * unit - 1) / (s.tp_size * unit) * unit;
+    if (dim == DIM_VOCAB && s.tp_size > 1)
+        share = (all + s.tp_size * VOCAB_UNIT - 1) / (s.tp_size * VOCAB_UNIT) * VOCAB_UNIT;
+    if (dim == DIM_FFN && (all % FFN_UNIT == 0 || all % s.tp_size != 0))
+        share = share_of(all, s.tp_size, FFN_UNIT);
+    if (share == 0 && (dim != DIM_FFN || all % s.tp_size == 0))
+        share = (all + s.tp_size - 1) / s.tp_size;
     *first = min64(s.rank * share, all);
     *n = min64(share, all - *first);
 }

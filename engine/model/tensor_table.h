@@ -68,9 +68,9 @@ struct shard {
 enum { SHARD_MAX_RANKS = 8 };
 
 /* A rank's range of a dimension that is divided. Query heads are divided evenly; so are KV heads,
- * or several ranks have the same one where there are more ranks. FFN columns are divided evenly
- * where that gives multiples of 32, else as multiples of 32, and the vocabulary as multiples of 64:
- * then the last ranks have fewer. */
+ * or several ranks have the same one where there are more ranks. The vocabulary is divided by
+ * multiples of 64, of which the last ranks may get none, and FFN columns by multiples of 32, where
+ * each rank gets some, else evenly. */
 void shard_range(int64_t *first, int64_t *n, const struct model_config *c, enum tensor_dim dim,
                  struct shard s);
 
