@@ -49,6 +49,8 @@ struct option {
 static const struct option table[] = {
     {"model.path", KIND_TEXT, AT(model_path), 0, 0, NULL, "",
      "folder of the model, as downloaded from a hub"},
+    {"model.chat_template", KIND_TEXT, AT(chat_template), 0, 0, NULL, "",
+     "file of a chat template (Jinja) to use instead of the folder's"},
     {"daemon.socket", KIND_TEXT, AT(socket), 0, 0, NULL, "/run/nvllm/nvllm.sock",
      "path of the socket; a socket passed by systemd takes precedence"},
     {"daemon.socket_mode", KIND_MODE, AT(socket_mode), 0, 0777, NULL, "0666",

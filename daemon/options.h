@@ -111,6 +111,7 @@ struct shares {
 /* Texts belong to the struct. An empty text is "not set". */
 struct options {
     char *model_path;
+    char *chat_template; /* "": the folder's */
     char *socket;
     int64_t socket_mode;
     char *socket_group;
