@@ -295,11 +295,8 @@ ASIDE static struct value slice(struct jinja_run *r, const struct node *n, struc
 
     if (v.type == V_UNDEFINED)
         value_fail_undefined(r, v);
-    if (v.type != V_STR && !value_is_sequence(v)) {
-        sliced = value_undefined(str_of(r, "slice"));
-        sliced.owner = v.type;
-        return sliced;
-    }
+    if (v.type != V_STR && !value_is_sequence(v))
+        jinja_fail(r, "TypeError: '%s' object is not subscriptable", value_type_name(v.type));
     slice_bounds(r, n, value_length(r, v), &from, &to, &step);
     if (v.type == V_STR && step == 1) {
         const size_t at = str_offset(v.str, (size_t)from);

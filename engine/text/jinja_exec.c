@@ -141,12 +141,15 @@ static void turn(struct jinja_run *r, struct loop *l, enum flow *flow)
     *flow = execute(r, n->list[0]);
 }
 
-ASIDE static void loop_over(struct jinja_run *r, const struct node *n, struct value over,
-                            uint32_t depth)
+/* In Jinja, else follows unless a turn has run to its end: one left by break or continue has not.
+ */
+ASIDE static enum flow loop_over(struct jinja_run *r, const struct node *n, struct value over,
+                                 uint32_t depth)
 {
     struct frame *outer = r->frame;
     struct loop *l = jinja_take(r, sizeof(*l));
     enum flow flow = FLOW_ON;
+    bool finished = false;
 
     *l = (struct loop){.node = n, .outer = outer, .depth = depth};
     r->pos = n->pos;
@@ -157,10 +160,10 @@ ASIDE static void loop_over(struct jinja_run *r, const struct node *n, struct va
     for (; l->at < l->items->n && flow != FLOW_BREAK; l->at++) {
         jinja_charge(r, n->scope->n * sizeof(struct value));
         turn(r, l, &flow);
+        finished |= flow == FLOW_ON;
     }
     r->frame = outer;
-    if (!l->items->n && n->list[1])
-        execute(r, n->list[1]);
+    return !finished && n->list[1] ? execute(r, n->list[1]) : FLOW_ON;
 }
 
 struct value jinja_call_loop(struct jinja_run *r, const struct loop *l, const struct args *args)
@@ -413,8 +416,7 @@ static enum flow execute_deep(struct jinja_run *r, const struct node *n)
     case N_IF:
         return execute_if(r, n);
     case N_FOR:
-        loop_over(r, n, jinja_eval(r, n->b), 0);
-        return FLOW_ON;
+        return loop_over(r, n, jinja_eval(r, n->b), 0);
     case N_SET:
         assign(r, n->a, jinja_eval(r, n->b));
         return FLOW_ON;

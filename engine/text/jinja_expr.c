@@ -135,13 +135,11 @@ void parser_read_name(struct parser *p, struct node *name, bool called)
 
     *u = (struct unresolved){p->unresolved, name, s, called};
     p->unresolved = u;
-    while (s && !s->is_macro)
-        s = s->up;
-    if (!s)
-        return;
-    s->caller |= str_is(name->name, "caller");
-    s->varargs |= str_is(name->name, "varargs");
-    s->kwargs |= str_is(name->name, "kwargs");
+    for (; s; s = s->up) { /* of macros around it, too */
+        s->caller |= str_is(name->name, "caller");
+        s->varargs |= str_is(name->name, "varargs");
+        s->kwargs |= str_is(name->name, "kwargs");
+    }
 }
 
 /* ---- primary expressions */

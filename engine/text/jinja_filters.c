@@ -254,12 +254,17 @@ FN(filter_format)
 
 FN(filter_indent)
 {
-    const struct str *s = value_text(r, a[0]), *by;
+    const struct str *s = a[0].str, *by;
     const bool first = given_true(r, a[2]), blank = given_true(r, a[3]);
-    struct list *lines = text_lines(r, s, false);
+    struct list *lines;
     struct out o;
 
     UNUSED;
+    if (a[0].type == V_UNDEFINED)
+        value_fail_undefined(r, a[0]);
+    if (a[0].type != V_STR)
+        jinja_fail(r, "TypeError: indent needs a string, not %s", value_type_name(a[0].type));
+    lines = text_lines(r, s, false);
     by = a[1].type == V_STR ? a[1].str
                             : text_pad(r, str_of(r, ""), given_int(r, a[1], 4), NULL, TEXT_LEFT);
     /* A newline at the end makes one line more, an empty one. */

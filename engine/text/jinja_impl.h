@@ -437,8 +437,7 @@ struct scope {
     struct scope *up;
     const struct str **names;
     uint16_t n, cap;
-    bool captured; /* a macro in it may outlive its frame */
-    bool is_macro;
+    bool captured;                /* a macro in it may outlive its frame */
     bool varargs, kwargs, caller; /* of a macro: its body uses them */
 };
 

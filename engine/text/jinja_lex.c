@@ -398,7 +398,8 @@ static bool lex_end(struct lexer *l, bool is_variable)
 
 static void lex_tag(struct lexer *l, size_t begin, bool is_variable)
 {
-    add(l, is_variable ? T_VARIABLE_BEGIN : T_BLOCK_BEGIN, begin);
+    const uint32_t pos = add(l, is_variable ? T_VARIABLE_BEGIN : T_BLOCK_BEGIN, begin)->pos;
+
     while (!lex_end(l, is_variable)) {
         const char c = l->s[l->at];
         size_t from = l->at;
@@ -406,6 +407,7 @@ static void lex_tag(struct lexer *l, size_t begin, bool is_variable)
         if (space_len(l, l->at)) {
             l->at = skip_space(l, l->at);
         } else if (l->at >= l->n) {
+            l->r->pos = pos;
             jinja_fail(l->r, is_variable ? "{{ has no }}" : "{%% has no %%}");
         } else if (is_digit(c)) {
             lex_number(l);

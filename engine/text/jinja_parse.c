@@ -294,7 +294,6 @@ static void parse_macro_head(struct parser *p, struct node *n, bool parameters)
     for (struct scope *s = p->scope; s; s = s->up)
         s->captured = true;
     n->scope = open_scope(p);
-    n->scope->is_macro = true;
     if (parameters)
         parse_parameters(p, n);
     declare(p, str_of(p->r, "caller"));

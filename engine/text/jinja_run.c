@@ -147,6 +147,7 @@ static void grow(struct jinja_run *r, struct out *o, size_t len)
 
     if (len > r->output_max)
         jinja_fail_as(r, -E2BIG, "writes more than %zu bytes", r->output_max);
+    cap = cap < r->output_max ? cap : r->output_max;
     if (o->whole) {
         data = realloc(o->data, cap + 1); /* a NUL comes behind */
         if (!data)

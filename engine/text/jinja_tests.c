@@ -14,11 +14,9 @@ enum { RANGE_MAX = 100000 }; /* as Jinja's sandbox has it */
         return value_bool(condition);                                                              \
     }
 
-static int64_t remainder_of(struct jinja_run *r, struct value v, int64_t by)
+static bool leaves(struct jinja_run *r, struct value v, int64_t by, int64_t rest)
 {
-    struct value rest = value_binary(r, OP(0, '%'), v, value_int(by));
-
-    return rest.type == V_FLOAT ? rest.f != 0 : rest.i;
+    return value_equal(r, value_binary(r, OP(0, '%'), v, value_int(by)), value_int(rest));
 }
 
 /* str(v).islower() and isupper(): some letter has case, and none the other. */
@@ -47,12 +45,14 @@ static bool is_same(struct value a, struct value b)
 }
 
 TEST(is_boolean, a->type == V_BOOL)
-TEST(is_callable, a->type == V_MACRO || a->type == V_FUNCTION || a->type == V_LOOP)
+/* Python's Undefined can be called, and then says what it is. */
+TEST(is_callable,
+     a->type == V_MACRO || a->type == V_FUNCTION || a->type == V_LOOP || a->type == V_UNDEFINED)
 TEST(is_defined, a->type != V_UNDEFINED)
 TEST(is_undefined, a->type == V_UNDEFINED)
-TEST(is_divisible, remainder_of(r, a[0], value_index(r, a[1])) == 0)
-TEST(is_even, remainder_of(r, a[0], 2) == 0)
-TEST(is_odd, remainder_of(r, a[0], 2) == 1)
+TEST(is_divisible, leaves(r, a[0], value_index(r, a[1]), 0))
+TEST(is_even, leaves(r, a[0], 2, 0))
+TEST(is_odd, leaves(r, a[0], 2, 1))
 TEST(is_eq, value_equal(r, a[0], a[1]))
 TEST(is_ne, !value_equal(r, a[0], a[1]))
 TEST(is_lt, value_compare(r, a[0], a[1], "<") < 0)

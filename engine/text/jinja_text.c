@@ -473,8 +473,11 @@ static void format_one(struct jinja_run *r, struct out *o, struct value v, const
         spec.type = *at++;
     if (at < end || spec.fill < 0 || (spec.type && !strchr("sdxXoeEfFgG", spec.type)))
         jinja_fail(r, "ValueError: this format is not known here");
-    if (value_is_number(v) && v.type != V_BOOL && spec.type != 's' &&
-        (spec.type || v.type == V_INT)) {
+    if (v.type != V_STR && !value_is_number(v))
+        jinja_fail(r, "TypeError: unsupported format string passed to %s.__format__",
+                   value_type_name(v.type));
+    if (value_is_number(v) && spec.type != 's' && (v.type != V_BOOL || spec.type || spec.width) &&
+        (spec.type || v.type != V_FLOAT)) {
         s = number_text(r, v, &spec);
         spec.align = spec.align ? spec.align : '>';
     } else {

@@ -570,8 +570,12 @@ static struct list *chars_of(struct jinja_run *r, const struct str *s)
     uint32_t cp;
 
     for (size_t at = 0, len; at < s->len; at += len) {
+        struct str *one;
+
         len = utf8_read(s->data + at, s->len - at, &cp);
-        list_push(r, l, value_str(str_part(r, s, at, len)));
+        one = str_part(r, s, at, len);
+        one->markup = false;
+        list_push(r, l, value_str(one));
     }
     return l;
 }
@@ -675,6 +679,8 @@ static void repr_str(struct jinja_run *r, struct out *o, const struct str *s)
     const char quote = memchr(s->data, '\'', s->len) && !memchr(s->data, '"', s->len) ? '"' : '\'';
     uint32_t cp;
 
+    if (s->markup)
+        put(r, o, "Markup(", s->all_own);
     out_write(r, o, &quote, 1, s->all_own);
     for (size_t at = 0, len; at < s->len; at += len) {
         const bool own = s->own ? s->own[at] : s->all_own;
@@ -697,6 +703,8 @@ static void repr_str(struct jinja_run *r, struct out *o, const struct str *s)
             out_write(r, o, s->data + at, len, own);
     }
     out_write(r, o, &quote, 1, s->all_own);
+    if (s->markup)
+        put(r, o, ")", s->all_own);
 }
 
 static void repr_list(struct jinja_run *r, struct out *o, struct value v)
