@@ -30,7 +30,7 @@ struct node *parser_node(struct parser *p, enum node_kind kind)
     struct node *n = jinja_take(p->r, sizeof(*n));
 
     p->r->pos = p->at->pos;
-    *n = (struct node){.kind = (uint8_t)kind, .pos = p->at->pos, .global = -1};
+    *n = (struct node){.kind = (uint8_t)kind, .pos = p->at->pos};
     return n;
 }
 

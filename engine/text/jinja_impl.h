@@ -301,7 +301,12 @@ const struct str *str_concat(struct jinja_run *r, const struct str *a, const str
 const struct str *str_escaped(struct jinja_run *r, const struct str *s); /* for HTML */
 size_t str_chars(const struct str *s);                                   /* code points */
 size_t str_offset(const struct str *s, size_t n_chars);                  /* of the nth */
-bool str_equal(const struct str *a, const struct str *b);
+
+static inline bool str_equal(const struct str *a, const struct str *b)
+{
+    return a == b || (a->len == b->len && memcmp(a->data, b->data, a->len) == 0);
+}
+
 int str_compare(const struct str *a, const struct str *b);
 bool str_is(const struct str *s, const char *literal);
 bool str_is_space(uint32_t cp); /* as Python sees it */
@@ -311,7 +316,20 @@ void list_push(struct jinja_run *r, struct list *l, struct value v);
 
 struct dict *dict_new(struct jinja_run *r, size_t cap);
 const struct value *dict_get(struct jinja_run *r, const struct dict *d, struct value key);
-const struct value *dict_get_str(const struct dict *d, const struct str *key);
+const struct value *dict_get_indexed(const struct dict *d, const struct str *key);
+
+static inline const struct value *dict_get_str(const struct dict *d, const struct str *key)
+{
+    const struct entry *end = d->entries + d->n;
+
+    if (d->index)
+        return dict_get_indexed(d, key);
+    for (const struct entry *e = d->entries; e < end; e++)
+        if (e->key.type == V_STR && str_equal(e->key.str, key))
+            return &e->value;
+    return NULL;
+}
+
 void dict_set(struct jinja_run *r, struct dict *d, struct value key, struct value v);
 
 void out_init(struct out *o);
@@ -321,7 +339,13 @@ void out_value(struct jinja_run *r, struct out *o, struct value v); /* as Python
 void out_repr(struct jinja_run *r, struct out *o, struct value v);
 const struct str *out_take(struct jinja_run *r, struct out *o);
 
-bool value_true(struct jinja_run *r, struct value v);
+bool value_is_true(struct jinja_run *r, struct value v);
+
+static inline bool value_true(struct jinja_run *r, struct value v)
+{
+    return v.type == V_BOOL ? v.b : value_is_true(r, v);
+}
+
 bool value_equal(struct jinja_run *r, struct value a, struct value b);
 int value_compare(struct jinja_run *r, struct value a, struct value b, const char *op);
 bool value_contains(struct jinja_run *r, struct value all, struct value v);
@@ -411,25 +435,31 @@ struct call {
     uint32_t n_args, n_named;
 };
 
-/* One kind uses some of the members. */
+/* One kind uses some of the members: small, for a template should fit the nearest cache. */
 struct node {
     uint8_t kind;
     bool flag;       /* N_ATTR: the name may be a method's; N_TEST: negated; N_FOR: recursive */
-    uint16_t op;     /* two characters of an operator */
+    uint16_t op;     /* two characters of an operator; N_ATTR: of a loop's attribute */
     uint16_t height; /* of the tree below */
     uint32_t pos;    /* line << 12 | column */
     uint32_t n;      /* of list */
     struct node **list;
-    struct node *a, *b, *c, *d;
-    const struct str *name; /* of N_NAME, N_ATTR, N_MACRO */
-    struct methods methods; /* of N_ATTR with flag */
-    struct value value;
-    const struct builtin *builtin;
-    struct call *call;
+    struct node *a, *b, *c;
     struct scope *scope;
-    const struct name_ref *refs; /* N_NAME: innermost first; then the global variable */
-    uint32_t n_refs;
-    int32_t global; /* -1: none */
+    const struct str *name; /* of N_NAME, N_ATTR, N_MACRO; the text of N_DATA */
+    union {
+        struct value value;     /* N_CONST */
+        struct methods methods; /* N_ATTR with flag */
+        struct {                /* N_FILTER, N_TEST; N_CALL has the call alone */
+            const struct builtin *builtin;
+            struct call *call;
+        };
+        struct { /* N_NAME, innermost first; then the global variable */
+            const struct name_ref *refs;
+            uint32_t n_refs;
+            int32_t global; /* where it is assigned to, and of N_MACRO: its slot */
+        };
+    };
 };
 
 /* Names that are set somewhere in a stretch of the template, and its frames' slots. */

@@ -106,11 +106,6 @@ size_t str_offset(const struct str *s, size_t n_chars)
     return at;
 }
 
-bool str_equal(const struct str *a, const struct str *b)
-{
-    return a == b || (a->len == b->len && memcmp(a->data, b->data, a->len) == 0);
-}
-
 /* Bytes of UTF-8 are in the order of their characters. */
 int str_compare(const struct str *a, const struct str *b)
 {
@@ -313,17 +308,10 @@ const struct value *dict_get(struct jinja_run *r, const struct dict *d, struct v
     return NULL;
 }
 
-const struct value *dict_get_str(const struct dict *d, const struct str *key)
+const struct value *dict_get_indexed(const struct dict *d, const struct str *key)
 {
-    const struct entry *end = d->entries + d->n;
     uint32_t at;
 
-    if (!d->index) {
-        for (const struct entry *e = d->entries; e < end; e++)
-            if (e->key.type == V_STR && str_equal(e->key.str, key))
-                return &e->value;
-        return NULL;
-    }
     at = (uint32_t)XXH3_64bits(key->data, key->len) & (d->n_index - 1);
     for (; d->index[at]; at = (at + 1) & (d->n_index - 1)) {
         const struct entry *e = &d->entries[d->index[at] - 1];
@@ -394,7 +382,7 @@ void value_fail_undefined(struct jinja_run *r, struct value v)
                v.str->len < 200 ? (int)v.str->len : 200, v.str->data);
 }
 
-bool value_true(struct jinja_run *r, struct value v)
+bool value_is_true(struct jinja_run *r, struct value v)
 {
     int64_t n;
 

@@ -489,7 +489,7 @@ TEST(golden_cases)
 static const char *file_path;
 
 /* The cases of the file named on the command line, if one is. */
-TEST(cases_of_file)
+TEST(cases_of_file, .timeout = 7 * 86400)
 {
     if (!file_path)
         return;
