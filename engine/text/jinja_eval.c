@@ -470,7 +470,7 @@ static struct value eval_attr(struct jinja_run *r, const struct node *n)
 
     r->pos = n->pos;
     if (!n->flag && (v.type == V_DICT || v.type == V_NAMESPACE)) {
-        found = dict_get_str(v.dict, n->name);
+        found = dict_get_str(r, v.dict, n->name);
         return found ? *found
                      : (struct value){.type = V_UNDEFINED, .owner = v.type, .str = n->name};
     }

@@ -22,15 +22,13 @@ static struct frame *frame_new(struct jinja_run *r, const struct scope *s, struc
     return f;
 }
 
-ASIDE static void assign(struct jinja_run *r, const struct node *target, struct value v)
+static void assign(struct jinja_run *r, const struct node *target, struct value v);
+
+ASIDE static void assign_inside(struct jinja_run *r, const struct node *target, struct value v)
 {
     const struct list *l;
     struct value object;
 
-    if (target->kind == N_NAME) {
-        r->frame->slots[target->global] = v;
-        return;
-    }
     r->pos = target->pos;
     if (target->kind == N_ATTR) {
         object = jinja_eval(r, target->a);
@@ -44,6 +42,14 @@ ASIDE static void assign(struct jinja_run *r, const struct node *target, struct 
         jinja_fail(r, "ValueError: %u values cannot be unpacked into %u names", l->n, target->n);
     for (uint32_t i = 0; i < l->n; i++)
         assign(r, target->list[i], l->items[i]);
+}
+
+static void assign(struct jinja_run *r, const struct node *target, struct value v)
+{
+    if (target->kind == N_NAME)
+        r->frame->slots[target->global] = v;
+    else
+        assign_inside(r, target, v);
 }
 
 /* Executes n in a frame, and takes what it prints. */
@@ -441,11 +447,11 @@ static enum flow execute_deep(struct jinja_run *r, const struct node *n)
     }
 }
 
+/* Statements are not counted: what they evaluate, write and repeat is. */
 static enum flow execute(struct jinja_run *r, const struct node *n)
 {
     enum flow flow;
 
-    jinja_charge(r, 0);
     r->pos = n->pos;
     jinja_enter(r);
     flow = execute_deep(r, n);

@@ -278,19 +278,19 @@ extern const struct str str_empty;
 /* Words of conversations: template and variables share one text of each, so that a comparison need
  * not read them. */
 enum str_word {
-    WORD_ARGUMENTS,
-    WORD_ASSISTANT,
-    WORD_CONTENT,
-    WORD_DEVELOPER,
-    WORD_FUNCTION,
-    WORD_NAME,
-    WORD_REASONING_CONTENT,
-    WORD_ROLE,
-    WORD_SYSTEM,
-    WORD_TOOL,
-    WORD_TOOL_CALLS,
-    WORD_TYPE,
     WORD_USER,
+    WORD_ASSISTANT,
+    WORD_TOOL,
+    WORD_SYSTEM,
+    WORD_DEVELOPER,
+    WORD_ROLE,
+    WORD_CONTENT,
+    WORD_NAME,
+    WORD_TYPE,
+    WORD_FUNCTION,
+    WORD_ARGUMENTS,
+    WORD_TOOL_CALLS,
+    WORD_REASONING_CONTENT,
     N_WORDS
 };
 extern const struct str str_words[N_WORDS];
@@ -316,14 +316,16 @@ void list_push(struct jinja_run *r, struct list *l, struct value v);
 
 struct dict *dict_new(struct jinja_run *r, size_t cap);
 const struct value *dict_get(struct jinja_run *r, const struct dict *d, struct value key);
-const struct value *dict_get_indexed(const struct dict *d, const struct str *key);
+const struct value *dict_get_indexed(struct jinja_run *r, const struct dict *d,
+                                     const struct str *key);
 
-static inline const struct value *dict_get_str(const struct dict *d, const struct str *key)
+static inline const struct value *dict_get_str(struct jinja_run *r, const struct dict *d,
+                                               const struct str *key)
 {
     const struct entry *end = d->entries + d->n;
 
     if (d->index)
-        return dict_get_indexed(d, key);
+        return dict_get_indexed(r, d, key);
     for (const struct entry *e = d->entries; e < end; e++)
         if (e->key.type == V_STR && str_equal(e->key.str, key))
             return &e->value;

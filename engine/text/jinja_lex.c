@@ -199,7 +199,7 @@ static const struct str *text_of(struct lexer *l, const char *data, size_t len)
 {
     const struct str *word = str_word_of(data, len);
     const struct str *s = word ? word : str_new(l->r, data, len, true);
-    const struct value *known = dict_get_str(l->texts, s);
+    const struct value *known = dict_get_str(l->r, l->texts, s);
 
     if (known)
         return known->str;

@@ -146,23 +146,26 @@ static size_t find_last(struct jinja_run *r, const struct str *s, const struct s
     return SIZE_MAX;
 }
 
-static int64_t char_index(const struct str *s, size_t at)
+static int64_t char_index(struct jinja_run *r, const struct str *s, size_t at)
 {
     const struct str before = {.data = s->data, .len = (uint32_t)at};
 
-    return at == SIZE_MAX ? -1 : (int64_t)str_chars(&before);
+    if (at == SIZE_MAX)
+        return -1;
+    jinja_charge(r, at);
+    return (int64_t)str_chars(&before);
 }
 
 FN(str_find)
 {
     UNUSED;
-    return value_int(char_index(a->str, find(r, a->str, need_str(r, a[1]), 0)));
+    return value_int(char_index(r, a->str, find(r, a->str, need_str(r, a[1]), 0)));
 }
 
 FN(str_rfind)
 {
     UNUSED;
-    return value_int(char_index(a->str, find_last(r, a->str, need_str(r, a[1]), a->str->len)));
+    return value_int(char_index(r, a->str, find_last(r, a->str, need_str(r, a[1]), a->str->len)));
 }
 
 FN(str_index)

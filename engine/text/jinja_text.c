@@ -425,7 +425,7 @@ const struct str *text_percent(struct jinja_run *r, const struct str *s, const s
             if (!close || !named)
                 jinja_fail(r, "TypeError: format requires a mapping");
             at++;
-            one = dict_get_str(named, str_new(r, at, (size_t)(close - at), true));
+            one = dict_get_str(r, named, str_new(r, at, (size_t)(close - at), true));
             if (!one)
                 jinja_fail(r, "KeyError: the format names what is not given");
             at = close + 1;

@@ -1,10 +1,7 @@
-/* jinja_value.c - what values are: strings, lists, dictionaries, truth, order, printing. See
+/* jinja_value.c - lists and dictionaries, truth, order, elements and attributes. See
  * jinja_impl.h. */
 #include <errno.h>
-#include <fenv.h>
 #include <inttypes.h>
-#include <math.h>
-#include <stdlib.h>
 #include <xxhash.h>
 
 #include "engine/text/jinja_impl.h"
@@ -12,202 +9,7 @@
 
 enum {
     INDEX_FROM = 16, /* entries of a dictionary that gets a hash table */
-    DIGITS_MAX = 17, /* tell any two floats apart */
-    REAL_BYTES = 40,
 };
-
-/* Room to go on behind a concatenation: so a text that grows piece by piece is not copied whole for
- * each. */
-struct grown {
-    char *data;
-    uint8_t *own;
-    size_t len, cap;
-    bool all_own;
-};
-
-const struct str str_empty = STR_LITERAL("");
-
-const struct str str_words[N_WORDS] = {
-    [WORD_ARGUMENTS] = STR_LITERAL("arguments"),
-    [WORD_ASSISTANT] = STR_LITERAL("assistant"),
-    [WORD_CONTENT] = STR_LITERAL("content"),
-    [WORD_DEVELOPER] = STR_LITERAL("developer"),
-    [WORD_FUNCTION] = STR_LITERAL("function"),
-    [WORD_NAME] = STR_LITERAL("name"),
-    [WORD_REASONING_CONTENT] = STR_LITERAL("reasoning_content"),
-    [WORD_ROLE] = STR_LITERAL("role"),
-    [WORD_SYSTEM] = STR_LITERAL("system"),
-    [WORD_TOOL] = STR_LITERAL("tool"),
-    [WORD_TOOL_CALLS] = STR_LITERAL("tool_calls"),
-    [WORD_TYPE] = STR_LITERAL("type"),
-    [WORD_USER] = STR_LITERAL("user"),
-};
-
-const struct str *str_word_of(const char *data, size_t len)
-{
-    for (const struct str *w = str_words; w < str_words + N_WORDS; w++)
-        if (w->len == len && w->data[0] == data[0] && memcmp(w->data, data, len) == 0)
-            return w;
-    return NULL;
-}
-
-/* ---- strings */
-
-struct str *str_new(struct jinja_run *r, const char *data, size_t len, bool own)
-{
-    struct str *s = jinja_take(r, sizeof(*s));
-
-    if (len >= UINT32_MAX)
-        jinja_fail_as(r, -E2BIG, "a text is too long");
-    *s = (struct str){.data = data, .len = (uint32_t)len, .all_own = own};
-    return s;
-}
-
-struct str *str_of(struct jinja_run *r, const char *literal)
-{
-    return str_new(r, literal, strlen(literal), true);
-}
-
-struct str *str_copy(struct jinja_run *r, const char *data, size_t len, bool own)
-{
-    char *copy = jinja_take(r, len + 1);
-
-    jinja_charge(r, len);
-    if (len)
-        memcpy(copy, data, len);
-    return str_new(r, copy, len, own);
-}
-
-struct str *str_part(struct jinja_run *r, const struct str *s, size_t at, size_t len)
-{
-    struct str *part = str_new(r, s->data + at, len, s->all_own);
-
-    part->own = s->own ? s->own + at : NULL;
-    part->markup = s->markup;
-    return part;
-}
-
-size_t str_chars(const struct str *s)
-{
-    size_t n = 0;
-
-    for (uint32_t i = 0; i < s->len; i++)
-        n += ((unsigned char)s->data[i] & 0xc0) != 0x80;
-    return n;
-}
-
-size_t str_offset(const struct str *s, size_t n_chars)
-{
-    size_t at = 0;
-
-    for (; at < s->len; at++)
-        if (((unsigned char)s->data[at] & 0xc0) != 0x80 && n_chars-- == 0)
-            break;
-    return at;
-}
-
-/* Bytes of UTF-8 are in the order of their characters. */
-int str_compare(const struct str *a, const struct str *b)
-{
-    int r = memcmp(a->data, b->data, a->len < b->len ? a->len : b->len);
-
-    return r ? r : (a->len > b->len) - (a->len < b->len);
-}
-
-bool str_is(const struct str *s, const char *literal)
-{
-    size_t len = strlen(literal);
-
-    return s->len == len && memcmp(s->data, literal, len) == 0;
-}
-
-bool str_is_space(uint32_t cp)
-{
-    return (cp >= 9 && cp <= 13) || (cp >= 0x1c && cp <= 0x20) || cp == 0x85 || cp == 0xa0 ||
-           cp == 0x1680 || (cp >= 0x2000 && cp <= 0x200a) || cp == 0x2028 || cp == 0x2029 ||
-           cp == 0x202f || cp == 0x205f || cp == 0x3000;
-}
-
-static void append(struct jinja_run *r, struct grown *g, const struct str *s)
-{
-    if (!g->len)
-        g->all_own = s->all_own;
-    if (!g->own && (s->own || s->all_own != g->all_own)) {
-        g->own = jinja_take(r, g->cap);
-        memset(g->own, g->all_own, g->len);
-    }
-    if (s->own)
-        memcpy(g->own + g->len, s->own, s->len);
-    else if (g->own)
-        memset(g->own + g->len, s->all_own, s->len);
-    memcpy(g->data + g->len, s->data, s->len);
-    g->len += s->len;
-}
-
-static const struct str *concat(struct jinja_run *r, const struct str *a, const struct str *b)
-{
-    struct grown *g = a->from;
-    const size_t len = (size_t)a->len + b->len;
-    struct str *s;
-
-    if (len > r->output_max)
-        jinja_fail_as(r, -E2BIG, "makes a text of more than %zu bytes", r->output_max);
-    jinja_charge(r, b->len);
-    if (!g || a->data + a->len != g->data + g->len || b->len > g->cap - g->len) {
-        jinja_charge(r, a->len);
-        g = jinja_take(r, sizeof(*g));
-        *g = (struct grown){.cap = len + len / 2 + 32};
-        g->data = jinja_take(r, g->cap);
-        append(r, g, a);
-    }
-    append(r, g, b);
-    s = str_new(r, g->data, len, g->all_own);
-    s->own = g->own;
-    s->from = g;
-    return s;
-}
-
-const struct str *str_escaped(struct jinja_run *r, const struct str *s)
-{
-    struct out o;
-
-    if (s->markup || !memchr(s->data, '&', s->len))
-        if (s->markup || (!memchr(s->data, '<', s->len) && !memchr(s->data, '>', s->len) &&
-                          !memchr(s->data, '"', s->len) && !memchr(s->data, '\'', s->len)))
-            return s;
-    out_init(&o);
-    for (uint32_t i = 0; i < s->len; i++) {
-        const bool own = s->own ? s->own[i] : s->all_own;
-        const char c = s->data[i];
-        const char *as = c == '&'    ? "&amp;"
-                         : c == '<'  ? "&lt;"
-                         : c == '>'  ? "&gt;"
-                         : c == '"'  ? "&#34;"
-                         : c == '\'' ? "&#39;"
-                                     : NULL;
-
-        out_write(r, &o, as ? as : &c, as ? strlen(as) : 1, own);
-    }
-    return out_take(r, &o);
-}
-
-/* Python's +: next to marked text the other is escaped, and the sum is marked. */
-const struct str *str_concat(struct jinja_run *r, const struct str *a, const struct str *b)
-{
-    struct str *marked;
-
-    if (a->markup || b->markup) {
-        a = str_escaped(r, a);
-        b = str_escaped(r, b);
-        marked = jinja_take(r, sizeof(*marked));
-        *marked = *concat(r, a, b);
-        marked->markup = true;
-        return marked;
-    }
-    if (!a->len)
-        return b;
-    return b->len ? concat(r, a, b) : a;
-}
 
 /* ---- lists and dictionaries */
 
@@ -270,8 +72,8 @@ static void put_index(struct jinja_run *r, struct dict *d, uint32_t i)
 {
     uint32_t at = (uint32_t)hash_of(r, d->entries[i].key) & (d->n_index - 1);
 
-    while (d->index[at])
-        at = (at + 1) & (d->n_index - 1);
+    for (; d->index[at]; at = (at + 1) & (d->n_index - 1))
+        jinja_charge(r, 0);
     d->index[at] = i + 1;
 }
 
@@ -288,8 +90,10 @@ static void make_index(struct jinja_run *r, struct dict *d)
 
 const struct value *dict_get(struct jinja_run *r, const struct dict *d, struct value key)
 {
+    if (key.type == V_STR)
+        jinja_charge(r, key.str->len);
     if (!d->index && key.type == V_STR)
-        return dict_get_str(d, key.str);
+        return dict_get_str(r, d, key.str);
     if (d->index || key.type == V_LIST || key.type == V_DICT) {
         uint32_t at = (uint32_t)hash_of(r, key) & (d->n_index - 1);
 
@@ -308,7 +112,9 @@ const struct value *dict_get(struct jinja_run *r, const struct dict *d, struct v
     return NULL;
 }
 
-const struct value *dict_get_indexed(const struct dict *d, const struct str *key)
+/* Each probe counts: who writes the keys may make their hashes meet. */
+const struct value *dict_get_indexed(struct jinja_run *r, const struct dict *d,
+                                     const struct str *key)
 {
     uint32_t at;
 
@@ -316,6 +122,7 @@ const struct value *dict_get_indexed(const struct dict *d, const struct str *key
     for (; d->index[at]; at = (at + 1) & (d->n_index - 1)) {
         const struct entry *e = &d->entries[d->index[at] - 1];
 
+        jinja_charge(r, 0);
         if (e->key.type == V_STR && str_equal(e->key.str, key))
             return &e->value;
     }
@@ -596,206 +403,6 @@ struct list *value_elements(struct jinja_run *r, struct value v)
     }
 }
 
-/* ---- printing */
-
-/* Writes value, which is positive, as d.ddde+XX with the fewest digits that read back as value, and
- * returns their number. The nearest number of n digits usually does; just above a power of two,
- * where floats are denser below than above, it may be the next larger one. */
-static int shortest(char out[REAL_BYTES], double value)
-{
-    for (int n = 1; n < DIGITS_MAX; n++) {
-        snprintf(out, REAL_BYTES, "%.*e", n - 1, value);
-        if (strtod(out, NULL) == value)
-            return n;
-        fesetround(FE_UPWARD);
-        snprintf(out, REAL_BYTES, "%.*e", n - 1, value);
-        fesetround(FE_TONEAREST);
-        if (strtod(out, NULL) == value)
-            return n;
-    }
-    snprintf(out, REAL_BYTES, "%.*e", DIGITS_MAX - 1, value);
-    return DIGITS_MAX;
-}
-
-/* Python's repr: an exponent below 1e-4 and from 1e16 on, else a point and a digit at least. */
-void jinja_format_float(char out[REAL_BYTES], double f)
-{
-    const size_t sign = signbit(f) && !isnan(f);
-    char *at = out + sign, digits[REAL_BYTES];
-    int n_digits, exponent, n_decimals;
-
-    out[0] = '-';
-    if (!isfinite(f)) {
-        strcpy(at, isnan(f) ? "nan" : "inf");
-        return;
-    }
-    f = fabs(f);
-    n_digits = shortest(digits, f);
-    exponent = atoi(strchr(digits, 'e') + 1);
-    n_decimals = n_digits - 1 - exponent;
-    if (exponent >= -4 && exponent < 16)
-        snprintf(digits, sizeof(digits), "%.*f", n_decimals > 1 ? n_decimals : 1, f);
-    memcpy(at, digits,
-           strlen(digits) + 1 < REAL_BYTES - sign ? strlen(digits) + 1 : REAL_BYTES - sign);
-}
-
-static void put(struct jinja_run *r, struct out *o, const char *s, bool own)
-{
-    out_write(r, o, s, strlen(s), own);
-}
-
-static bool is_printable(uint32_t cp)
-{
-    switch (utf8proc_category((utf8proc_int32_t)cp)) {
-    case UTF8PROC_CATEGORY_CC:
-    case UTF8PROC_CATEGORY_CF:
-    case UTF8PROC_CATEGORY_CS:
-    case UTF8PROC_CATEGORY_CO:
-    case UTF8PROC_CATEGORY_CN:
-    case UTF8PROC_CATEGORY_ZL:
-    case UTF8PROC_CATEGORY_ZP:
-        return false;
-    case UTF8PROC_CATEGORY_ZS:
-        return cp == ' ';
-    default:
-        return true;
-    }
-}
-
-static void repr_str(struct jinja_run *r, struct out *o, const struct str *s)
-{
-    const char quote = memchr(s->data, '\'', s->len) && !memchr(s->data, '"', s->len) ? '"' : '\'';
-    uint32_t cp;
-
-    if (s->markup)
-        put(r, o, "Markup(", s->all_own);
-    out_write(r, o, &quote, 1, s->all_own);
-    for (size_t at = 0, len; at < s->len; at += len) {
-        const bool own = s->own ? s->own[at] : s->all_own;
-        char escape[16] = "";
-
-        len = utf8_read(s->data + at, s->len - at, &cp);
-        if (cp == (unsigned char)quote || cp == '\\')
-            snprintf(escape, sizeof(escape), "\\%c", (char)cp);
-        else if (cp == '\n' || cp == '\r' || cp == '\t')
-            snprintf(escape, sizeof(escape), "\\%c", cp == '\n' ? 'n' : cp == '\r' ? 'r' : 't');
-        else if (cp < 0x20 || (cp >= 0x7f && !is_printable(cp)))
-            snprintf(escape, sizeof(escape),
-                     cp < 0x100     ? "\\x%02x"
-                     : cp < 0x10000 ? "\\u%04x"
-                                    : "\\U%08x",
-                     cp);
-        if (*escape)
-            put(r, o, escape, own);
-        else
-            out_write(r, o, s->data + at, len, own);
-    }
-    out_write(r, o, &quote, 1, s->all_own);
-    if (s->markup)
-        put(r, o, ")", s->all_own);
-}
-
-static void repr_list(struct jinja_run *r, struct out *o, struct value v)
-{
-    const struct list *l = v.list;
-    const bool own = !v.foreign;
-
-    put(r, o, v.type == V_TUPLE ? "(" : "[", own);
-    for (uint32_t i = 0; i < l->n; i++) {
-        if (i)
-            put(r, o, ", ", own);
-        out_repr(r, o, l->items[i]);
-    }
-    put(r, o, v.type != V_TUPLE ? "]" : l->n == 1 ? ",)" : ")", own);
-}
-
-static void repr_dict(struct jinja_run *r, struct out *o, struct value v)
-{
-    const bool own = !v.foreign;
-
-    put(r, o, "{", own);
-    for (uint32_t i = 0; i < v.dict->n; i++) {
-        if (i)
-            put(r, o, ", ", own);
-        out_repr(r, o, v.dict->entries[i].key);
-        put(r, o, ": ", own);
-        out_repr(r, o, v.dict->entries[i].value);
-    }
-    put(r, o, "}", own);
-}
-
-static void put_scalar(struct jinja_run *r, struct out *o, struct value v)
-{
-    char text[REAL_BYTES + 8];
-
-    switch (v.type) {
-    case V_NONE:
-        put(r, o, "None", !v.foreign);
-        break;
-    case V_BOOL:
-        put(r, o, v.b ? "True" : "False", !v.foreign);
-        break;
-    case V_INT:
-        snprintf(text, sizeof(text), "%" PRId64, v.i);
-        put(r, o, text, !v.foreign);
-        break;
-    case V_FLOAT:
-        jinja_format_float(text, v.f);
-        put(r, o, text, !v.foreign);
-        break;
-    default:
-        snprintf(text, sizeof(text), "<%s object>", value_type_name(v.type));
-        put(r, o, text, true);
-    }
-}
-
-void out_repr(struct jinja_run *r, struct out *o, struct value v)
-{
-    jinja_enter(r);
-    switch (v.type) {
-    case V_UNDEFINED:
-        put(r, o, "Undefined", true);
-        break;
-    case V_STR:
-        repr_str(r, o, v.str);
-        break;
-    case V_LIST:
-    case V_TUPLE:
-        repr_list(r, o, v);
-        break;
-    case V_DICT:
-        repr_dict(r, o, v);
-        break;
-    case V_NAMESPACE:
-        put(r, o, "<Namespace ", true);
-        repr_dict(r, o, v);
-        put(r, o, ">", true);
-        break;
-    default:
-        put_scalar(r, o, v);
-    }
-    jinja_leave(r);
-}
-
-void out_value(struct jinja_run *r, struct out *o, struct value v)
-{
-    if (v.type == V_STR)
-        out_str(r, o, v.str);
-    else if (v.type != V_UNDEFINED)
-        out_repr(r, o, v);
-}
-
-const struct str *value_text(struct jinja_run *r, struct value v)
-{
-    struct out o;
-
-    if (v.type == V_STR)
-        return v.str;
-    out_init(&o);
-    out_value(r, &o, v);
-    return out_take(r, &o);
-}
-
 /* ---- attributes and indices */
 
 static struct value lacks(struct value v, const struct str *name)
@@ -822,7 +429,7 @@ struct value value_attr(struct jinja_run *r, struct value v, const struct str *n
         return (struct value){.type = V_FUNCTION, .function = f};
     }
     if (v.type == V_DICT || v.type == V_NAMESPACE) {
-        found = dict_get_str(v.dict, name);
+        found = dict_get_str(r, v.dict, name);
         if (found)
             return *found;
     }
@@ -850,6 +457,8 @@ struct value value_item(struct jinja_run *r, struct value v, struct value key)
 
     if (v.type == V_UNDEFINED)
         value_fail_undefined(r, v);
+    if (key.type == V_STR)
+        jinja_charge(r, key.str->len);
     if (v.type == V_DICT) {
         found = key.type == V_LIST || key.type == V_DICT ? NULL : dict_get(r, v.dict, key);
         if (found)
