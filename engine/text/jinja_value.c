@@ -49,6 +49,9 @@ struct dict *dict_new(struct jinja_run *r, size_t cap)
 
 static uint64_t hash_of(struct jinja_run *r, struct value key)
 {
+    uint64_t hash = 3;
+
+    jinja_charge(r, 0);
     switch (key.type) {
     case V_STR:
         return XXH3_64bits(key.str->data, key.str->len);
@@ -60,6 +63,12 @@ static uint64_t hash_of(struct jinja_run *r, struct value key)
         return key.f >= -9e18 && key.f <= 9e18 && key.f == (double)(int64_t)key.f
                    ? (uint64_t)(int64_t)key.f * 0x9e3779b97f4a7c15u
                    : 1;
+    case V_TUPLE:
+        jinja_enter(r);
+        for (uint32_t i = 0; i < key.list->n; i++)
+            hash = hash * 31 + hash_of(r, key.list->items[i]);
+        jinja_leave(r);
+        return hash;
     case V_LIST:
     case V_DICT:
         jinja_fail(r, "TypeError: unhashable type: '%s'", value_type_name(key.type));
@@ -90,25 +99,22 @@ static void make_index(struct jinja_run *r, struct dict *d)
 
 const struct value *dict_get(struct jinja_run *r, const struct dict *d, struct value key)
 {
-    if (key.type == V_STR)
+    uint32_t at;
+
+    if (key.type == V_STR) {
         jinja_charge(r, key.str->len);
-    if (!d->index && key.type == V_STR)
         return dict_get_str(r, d, key.str);
-    if (d->index || key.type == V_LIST || key.type == V_DICT) {
-        uint32_t at = (uint32_t)hash_of(r, key) & (d->n_index - 1);
-
-        for (; d->index[at]; at = (at + 1) & (d->n_index - 1)) {
-            const struct entry *e = &d->entries[d->index[at] - 1];
-
-            jinja_charge(r, 0);
-            if (value_equal(r, e->key, key))
-                return &e->value;
-        }
-        return NULL;
     }
-    for (uint32_t i = 0; i < d->n; i++)
+    at = (uint32_t)hash_of(r, key) & (d->n_index - 1); /* fails for what is no key */
+    for (uint32_t i = 0; !d->index && i < d->n; i++)
         if (value_equal(r, d->entries[i].key, key))
             return &d->entries[i].value;
+    for (; d->index && d->index[at]; at = (at + 1) & (d->n_index - 1)) {
+        const struct entry *e = &d->entries[d->index[at] - 1];
+
+        if (value_equal(r, e->key, key))
+            return &e->value;
+    }
     return NULL;
 }
 
