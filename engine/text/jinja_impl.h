@@ -41,7 +41,7 @@ enum value_type {
 struct value {
     uint8_t type;
     bool foreign;  /* came with a variable; of a number: what it prints did */
-    uint8_t owner; /* V_UNDEFINED: the type of what has no such attribute; V_MISSING: a variable */
+    uint8_t owner; /* V_UNDEFINED: the type of what has no such attribute; 0: of no object */
     bool by_index; /* V_UNDEFINED: i, not str, is what was asked for */
     union {
         bool b;
