@@ -97,7 +97,7 @@ static struct value float_op(struct jinja_run *r, uint16_t op, double a, double 
     case OP('/', '/'):
         c = fmod(a, b);
         c = (a - c) / b - (c != 0 && (c < 0) != (b < 0));
-        return value_float(nearbyint(c));
+        return value_float(c != 0 ? nearbyint(c) : copysign(0, a / b));
     case OP(0, '%'):
         c = fmod(a, b);
         return value_float(c != 0 && (c < 0) != (b < 0) ? c + b : c != 0 ? c : copysign(0, b));

@@ -168,6 +168,7 @@ FN(filter_format)
 FN(filter_indent)
 {
     const struct str *s = a[0].str, *by;
+    struct str *indented;
     const bool first = given_true(r, a[2]), blank = given_true(r, a[3]);
     struct list *lines;
     struct out o;
@@ -193,7 +194,10 @@ FN(filter_indent)
             out_str(r, &o, by);
         out_str(r, &o, lines->items[i].str);
     }
-    return value_str(out_take(r, &o));
+    indented = jinja_take(r, sizeof(*indented));
+    *indented = *out_take(r, &o);
+    indented->markup = s->markup;
+    return value_str(indented);
 }
 
 FN(filter_tojson)
