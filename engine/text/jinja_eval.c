@@ -126,7 +126,7 @@ static struct value repeated(struct jinja_run *r, struct value v, int64_t n)
         out_init(&o);
         for (int64_t i = 0; i < n && v.str->len; i++)
             out_str(r, &o, v.str);
-        return value_str(out_take(r, &o));
+        return value_str(str_marked(r, out_take(r, &o), v.str));
     }
     l = list_new(r, 8);
     for (int64_t i = 0; i < n && v.list->n; i++) {
@@ -318,7 +318,7 @@ ASIDE static struct value slice(struct jinja_run *r, const struct node *n, struc
     out_init(&o);
     for (uint32_t i = 0; i < l->n; i++)
         out_str(r, &o, l->items[i].str);
-    return value_str(out_take(r, &o));
+    return value_str(str_marked(r, out_take(r, &o), v.str));
 }
 
 /* ---- calls */

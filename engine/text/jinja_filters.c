@@ -168,7 +168,6 @@ FN(filter_format)
 FN(filter_indent)
 {
     const struct str *s = a[0].str, *by;
-    struct str *indented;
     const bool first = given_true(r, a[2]), blank = given_true(r, a[3]);
     struct list *lines;
     struct out o;
@@ -194,10 +193,7 @@ FN(filter_indent)
             out_str(r, &o, by);
         out_str(r, &o, lines->items[i].str);
     }
-    indented = jinja_take(r, sizeof(*indented));
-    *indented = *out_take(r, &o);
-    indented->markup = s->markup;
-    return value_str(indented);
+    return value_str(str_marked(r, out_take(r, &o), s));
 }
 
 FN(filter_tojson)

@@ -298,6 +298,8 @@ const struct str *str_word_of(const char *data, size_t len); /* NULL: none */
 struct str *str_copy(struct jinja_run *r, const char *data, size_t len, bool own);
 struct str *str_part(struct jinja_run *r, const struct str *s, size_t at, size_t len);
 const struct str *str_concat(struct jinja_run *r, const struct str *a, const struct str *b);
+/* s, marked as safe if `like` is. */
+const struct str *str_marked(struct jinja_run *r, const struct str *s, const struct str *like);
 const struct str *str_escaped(struct jinja_run *r, const struct str *s); /* for HTML */
 size_t str_chars(const struct str *s);                                   /* code points */
 size_t str_offset(const struct str *s, size_t n_chars);                  /* of the nth */

@@ -177,6 +177,18 @@ const struct str *str_escaped(struct jinja_run *r, const struct str *s)
     return out_take(r, &o);
 }
 
+const struct str *str_marked(struct jinja_run *r, const struct str *s, const struct str *like)
+{
+    struct str *copy;
+
+    if (s->markup == like->markup)
+        return s;
+    copy = jinja_take(r, sizeof(*copy));
+    *copy = *s;
+    copy->markup = like->markup;
+    return copy;
+}
+
 /* Python's +: next to marked text the other is escaped, and the sum is marked. */
 const struct str *str_concat(struct jinja_run *r, const struct str *a, const struct str *b)
 {
