@@ -251,7 +251,7 @@ static void check_model(struct checking *c, const struct backend_choice *choice)
             "no model: set path in section [model], or give --model DIR");
         return;
     }
-    offline_check_folder(o->model_path, &problems);
+    offline_check_folder(o, &problems);
     if (problems.n > 0)
         return;
     say(c, OK, "model", NULL, "%s", o->model_path);

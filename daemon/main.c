@@ -69,6 +69,7 @@ static int set_pair(struct options *o, const char *pair, struct err *e)
 static int apply(const struct command_line *c, struct options *out, struct err *e)
 {
     static const char *const keys[][2] = {{"model", "model.path"},
+                                          {"chat-template", "model.chat_template"},
                                           {"socket", "daemon.socket"},
                                           {"backend", "daemon.backend"}};
     int r = 0;
@@ -128,6 +129,8 @@ static int load_options(struct command_line *c)
         complain(&c->why);
         return c->loaded;
     }
+    if (is_command(c, "render") && *c->options.chat_template)
+        return 0;
     if (!*c->options.model_path)
         return usage_error("no model: give --model DIR, or path in section [model] of the file");
     return 0;
@@ -228,6 +231,7 @@ static int start_engine(struct engine **out, const struct options *o,
 {
     struct engine_options options = {
         .model_folder = o->model_path,
+        .chat_template = *o->chat_template ? o->chat_template : NULL,
         .backend = choice->ops,
         .backend_options = backend_options_of(o),
         .max_preemptions = (int32_t)o->max_preemptions,
@@ -344,7 +348,7 @@ int main(int argc, char **argv)
     else if (is_command(&c, "tune"))
         status = tune(&c.options, &c.why) < 0 ? complain(&c.why) : EXIT_SUCCESS;
     else
-        status = offline_run(c.command->name, c.options.model_path, &c.line);
+        status = offline_run(c.command->name, &c.options, &c.line);
     if (fflush(stdout) != 0 || ferror(stdout)) {
         fprintf(stderr, "nvllmd: cannot write to stdout\n");
         status = EXIT_FAILURE;

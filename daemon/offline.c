@@ -23,12 +23,14 @@
 enum { MAX_INPUT_BYTES = TOKENIZER_MAX_BYTES };
 
 struct tool {
-    const char *model;
+    const char *model, *template_file; /* the file may be NULL */
     const struct usage_line *line;
     const struct operation *operation;
     struct tokenizer *tokenizer; /* of tokenize and detokenize */
     int32_t vocab_size;
-    const struct chat_template *template; /* of render */
+    struct chat_template *template; /* of render */
+    struct tm now;                  /* with --now */
+    bool has_now;
 };
 
 struct operation {
@@ -243,17 +245,11 @@ static int detokenize(struct tool *t, struct text input, const json_t *parsed, j
 static int render(struct tool *t, struct text input, const json_t *parsed, json_t **out,
                   struct err *e)
 {
-    struct chat_json json;
     struct chat_text text = {0};
-    int r;
+    int r =
+        chat_render_json(t->template, input.data, input.len, t->has_now ? &t->now : NULL, &text, e);
 
     (void)parsed;
-    r = chat_json_parse(&json, input.data, input.len, e);
-    if (r < 0)
-        return r;
-    json.chat.add_generation_prompt |= !json.has_prompt_flag; /* as the protocol does */
-    r = chat_render(t->template, &json.chat, &text, e);
-    chat_json_deinit(&json);
     if (r < 0)
         return r;
     r = text_object(out, text.data, text.len, e);
@@ -340,12 +336,27 @@ static int run_whole(struct tool *t, FILE *in)
     return 0;
 }
 
+static int read_now(struct tool *t, struct err *e)
+{
+    const char *now = usage_value(t->line, "now"), *end;
+
+    if (!now)
+        return 0;
+    end = strptime(now, "%Y-%m-%dT%H:%M:%S", &t->now);
+    if (!end || *end)
+        return err_set(e, -EINVAL, "--now: \"%s\" is not a time such as 2026-11-22T12:34:56", now);
+    t->has_now = true;
+    return 0;
+}
+
 static int load(struct tool *t, struct err *e)
 {
     int r;
 
     if (t->operation->renders) {
-        r = chat_template_load(&t->template, t->model, e);
+        r = read_now(t, e);
+        if (r == 0)
+            r = chat_template_load(&t->template, *t->model ? t->model : NULL, t->template_file, e);
         if (r == 0 && !t->template)
             r = err_set(e, -ENOTSUP, "%s: the model has no chat template", t->model);
         return r;
@@ -378,10 +389,16 @@ static int run(struct tool *t)
     return status;
 }
 
-void offline_check_folder(const char *folder, struct problems *p)
+static const char *template_file(const struct options *o)
 {
+    return *o->chat_template ? o->chat_template : NULL;
+}
+
+void offline_check_folder(const struct options *options, struct problems *p)
+{
+    const char *folder = options->model_path;
     struct tokenizer *tokenizer = NULL;
-    const struct chat_template *template = NULL;
+    struct chat_template *template = NULL;
     struct err e;
     int32_t vocab_size;
     int r;
@@ -396,13 +413,14 @@ void offline_check_folder(const char *folder, struct problems *p)
         problems_add(p, r, "%s", e.text);
     else
         problems_say(p, "ok", "tokenizer.json");
-    r = chat_template_load(&template, folder, &e);
+    r = chat_template_load(&template, folder, template_file(options), &e);
     if (r == -ENOTSUP) /* raw prompts still work */
         problems_say(p, "note", "%s; only raw prompts can be served", e.text);
     else if (r < 0)
         problems_add(p, r, "%s", e.text);
     else
         problems_say(p, "ok", template ? "chat template" : "no chat template: raw prompts only");
+    chat_template_free(template);
     tokenizer_free(tokenizer);
 }
 
@@ -418,20 +436,23 @@ static const struct operation operations[] = {
     {"render", render, true},
 };
 
-int offline_run(const char *command, const char *model, const struct usage_line *line)
+int offline_run(const char *command, const struct options *options, const struct usage_line *line)
 {
     struct problems problems = {.line = print_line};
-    struct tool t = {.model = model, .line = line};
+    struct tool t = {.model = options->model_path,
+                     .template_file = template_file(options),
+                     .line = line};
     int status;
 
     for (size_t i = 0; i < sizeof(operations) / sizeof(*operations); i++)
         if (strcmp(command, operations[i].name) == 0)
             t.operation = &operations[i];
     if (!t.operation) {
-        offline_check_folder(model, &problems);
+        offline_check_folder(options, &problems);
         return problems.n > 0;
     }
     status = run(&t);
     tokenizer_free(t.tokenizer);
+    chat_template_free(t.template);
     return status;
 }

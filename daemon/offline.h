@@ -8,12 +8,13 @@
 #include "daemon/options.h"
 #include "engine/util/err.h"
 
-/* Runs a command of that name on a model folder, with its options and at most one argument. Exit
- * status: 0, or 1 after a message. */
-int offline_run(const char *command, const char *model, const struct usage_line *line);
+/* Runs a command of that name on the options' model folder, with the command's own options and at
+ * most one argument; render needs no folder where there is a chat template. Exit status: 0, or 1
+ * after a message. */
+int offline_run(const char *command, const struct options *options, const struct usage_line *line);
 
-/* What check prints: a line for each part of a folder. */
-void offline_check_folder(const char *folder, struct problems *p);
+/* What check prints: a line for each part of the folder. */
+void offline_check_folder(const struct options *options, struct problems *p);
 
 /* ---- config_check.c */
 

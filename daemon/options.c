@@ -53,6 +53,8 @@ _Static_assert((int)DEVICES_MAX == (int)BACKEND_MAX_DEVICES, "a backend takes al
 static const struct option table[] = {
     {"model.path", KIND_TEXT, AT(model_path), 0, 0, NULL, "",
      "folder of the model, as downloaded from a hub"},
+    {"model.chat_template", KIND_TEXT, AT(chat_template), 0, 0, NULL, "",
+     "file of a chat template (Jinja) to use instead of the folder's"},
     {"model.tensor_parallel", KIND_CHOICE, AT(tensor_parallel), 0, 0, "auto|1|2|4|8", "auto",
      "ranks that each hold a part of every layer and compute it together; auto: 1"},
     {"daemon.socket", KIND_TEXT, AT(socket), 0, 0, NULL, "/run/nvllm/nvllm.sock",

@@ -7,6 +7,8 @@ static const struct usage_option common_options[] = {
     OPTION("set", "SECTION.KEY=VALUE", "set one option of the configuration; may be repeated",
            .values = USAGE_KEY, .repeats = true),
     OPTION("model", "DIR", "short for --set model.path=DIR", .values = USAGE_FOLDER),
+    OPTION("chat-template", "FILE", "short for --set model.chat_template=FILE",
+           .values = USAGE_FILE),
     OPTION("socket", "PATH", "short for --set daemon.socket=PATH", .values = USAGE_FILE),
     OPTION("backend", "auto|cpu|cuda", "short for --set daemon.backend=…", .values = USAGE_WORDS),
     OPTION("help", NULL, "print usage and all options of the configuration"),
@@ -34,6 +36,11 @@ static const struct usage_option detokenize_options[] = {
     OPTIONS_END,
 };
 
+static const struct usage_option render_options[] = {
+    OPTION("now", "TIME", "the local time that the template is told, as 2026-11-22T12:34:56"),
+    OPTIONS_END,
+};
+
 static const struct usage_command commands[] = {
     COMMAND("check-config", "check whether nvllmd would start, and if not, why",
             .synopsis = "[options]", .options = {json_option}),
@@ -45,8 +52,8 @@ static const struct usage_command commands[] = {
     COMMAND("detokenize", "turn token ids into text", .synopsis = "[options] [IDS|-]",
             .options = {json_option, lines_option, detokenize_options}, .max_words = 1),
     COMMAND("render", "turn chat messages into the model's prompt",
-            .synopsis = "[options] [JSON|-]", .options = {json_option, lines_option},
-            .max_words = 1),
+            .synopsis = "[options] [JSON|-]",
+            .options = {json_option, lines_option, render_options}, .max_words = 1),
 };
 
 const struct usage_program nvllmd_program = {
@@ -74,6 +81,7 @@ void nvllmd_usage_print(void)
     usage_print_options(stdout, lines_option);
     usage_print_options(stdout, tokenize_options);
     usage_print_options(stdout, detokenize_options);
+    usage_print_options(stdout, render_options);
     puts("\nExit status: 0 ok, 1 error, 2 wrong usage\n\nOptions of the configuration:");
     options_print(stdout);
 }

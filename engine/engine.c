@@ -25,6 +25,7 @@ int engine_new(struct engine **out, const struct engine_options *options, struct
 {
     const char *cache_folder = options->backend_options.cache_folder;
     const char *disk_folder = options->disk_folder;
+    const char *chat_template = options->chat_template;
     struct engine *g;
     int r;
 
@@ -36,6 +37,7 @@ int engine_new(struct engine **out, const struct engine_options *options, struct
     g->options.model_folder = strdup(options->model_folder);
     g->options.backend_options.cache_folder = cache_folder ? strdup(cache_folder) : NULL;
     g->options.disk_folder = disk_folder ? strdup(disk_folder) : NULL;
+    g->options.chat_template = chat_template ? strdup(chat_template) : NULL;
     g->idle_sleep_us = (uint64_t)options->idle_sleep_s * 1000000u;
     list_init(&g->inbox);
     work_queue_init(&g->inspects);
@@ -45,7 +47,7 @@ int engine_new(struct engine **out, const struct engine_options *options, struct
     g->event_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     r = g->event_fd < 0 ? -errno : 0;
     if (!g->options.model_folder || (cache_folder && !g->options.backend_options.cache_folder) ||
-        (disk_folder && !g->options.disk_folder))
+        (disk_folder && !g->options.disk_folder) || (chat_template && !g->options.chat_template))
         r = -ENOMEM;
     if (r == 0)
         r = work_pool_new(&g->pool, options->n_tokenizer_threads);
@@ -84,8 +86,10 @@ void engine_free(struct engine *g)
     g->options.backend->close(g->backend); /* before the core: steps in flight read its batches */
     core_free(g->core);
     tokenizer_free(g->tokenizer);
+    chat_template_free(g->chat_template);
     model_close(g->model);
     free((char *)(uintptr_t)g->options.model_folder);
+    free((char *)(uintptr_t)g->options.chat_template);
     free((char *)(uintptr_t)g->options.backend_options.cache_folder);
     free((char *)(uintptr_t)g->options.disk_folder);
     free(g->shares);
@@ -357,7 +361,8 @@ static void *load_text_side(void *arg)
     int r = tokenizer_load(&g->tokenizer, g->options.model_folder, &s->e);
 
     if (r == 0) {
-        r = chat_template_load(&g->chat_template, g->options.model_folder, &g->chat_why);
+        r = chat_template_load(&g->chat_template, g->options.model_folder, g->options.chat_template,
+                               &g->chat_why);
         if (r == 0 && !g->chat_template)
             err_set(&g->chat_why, 0, "the model has no chat template: send a raw prompt");
         if (r == -ENOTSUP) /* raw prompts still work */

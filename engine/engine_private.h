@@ -67,7 +67,7 @@ struct engine {
     _Atomic enum engine_state state;
     struct model *model;
     struct tokenizer *tokenizer;
-    const struct chat_template *chat_template; /* NULL: none, chat_why says why */
+    struct chat_template *chat_template; /* NULL: none, chat_why says why */
     struct err chat_why;
 
     pthread_mutex_t lock;      /* for all below */

@@ -1,200 +1,171 @@
-/* chat.c - see chat.h: finds the family, checks and renders a chat. */
+/* chat.c - see chat.h: finds a folder's template and renders chats by it. */
 #include "engine/text/chat.h"
 
 #include <errno.h>
 #include <fcntl.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-#include <xxhash.h>
 
 #include "engine/text/chat_impl.h"
-#include "engine/util/checked.h"
 #include "engine/util/file.h"
 #include "engine/util/json_util.h"
 
 enum {
     TEMPLATE_FILE_MAX = 64 << 20,
     MARKUP_BYTES = 64, /* that a template writes around a message or a call, about */
+    JSON_MAX_BYTES = 64 << 20,
 };
 
-int chat_template_parse(const struct chat_template **out, struct text text, struct err *e)
-{
-    XXH128_hash_t hash;
+static const char config_file[] = "tokenizer_config.json";
 
-    while (text.len && text.data[text.len - 1] == '\n')
-        text.len--;
-    hash = XXH3_128bits(text.data, text.len);
-    for (const struct chat_template *t = chat_templates; t < chat_templates + N_CHAT_TEMPLATES;
-         t++) {
-        if (t->high != hash.high64 || t->low != hash.low64)
-            continue;
-        *out = t;
-        return 0;
-    }
-    return err_set(e, -ENOTSUP,
-                   "chat template: its text (%zu bytes, XXH3-128 %016llx%016llx) is not one of the "
-                   "known templates: nvllm-tiny, Qwen3, Qwen2.5; send raw prompts",
-                   text.len, (unsigned long long)hash.high64, (unsigned long long)hash.low64);
+static int no_memory(struct err *e)
+{
+    return err_set(e, -ENOMEM, "chat: not enough memory");
 }
 
-/* The template in tokenizer_config.json: a string, or the "default" of a list of named ones. */
-static const json_t *find_template(const json_t *config)
+/* ---- loading */
+
+/* A template that cannot be compiled is one that is not supported: raw prompts still work. */
+static int compile(struct jinja **out, struct text text, struct err *e)
 {
-    const json_t *v = json_object_get(config, "chat_template");
-    const json_t *entry;
+    struct err why;
+    int r = jinja_compile(out, text, &why);
+
+    if (r == -ENOMEM)
+        return no_memory(e);
+    return r ? err_set(e, -ENOTSUP, "chat template: %s", why.text) : 0;
+}
+
+int chat_template_parse(struct chat_template **out, struct text text, struct err *e)
+{
+    struct chat_template *t = calloc(1, sizeof(*t));
+    int r = t ? compile(&t->usual, text, e) : no_memory(e);
+
+    if (r)
+        chat_template_free(t);
+    else
+        *out = t;
+    return r;
+}
+
+void chat_template_free(struct chat_template *t)
+{
+    if (!t)
+        return;
+    jinja_free(t->usual);
+    jinja_free(t->tool_use);
+    json_decref(t->tokens);
+    free(t);
+}
+
+/* The string, or of a list of {name, template} the one of that name; NULL: none. */
+static const json_t *find_template(const json_t *config, const char *name)
+{
+    const json_t *v = json_object_get(config, "chat_template"), *entry;
     size_t i;
 
     if (!json_is_array(v))
-        return v;
+        return strcmp(name, "default") == 0 ? v : NULL;
     json_array_foreach(v, i, entry)
     {
-        const char *name = json_string_value(json_object_get(entry, "name"));
+        const char *its = json_string_value(json_object_get(entry, "name"));
 
-        if (name && !strcmp(name, "default"))
+        if (its && !strcmp(its, name))
             return json_object_get(entry, "template");
     }
     return NULL;
 }
 
-static int load_from_config(const struct chat_template **out, int dir, struct err *e)
+static int compile_member(struct jinja **out, const json_t *template, struct err *e)
 {
-    static const char file[] = "tokenizer_config.json";
-    const json_t *template;
-    json_t *config;
-    int r = json_object_read(&config, dir, file, TEMPLATE_FILE_MAX, e);
-
-    if (r == -ENOENT) {
-        *out = NULL;
+    if (!template || json_is_null(template))
         return 0;
+    if (!json_is_string(template))
+        return err_set(e, -EINVAL, "%s: chat_template: is %s, not a string", config_file,
+                       json_type_name(template));
+    return compile(out, (struct text){json_string_value(template), json_string_length(template)},
+                   e);
+}
+
+/* Special tokens are strings, or objects with their content. */
+static int read_tokens(struct chat_template *t, const json_t *config, struct err *e)
+{
+    static const char *const names[] = {"bos_token", "eos_token", "unk_token", "sep_token",
+                                        "pad_token", "cls_token", "mask_token"};
+
+    t->tokens = json_object();
+    if (!t->tokens)
+        return no_memory(e);
+    for (size_t i = 0; i < sizeof(names) / sizeof(*names); i++) {
+        json_t *v = json_object_get(config, names[i]);
+
+        v = json_is_object(v) ? json_object_get(v, "content") : v;
+        if (json_is_string(v) && json_object_set(t->tokens, names[i], v) < 0)
+            return no_memory(e);
     }
+    return 0;
+}
+
+/* The file of the template, if there is one. */
+static int load_file(struct chat_template *t, int dir, const char *file, struct err *e)
+{
+    char *text;
+    size_t len;
+    int r = file_read_all(&text, &len, dir, file, TEMPLATE_FILE_MAX, e);
+
     if (r)
         return r;
-    template = find_template(config);
-    if (!template || json_is_null(template))
-        *out = NULL;
-    else if (!json_is_string(template))
-        r = err_set(e, -EINVAL, "%s: chat_template: is %s, not a string", file,
-                    json_type_name(template));
-    else
-        r = chat_template_parse(
-            out, (struct text){json_string_value(template), json_string_length(template)}, e);
+    r = compile(&t->usual, (struct text){text, len}, e);
+    free(text);
+    return r;
+}
+
+static int load_folder(struct chat_template *t, int dir, bool has_template, struct err *e)
+{
+    json_t *config;
+    int r = json_object_read(&config, dir, config_file, TEMPLATE_FILE_MAX, e);
+
+    if (r == -ENOENT)
+        return 0;
+    if (r)
+        return r;
+    r = read_tokens(t, config, e);
+    if (!r && !has_template)
+        r = compile_member(&t->usual, find_template(config, "default"), e);
+    if (!r && !has_template)
+        r = compile_member(&t->tool_use, find_template(config, "tool_use"), e);
     json_decref(config);
     return r;
 }
 
 /* A template in a file of its own takes precedence, as it does in transformers. */
-int chat_template_load(const struct chat_template **out, const char *folder, struct err *e)
+int chat_template_load(struct chat_template **out, const char *folder, const char *file,
+                       struct err *e)
 {
-    int dir = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    size_t len;
-    char *text;
-    int r;
+    struct chat_template *t = calloc(1, sizeof(*t));
+    int dir = -1, r = t ? 0 : no_memory(e);
 
-    if (dir < 0)
-        return err_set(e, -errno, "%s: %s", folder, strerror(errno));
-    r = file_read_all(&text, &len, dir, "chat_template.jinja", TEMPLATE_FILE_MAX, e);
-    if (r == -ENOENT) {
-        r = load_from_config(out, dir, e);
-    } else if (!r) {
-        r = chat_template_parse(out, (struct text){text, len}, e);
-        free(text);
+    if (!r && folder && (dir = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC)) < 0)
+        r = err_set(e, -errno, "%s: %s", folder, strerror(errno));
+    if (!r)
+        r = load_file(t, file ? AT_FDCWD : dir, file ? file : "chat_template.jinja", e);
+    if (r == -ENOENT && !file && dir >= 0)
+        r = 0;
+    if (!r && folder)
+        r = load_folder(t, dir, t->usual != NULL, e);
+    if (dir >= 0)
+        close(dir);
+    if (r || !t->usual) {
+        chat_template_free(t);
+        t = NULL;
     }
-    close(dir);
+    if (!r)
+        *out = t;
     return r;
 }
 
-/* There is always room for one byte more, the NUL. */
-void chat_write_text(struct chat_writer *w, struct text text)
-{
-    struct chat_text *t = &w->text;
-
-    if (!w->error && text.len > TOKENIZER_MAX_BYTES - t->len)
-        w->error = -E2BIG;
-    if (!w->error && !array_reserve(&t->data, &w->cap, t->len + text.len + 1, 1))
-        w->error = -ENOMEM;
-    if (w->error || !text.len)
-        return;
-    memcpy(t->data + t->len, text.data, text.len);
-    t->len += text.len;
-}
-
-void chat_write(struct chat_writer *w, const char *literal)
-{
-    struct chat_text *t = &w->text;
-    size_t start = t->len;
-
-    chat_write_text(w, (struct text){literal, strlen(literal)});
-    if (w->error)
-        return;
-    if (t->n_ranges && t->ranges[t->n_ranges - 1].end == start)
-        t->ranges[t->n_ranges - 1].end = t->len;
-    else if (array_reserve(&t->ranges, &w->ranges_cap, t->n_ranges + 1, sizeof(*t->ranges)))
-        t->ranges[t->n_ranges++] = (struct text_range){start, t->len};
-    else
-        w->error = -ENOMEM;
-}
-
-static int check_json(struct text text, const char *path, bool object, struct err *e)
-{
-    json_t *value;
-    int r = json_parse(&value, path, text.data, text.len, JSON_DECODE_ANY | JSON_ALLOW_NUL, e);
-
-    if (r)
-        return r;
-    if (object && !json_is_object(value))
-        r = err_set(e, -EINVAL, "%s: is %s, not an object", path, json_type_name(value));
-    json_decref(value);
-    return r;
-}
-
-/* Tools and arguments are JSON. */
-static int check_values(const struct chat *chat, struct err *e)
-{
-    char path[80];
-    int r = 0;
-
-    for (size_t i = 0; i < chat->n_tools && !r; i++) {
-        snprintf(path, sizeof(path), "tools[%zu]", i);
-        r = check_json(chat->tools[i], path, true, e);
-    }
-    for (size_t i = 0; i < chat->n_messages; i++) {
-        const struct chat_message *m = &chat->messages[i];
-
-        for (size_t k = 0; k < m->n_tool_calls && !r; k++) {
-            snprintf(path, sizeof(path), "messages[%zu].tool_calls[%zu].arguments", i, k);
-            r = check_json(m->tool_calls[k].arguments_json, path, false, e);
-        }
-    }
-    return r;
-}
-
-const char *chat_role(struct text role)
-{
-    static const char *const roles[] = {"system", "user", "assistant", "tool"};
-
-    for (size_t i = 0; i < sizeof(roles) / sizeof(*roles); i++)
-        if (text_is(role, roles[i]))
-            return roles[i];
-    return NULL;
-}
-
-static int check_roles(const struct chat *chat, struct err *e)
-{
-    if (!chat->n_messages)
-        return err_set(e, -EINVAL, "messages: is empty");
-    for (size_t i = 0; i < chat->n_messages; i++) {
-        struct text role = chat->messages[i].role;
-
-        if (!chat_role(role))
-            return err_set(e, -EINVAL,
-                           "messages[%zu].role: \"%.*s\" is not one of system, user, assistant "
-                           "and tool",
-                           i, role.len < 64 ? (int)role.len : 64, role.data ? role.data : "");
-    }
-    return 0;
-}
+/* ---- rendering */
 
 size_t chat_bytes(const struct chat *chat)
 {
@@ -212,30 +183,61 @@ size_t chat_bytes(const struct chat *chat)
     return n;
 }
 
+/* A conversation of n bytes. Published templates take a tenth of these steps at most; what is
+ * spent on a hostile one is a second for a large conversation. */
+static struct jinja_limits limits_of(size_t n)
+{
+    const size_t output = ((size_t)16 << 20) + 8 * n;
+
+    return (struct jinja_limits){
+        .steps = 4000000 + 16 * (uint64_t)n,
+        .memory_bytes = ((size_t)64 << 20) + 24 * n,
+        .output_bytes = output < TOKENIZER_MAX_BYTES ? output : TOKENIZER_MAX_BYTES,
+    };
+}
+
+static int render(const struct chat_source *source, bool with_tools, size_t n, const struct tm *now,
+                  struct chat_text *out, struct err *e)
+{
+    const struct chat_template *t = source->t;
+    const struct jinja_input in = {chat_set_variables, (void *)(uintptr_t)source, now, limits_of(n),
+                                   n};
+    struct jinja_text text;
+    int r = jinja_render(with_tools && t->tool_use ? t->tool_use : t->usual, &in, &text, e);
+
+    if (!r)
+        *out = (struct chat_text){text.data, text.len, text.ranges, text.n_ranges};
+    return r;
+}
+
 int chat_render(const struct chat_template *t, const struct chat *chat, struct chat_text *out,
                 struct err *e)
 {
-    struct chat_writer w = {0};
-    int r = check_roles(chat, e);
+    const struct chat_source source = {.t = t, .chat = chat};
+    int r = chat_check(chat, e);
 
-    if (!r)
-        r = check_values(chat, e);
-    if (!r) {
-        chat_write_text(&w, (struct text){0}); /* room for the NUL of an empty prompt */
-        t->render(&w, chat);
-        r = w.error;
-        if (r)
-            err_set(e, r,
-                    r == -E2BIG ? "messages: the prompt is too long"
-                                : "messages: not enough memory");
-    }
-    if (r) {
-        chat_text_deinit(&w.text);
+    return r ? r : render(&source, chat->n_tools > 0, chat_bytes(chat), NULL, out, e);
+}
+
+int chat_render_json(const struct chat_template *t, const char *json, size_t len,
+                     const struct tm *now, struct chat_text *out, struct err *e)
+{
+    struct chat_source source = {.t = t};
+    json_t *object;
+    int r;
+
+    if (len > JSON_MAX_BYTES)
+        return err_set(e, -E2BIG, "chat: more than %d bytes", JSON_MAX_BYTES);
+    r = json_parse(&object, "chat", json, len, JSON_DECODE_ANY | JSON_ALLOW_NUL, e);
+    if (r)
         return r;
-    }
-    w.text.data[w.text.len] = '\0';
-    *out = w.text;
-    return 0;
+    source.json = object;
+    r = chat_check_json(object, e);
+    if (!r)
+        r = render(&source, json_array_size(json_object_get(object, "tools")) > 0, len, now, out,
+                   e);
+    json_decref(object);
+    return r;
 }
 
 void chat_text_deinit(struct chat_text *t)

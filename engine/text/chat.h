@@ -1,25 +1,30 @@
-/* chat.h - renders chat messages as prompt text, equal to the model's Jinja template to the byte.
+/* chat.h - renders chat messages as prompt text, by the model's own Jinja template.
  *
- * Each template family has a small renderer, found by a hash of the template's text. What the
- * template itself writes is marked: special tokens are matched there alone, so that nothing that
- * users write becomes one. */
+ * What the template itself writes is marked: special tokens are matched there alone, so that
+ * nothing that users write becomes one. Templates are only read once they are loaded, by any
+ * thread. */
 #ifndef NVLLM_ENGINE_TEXT_CHAT_H
 #define NVLLM_ENGINE_TEXT_CHAT_H
 
 #include <stdbool.h>
 #include <stddef.h>
+#include <time.h>
 
 #include "engine/util/err.h"
 #include "engine/util/text.h"
 #include "engine/text/tokenizer.h"
 
-struct chat_template; /* one of a few constants */
+struct chat_template; /* with the special tokens that it may name */
 
-/* Reads folder/chat_template.jinja, else chat_template of folder/tokenizer_config.json. *out is
- * NULL if there is neither. -ENOTSUP, with its hash, for an unknown template. */
-int chat_template_load(const struct chat_template **out, const char *folder, struct err *e);
-/* The same from the template's text. */
-int chat_template_parse(const struct chat_template **out, struct text text, struct err *e);
+/* Reads the file, or where it is NULL folder/chat_template.jinja, else chat_template of
+ * folder/tokenizer_config.json: a string, or a list with "default" and "tool_use". *out is NULL if
+ * there is none. folder may be NULL if there is a file. -ENOTSUP with line and column for a
+ * template that is wrong or needs what is not known here. */
+int chat_template_load(struct chat_template **out, const char *folder, const char *file,
+                       struct err *e);
+/* The same from the template's text, without a folder. */
+int chat_template_parse(struct chat_template **out, struct text text, struct err *e);
+void chat_template_free(struct chat_template *t);
 
 struct chat_tool_call {
     struct text name;
@@ -27,7 +32,7 @@ struct chat_tool_call {
 };
 
 struct chat_message {
-    struct text role; /* system, user, assistant or tool */
+    struct text role; /* system, developer, user, assistant or tool */
     bool has_content; /* false: null or absent */
     struct text content;
     bool has_reasoning;
@@ -58,25 +63,17 @@ struct chat_text {
 /* An estimate of the prompt's length without rendering it. */
 size_t chat_bytes(const struct chat *chat);
 
-/* -EINVAL names the message and field ("messages[3].tool_calls[0].arguments: not JSON: …"). */
+/* -EINVAL names the message and field ("messages[3].tool_calls[0].arguments: not JSON: …"), or is
+ * what the template says of the chat; -E2BIG: a limit of the interpreter. */
 int chat_render(const struct chat_template *t, const struct chat *chat, struct chat_text *out,
                 struct err *e);
 void chat_text_deinit(struct chat_text *t);
 
-/* Reads a chat from a JSON object {messages, tools, add_generation_prompt, enable_thinking}; the
- * texts belong to *out. An unknown member, of messages and calls too, is an error
- * that names it; ids and names that no template uses are ignored. Absent means what it means to a
- * template: no generation prompt, thinking unset. */
-struct chat_json {
-    struct chat chat;
-    bool has_prompt_flag; /* add_generation_prompt is not absent */
-
-    struct json_t *root;
-    struct chat_message *messages;
-    struct chat_tool_call *calls; /* of all messages */
-    struct text *tools;
-};
-int chat_json_parse(struct chat_json *out, const char *json, size_t len, struct err *e);
-void chat_json_deinit(struct chat_json *c);
+/* Renders a JSON object: messages, tools and enable_thinking are checked as in a chat, all other
+ * members are variables of the template as they are; bos_token and eos_token replace the model's.
+ * Without add_generation_prompt there is one, as in the protocol. now: of strftime_now; NULL: the
+ * clock. */
+int chat_render_json(const struct chat_template *t, const char *json, size_t len,
+                     const struct tm *now, struct chat_text *out, struct err *e);
 
 #endif

@@ -1,44 +1,29 @@
-/* chat_impl.h - shared by chat.c and the renderers. */
+/* chat_impl.h - shared by chat.c and chat_vars.c. */
 #ifndef NVLLM_ENGINE_TEXT_CHAT_IMPL_H
 #define NVLLM_ENGINE_TEXT_CHAT_IMPL_H
 
-#include <stdint.h>
-#include <string.h>
+#include <jansson.h>
 
 #include "engine/text/chat.h"
+#include "engine/text/jinja.h"
 
-/* A prompt while it is written. After the first error nothing more is written. */
-struct chat_writer {
-    struct chat_text text;
-    size_t cap, ranges_cap;
-    int error;
-};
-
-void chat_write(struct chat_writer *w, const char *literal);   /* the template's own text */
-void chat_write_text(struct chat_writer *w, struct text text); /* text of the request */
-
-/* JSON text, which has been checked, as Python's json.dumps(value, ensure_ascii=False) writes its
- * value, as request text. With bare_strings a string is written without quotes. */
-void chat_write_json(struct chat_writer *w, struct text json, bool bare_strings);
-
-/* The constant that a role equals; NULL: it is not known. */
-const char *chat_role(struct text role);
-
-/* A known template. The renderer of its family refuses nothing: roles are known, there is a
- * message, tools are objects and arguments JSON. */
 struct chat_template {
-    const char *family;
-    uint64_t high, low; /* XXH3-128 of the text without trailing newlines */
-    void (*render)(struct chat_writer *w, const struct chat *chat);
+    struct jinja *usual, *tool_use; /* tool_use may be NULL */
+    json_t *tokens;                 /* {"bos_token": "<s>", …}; NULL: none */
 };
 
-enum { N_CHAT_TEMPLATES = 4 };
+/* What a rendering is given: one of both. */
+struct chat_source {
+    const struct chat_template *t;
+    const struct chat *chat;
+    const json_t *json;
+};
 
-extern const struct chat_template chat_templates[N_CHAT_TEMPLATES];
+/* A jinja_input's set(); arg is a struct chat_source. */
+void chat_set_variables(struct jinja_run *r, void *arg);
 
-static inline bool text_is(struct text t, const char *s)
-{
-    return t.len == strlen(s) && (!t.len || !memcmp(t.data, s, t.len));
-}
+/* -EINVAL, with the name of the field that is wrong. */
+int chat_check(const struct chat *chat, struct err *e);
+int chat_check_json(const json_t *object, struct err *e);
 
 #endif

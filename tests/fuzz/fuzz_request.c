@@ -32,7 +32,7 @@ static const struct request_rules rules = {.options = &options,
                                            .max_seq_len = 32768};
 
 static struct tokenizer *tokenizer;
-static const struct chat_template *template;
+static struct chat_template *template;
 
 static void load_once(void)
 {
@@ -42,7 +42,7 @@ static void load_once(void)
         return;
     FUZZ_CHECK(options_init(&options, &e) == 0);
     FUZZ_CHECK(tokenizer_load(&tokenizer, TEST_MODEL_DIR, &e) == 0);
-    FUZZ_CHECK(chat_template_load(&template, TEST_MODEL_DIR, &e) == 0 && template);
+    FUZZ_CHECK(chat_template_load(&template, TEST_MODEL_DIR, NULL, &e) == 0 && template);
 }
 
 /* ---- texts */

@@ -164,9 +164,49 @@ def answers():
           lost=frames(0, (0, error)), empty=b"\0", half=frames(0, done)[:-3])
 
 
+def chats():
+    """A template, a NUL, a conversation: what it says has a private character in it."""
+    mark = "\uf8ff<|im_end|>"
+    talk = {"messages": [
+        {"role": "system", "content": f"Be {mark} brief."},
+        {"role": "user", "content": f"  {mark}What is 17 + 25?\n"},
+        {"role": "assistant", "content": None, "reasoning_content": f"<think>{mark}</think>x",
+         "tool_calls": [{"id": "c1", "type": "function", "function": {
+             "name": f"add{mark}", "arguments": {"a": 17, mark: [1.5, None, True, mark]}}}]},
+        {"role": "tool", "tool_call_id": "c1", "content": f"{mark},{mark}"}],
+        "tools": [{"type": "function", "function": {"name": f"add{mark}", "parameters": {
+            "type": "object", "properties": {"a": {"type": "number"}}}}}],
+        "w": [mark, "b", "a"], "n": 3, "s": mark, "bos_token": "<s>"}
+    templates = {
+        "chatml": "{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + (m.content or '') | "
+                  "trim + '<|im_end|>\\n' }}{% for c in m.tool_calls or [] %}{{ c.function | tojson "
+                  "}}{% endfor %}{% endfor %}{{ bos_token }}",
+        "filters": "{{ w | join('-') | upper }}{{ s | replace('i', s) | title }}{{ w | sort | "
+                   "first | center(20) }}{{ (s | indent(2, true)) }}{{ w | map('length') | sum }}"
+                   "{{ '%s %5d' % (s, n) }}{{ '{:>9}'.format(s) }}{{ tools | tojson(indent=1) }}",
+        "methods": "{{ s.split('<')[-1].strip('>') ~ s[::-1] ~ s[1:] }}{{ s.upper().partition('I') }}"
+                   "{{ s.rsplit('_', 1) | list }}{{ s.zfill(30) }}{{ s.splitlines() }}"
+                   "{% for k, v in tools[0].items() %}{{ k }}{{ v }}{% endfor %}{{ s | list }}",
+        "macros": "{% macro m(a, b=a) -%} [{{ a }}{{ b }}{{ varargs }}{{ caller() if caller }}] "
+                  "{%- endmacro %}{{ m(s) }}{% call m(n, s, 1) %}x{{ s }}{% endcall %}"
+                  "{% set x %}{{ s }}y{% endset %}{% filter upper %}{{ x }}{% endfilter %}",
+        "loops": "{% set ns = namespace(t='') %}{% for x in w if x %}{% set ns.t = ns.t + x %}"
+                 "{% if loop.index > 2 %}{% break %}{% endif %}{{ loop.cycle('a', s) }}{% else %}e"
+                 "{% endfor %}{{ ns.t }}{% for i in range(n) recursive %}{{ i }}{% endfor %}"
+                 "{% generation %}{{ ns.t * n }}{% endgeneration %}{%- raw -%} {{ {%- endraw %}",
+        "errors": "{% if n == 3 %}{{ raise_exception('no ' ~ s) }}{% endif %}",
+        "wrong": "{% for x in w %}{{ x | nofilter }}",
+        "types": "{{ n is number and s is string and w is sequence }}{{ [1, (2,), {'a': none}] }}"
+                 "{{ 7 // 2 ** -1 % 3 }}{{ 'é' ~ strftime_now('%Y') }}{{ s | safe + '<' }}",
+    }
+    write(folder("chat"), **{name: template.encode() + b"\0" + json.dumps(
+        talk, ensure_ascii=False).encode() for name, template in templates.items()})
+
+
 if __name__ == "__main__":
     requests()
     answers()
     safetensors()
     configs()
     tokenizers()
+    chats()

@@ -10,31 +10,64 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "engine/text/chat_impl.h"
+#include "engine/text/chat.h"
 #include "engine/util/file.h"
 #include "tests/unit/golden.h"
 #include "tests/unit/quotes.h"
 #include "tests/unit/run_suite.h"
 
+static struct chat_template *tiny, *qwen3, *qwen25;
+
+static void set_up(void)
+{
+    struct err e = {""};
+
+    ck_assert_int_eq(chat_template_load(&tiny, TEST_MODEL_DIR, NULL, &e), 0);
+    ck_assert_int_eq(chat_template_load(&qwen3, NULL, TEST_DATA_DIR "/qwen3-chat-template.jinja",
+                                        &e),
+                     0);
+    ck_assert_int_eq(chat_template_load(&qwen25, NULL, TEST_DATA_DIR "/qwen2.5-chat-template.jinja",
+                                        &e),
+                     0);
+}
+
+static void tear_down(void)
+{
+    chat_template_free(tiny);
+    chat_template_free(qwen3);
+    chat_template_free(qwen25);
+}
+
 static const struct chat_template *named(const char *family)
 {
-    const struct chat_template *t = chat_templates;
+    return strcmp(family, "qwen3") == 0 ? qwen3 : strcmp(family, "qwen2.5") == 0 ? qwen25 : tiny;
+}
 
-    while (strcmp(t->family, family) != 0)
-        ck_assert(++t < chat_templates + N_CHAT_TEMPLATES);
-    return t;
+/* The JSON, with no generation prompt unless it says otherwise; to be freed. */
+static char *without_prompt(const char *json)
+{
+    json_t *object = json_loads(json, JSON_ALLOW_NUL, NULL);
+    char *text;
+
+    if (!object)
+        return strdup(json);
+    if (json_is_object(object) && !json_object_get(object, "add_generation_prompt"))
+        json_object_set_new(object, "add_generation_prompt", json_false());
+    text = json_dumps(object, 0);
+    json_decref(object);
+    return text;
 }
 
 /* Renders the JSON object. */
 static struct chat_text render_json(const struct chat_template *t, const char *json)
 {
-    struct chat_json chat;
+    char *text_of = without_prompt(json);
     struct chat_text text;
     struct err e = {0};
 
-    ck_assert_msg(chat_json_parse(&chat, json, strlen(json), &e) == 0, "%s", e.text);
-    ck_assert_msg(chat_render(t, &chat.chat, &text, &e) == 0, "%s", e.text);
-    chat_json_deinit(&chat);
+    ck_assert_msg(chat_render_json(t, text_of, strlen(text_of), NULL, &text, &e) == 0, "%s",
+                  e.text);
+    free(text_of);
     return text;
 }
 
@@ -49,18 +82,14 @@ static void expect_rendered(const char *family, const char *json, const char *wa
 
 static void expect_error(const char *json, const char *want)
 {
-    struct chat_json chat = {0};
     struct chat_text text;
     struct err e = {0};
     int r;
 
     json = quotes(json);
-    r = chat_json_parse(&chat, json, strlen(json), &e);
-    if (!r)
-        r = chat_render(named("qwen3"), &chat.chat, &text, &e);
+    r = chat_render_json(qwen3, json, strlen(json), NULL, &text, &e);
     ck_assert_msg(r == -EINVAL, "%d for %s", r, json);
     ck_assert_msg(strstr(e.text, want) != NULL, "\"%s\" does not say \"%s\"", e.text, want);
-    chat_json_deinit(&chat);
 }
 
 /* Each line's chat renders to its "rendered", and the ranges are ascending, disjoint and merged. */
@@ -111,29 +140,31 @@ TEST(qwen25_vectors)
     ck_assert_int_eq(check_file("qwen2.5", TEST_DATA_DIR "/qwen2.5-chat-vectors.jsonl"), 60);
 }
 
-/* A template is found by its text, with or without trailing newlines; with one other byte it is
- * refused, and the message has its hash. */
-TEST(template_is_found_by_its_text)
+/* A template that cannot be compiled is refused with its line and column, and raw prompts remain.
+ */
+TEST(wrong_template_is_refused_with_its_place)
 {
-    const struct chat_template *t;
+    static const char text[] = "a\n{{ 'b' | nofilter }}";
+    struct chat_template *t = (void *)1;
     struct err e = {0};
-    size_t len;
-    char *text;
 
-    ck_assert_int_eq(file_read_folder(&text, &len, TEST_DATA_DIR, "qwen3-chat-template.jinja",
-                                      1 << 20, &e),
-                     0);
-    ck_assert_int_eq(chat_template_parse(&t, (struct text){text, len}, &e), 0);
-    ck_assert_str_eq(t->family, "qwen3");
-    text[len] = '\n'; /* in place of the NUL */
-    ck_assert_int_eq(chat_template_parse(&t, (struct text){text, len + 1}, &e), 0);
-    text[100] ^= 1;
-    ck_assert_int_eq(chat_template_parse(&t, (struct text){text, len}, &e), -ENOTSUP);
-    ck_assert_ptr_nonnull(strstr(e.text, "XXH3-128 "));
-    free(text);
-    ck_assert_int_eq(chat_template_parse(&t, (struct text){0}, &e), -ENOTSUP);
-    ck_assert_int_eq(chat_template_load(&t, TEST_MODEL_DIR, &e), 0);
-    ck_assert_str_eq(t->family, "nvllm-tiny");
+    ck_assert_int_eq(chat_template_parse(&t, (struct text){text, strlen(text)}, &e), -ENOTSUP);
+    ck_assert_str_eq(e.text, "chat template: line 2, column 10: there is no filter 'nofilter'");
+    ck_assert_ptr_eq(t, (void *)1);
+}
+
+/* What the template makes of one message. */
+static void expect_folder(const char *folder, const char *file, const char *chat, const char *want)
+{
+    struct chat_template *t = NULL;
+    struct chat_text text;
+    struct err e = {0};
+
+    ck_assert_msg(chat_template_load(&t, folder, file, &e) == 0, "%s", e.text);
+    text = render_json(t, quotes(chat));
+    ck_assert_str_eq(text.data, want);
+    chat_text_deinit(&text);
+    chat_template_free(t);
 }
 
 static void write_file(const char *folder, const char *name, const char *text)
@@ -147,39 +178,73 @@ static void write_file(const char *folder, const char *name, const char *text)
 }
 
 /* A missing template is not an error, a broken configuration is. A template file takes precedence;
- * of a list of templates the one named default counts. */
+ * of a list of templates the one named default counts, and tool_use where there are tools. */
 TEST(folders)
 {
+    static const char chat[] = "{'messages': [{'role': 'user'}]}";
+    static const char tools[] = "{'messages': [{'role': 'user'}], 'tools': [{}]}";
     char folder[] = "/tmp/nvllm-test-chat-XXXXXX", path[512];
-    const struct chat_template *t = (void *)1;
+    struct chat_template *t = (void *)1;
     struct err e = {0};
 
     ck_assert_ptr_nonnull(mkdtemp(folder));
-    ck_assert_int_eq(chat_template_load(&t, folder, &e), 0);
+    ck_assert_int_eq(chat_template_load(&t, folder, NULL, &e), 0);
     ck_assert_ptr_null(t);
     write_file(folder, "tokenizer_config.json", "{}");
-    ck_assert_int_eq(chat_template_load(&t, folder, &e), 0);
+    ck_assert_int_eq(chat_template_load(&t, folder, NULL, &e), 0);
     ck_assert_ptr_null(t);
     write_file(folder, "tokenizer_config.json", "{'chat_template': 5}");
-    ck_assert_int_eq(chat_template_load(&t, folder, &e), -EINVAL);
+    ck_assert_int_eq(chat_template_load(&t, folder, NULL, &e), -EINVAL);
     ck_assert_ptr_nonnull(strstr(e.text, "chat_template"));
     write_file(folder, "tokenizer_config.json",
-               "{'chat_template': [{'name': 'rag', 'template': 'a'}, 7,{'name': 'default', "
-               "'template': 'abc'}]}");
-    ck_assert_int_eq(chat_template_load(&t, folder, &e), -ENOTSUP);
-    ck_assert_ptr_nonnull(strstr(e.text, "3 bytes"));
+               "{'bos_token': {'content': '<s>'}, 'eos_token': '</s>', 'chat_template': "
+               "[{'name': 'rag', 'template': 'a'}, 7, {'name': 'default', 'template': "
+               "'{{ bos_token }}x{{ eos_token }}'}, {'name': 'tool_use', 'template': 'tools'}]}");
+    expect_folder(folder, NULL, chat, "<s>x</s>");
+    expect_folder(folder, NULL, tools, "tools");
+    snprintf(path, sizeof(path), "%s/own.jinja", folder);
+    write_file(folder, "own.jinja", "own {{ bos_token }}");
+    expect_folder(folder, path, tools, "own <s>");
+    expect_folder(NULL, path, tools, "own ");
+    unlink(path);
+    ck_assert_int_eq(chat_template_load(&t, folder, path, &e), -ENOENT);
+    ck_assert_ptr_nonnull(strstr(e.text, "own.jinja"));
+    write_file(folder, "chat_template.jinja", "file {{ eos_token }}\n");
+    expect_folder(folder, NULL, tools, "file </s>");
     write_file(folder, "tokenizer_config.json", "{'chat_template': ");
-    ck_assert_int_lt(chat_template_load(&t, folder, &e), 0);
+    ck_assert_int_lt(chat_template_load(&t, folder, NULL, &e), 0);
     ck_assert_ptr_nonnull(strstr(e.text, "tokenizer_config.json"));
-    write_file(folder, "chat_template.jinja", "four\n");
-    ck_assert_int_eq(chat_template_load(&t, folder, &e), -ENOTSUP);
-    ck_assert_ptr_nonnull(strstr(e.text, "4 bytes"));
+    write_file(folder, "chat_template.jinja", "{% if %}");
+    write_file(folder, "tokenizer_config.json", "{}");
+    ck_assert_int_eq(chat_template_load(&t, folder, NULL, &e), -ENOTSUP);
+    ck_assert_ptr_nonnull(strstr(e.text, "line 1, column 7"));
     snprintf(path, sizeof(path), "%s/chat_template.jinja", folder);
     unlink(path);
     snprintf(path, sizeof(path), "%s/tokenizer_config.json", folder);
     unlink(path);
     rmdir(folder);
-    ck_assert_int_lt(chat_template_load(&t, folder, &e), 0);
+    ck_assert_int_lt(chat_template_load(&t, folder, NULL, &e), 0);
+}
+
+/* Templates are told what a line has of its own: variables, content in parts, names, ids. */
+TEST(all_members_reach_the_template)
+{
+    static const char text[] =
+        "{{ reasoning_effort }} {{ documents[0].title }} {{ messages[0].content[0].text }} "
+        "{{ messages[0].name }} {{ messages[0].tool_call_id }} {{ bos_token }}";
+    struct chat_template *t = NULL;
+    struct chat_text out;
+    struct err e = {0};
+
+    ck_assert_int_eq(chat_template_parse(&t, (struct text){text, strlen(text)}, &e), 0);
+    out = render_json(t, quotes("{'messages': [{'role': 'tool', 'name': 'n', 'tool_call_id': "
+                                "'id', 'content': [{'text': 'part'}]}], 'bos_token': '<s>', "
+                                "'documents': [{'title': 'T'}], 'reasoning_effort': 'high'}"));
+    ck_assert_str_eq(out.data, "high T part n id <s>");
+    ck_assert_uint_eq(out.ranges[out.n_ranges - 1].end, out.len); /* bos_token is the template's */
+    ck_assert_uint_eq(out.ranges[0].start, strlen("high"));
+    chat_text_deinit(&out);
+    chat_template_free(t);
 }
 
 /* How often each token of the bundled model is in the rendered chat. */
@@ -313,7 +378,7 @@ TEST(thinking)
                     "<|im_start|>assistant\n<think>\n\n</think>\n\n");
 }
 
-/* Null or absent content is the empty text. */
+/* Null or absent content is what the template makes of it: Qwen3's the empty text. */
 TEST(null_content)
 {
     expect_rendered("qwen3", "{'messages': [{'role': 'user', 'content': null}]}",
@@ -323,8 +388,6 @@ TEST(null_content)
                     "'assistant','tool_calls': [{'name': 'f', 'arguments': {}}]}]}",
                     "<|im_start|>user\nq<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
                     "<tool_call>\n{\"name\": \"f\", \"arguments\": {}}\n</tool_call><|im_end|>\n");
-    expect_rendered("qwen2.5", "{'messages': [{'role': 'system'}]}",
-                    "<|im_start|>system\n<|im_end|>\n");
 }
 
 /* JSON is written as Python writes it. */
@@ -384,13 +447,13 @@ TEST(errors_name_the_field)
     expect_error("{'messages': {}}", "messages: is an object");
     expect_error("{'messages': [3]}", "messages[0]: is an integer");
     expect_error("{'messages': [{'content': 'x'}]}", "messages[0].role: is missing");
-    expect_error("{'messages': [{'role': 'user'}, {'role': 'developer'}]}",
-                 "messages[1].role: \"developer\" is not one of system");
+    expect_error("{'messages': [{'role': 'user'}, {'role': 'robot'}]}",
+                 "messages[1].role: \"robot\" is not one of system");
     expect_error("{'messages': [{'role': 'user\\u0000'}]}", "messages[0].role");
-    expect_error("{'messages': [{'role': 'user', 'content': [{'type': 'text'}]}]}",
-                 "messages[0].content: is an array");
-    expect_error("{'messages': [{'role': 'user', 'audio': 1}]}", "messages[0].audio");
-    expect_error("{'messages': [], 'mesages': []}", "mesages: is not a known field");
+    expect_error("{'messages': [{'role': 'user', 'content': {'type': 'text'}}]}",
+                 "messages[0].content: is an object");
+    expect_error("{'messages': [{'role': 'user', 'content': 7}]}",
+                 "messages[0].content: is an integer");
     expect_error("{'messages': [{'role': 'user'}], 'tools': ['x']}", "tools[0]: is a string");
     expect_error("{'messages': [{'role': 'user'}], 'tools': {}}", "tools: is an object");
     expect_error("{'messages': [{'role': 'user'}], 'enable_thinking': 'no'}",
@@ -401,9 +464,10 @@ TEST(errors_name_the_field)
                  "messages[0].tool_calls: is an object");
     expect_error("{'messages': [{'role': 'assistant', 'tool_calls': [{'name': 'f'}]}]}",
                  "messages[0].tool_calls[0].arguments: is missing");
-    expect_error("{'messages': [{'role': 'assistant', 'tool_calls': [{'function': {'name': 'f', "
-                 "'arguments': {}, 'x': 1}}]}]}",
-                 "messages[0].tool_calls[0].function.x: is not a known field");
+    expect_error("{'messages': [{'role': 'assistant', 'tool_calls': [{'function': 7}]}]}",
+                 "messages[0].tool_calls[0].function: is an integer");
+    expect_error("{'messages': [{'role': 'assistant', 'tool_calls': [{'function': {'name': 1}}]}]}",
+                 "messages[0].tool_calls[0].function.name: is an integer");
     expect_error("{'messages': [{'role': 'user', 'content': 1e999}]}", "chat: not JSON: line 1");
 }
 
@@ -430,7 +494,7 @@ TEST(texts_that_are_no_json)
     chat.tools = &list;
     chat.n_tools = 1;
     ck_assert_int_eq(chat_render(t, &chat, &text, &e), -EINVAL);
-    ck_assert_ptr_nonnull(strstr(e.text, "tools[0]: is an array"));
+    ck_assert_ptr_nonnull(strstr(e.text, "tools[0]: is not an object"));
 }
 
 /* A chat with random bytes changed gives an error with a text, or a prompt. */
@@ -449,7 +513,6 @@ TEST(mutated_chats)
     srandom(10);
     for (int round = 0; round < 20000; round++) {
         char copy[sizeof(json)];
-        struct chat_json chat = {0};
         struct chat_text text;
         struct err e = {0};
 
@@ -457,8 +520,7 @@ TEST(mutated_chats)
         for (long k = random() % 3; k >= 0; k--)
             copy[(size_t)random() % (sizeof(json) - 1)] =
                 "0159eE.-\"{}[]:,\\ <u\xff\0"[random() % 20];
-        if (chat_json_parse(&chat, copy, sizeof(json) - 1, &e) ||
-            chat_render(templates[round % 3], &chat.chat, &text, &e)) {
+        if (chat_render_json(templates[round % 3], copy, sizeof(json) - 1, NULL, &text, &e)) {
             if (!e.text[0])
                 ck_abort_msg("no text for %s", copy);
             n_bad++;
@@ -466,7 +528,6 @@ TEST(mutated_chats)
             chat_text_deinit(&text);
             n_good++;
         }
-        chat_json_deinit(&chat);
     }
     ck_assert_int_gt(n_good, 300);
     ck_assert_int_gt(n_bad, 1000);
@@ -481,7 +542,6 @@ TEST(deep_json_is_refused)
     const struct chat_template *t = named("qwen3");
     struct chat_message message = {.role = {"user", 4}};
     struct chat chat = {.messages = &message, .n_messages = 1, .tools = &tool, .n_tools = 1};
-    struct chat_json json;
     struct chat_text text;
     struct err e = {0};
 
@@ -489,7 +549,7 @@ TEST(deep_json_is_refused)
     deep[depth] = '\0';
     tool = (struct text){deep, depth};
     ck_assert_int_eq(chat_render(t, &chat, &text, &e), -EINVAL);
-    ck_assert_int_eq(chat_json_parse(&json, deep, depth, &e), -EINVAL);
+    ck_assert_int_eq(chat_render_json(t, deep, depth, NULL, &text, &e), -EINVAL);
     free(deep);
 }
 
@@ -509,5 +569,5 @@ int main(int argc, char **argv)
         file_path = argv[2];
         setenv("CK_RUN_CASE", "vectors_of_file", 1);
     }
-    return run_tests("chat", NULL, NULL);
+    return run_tests("chat", set_up, tear_down);
 }

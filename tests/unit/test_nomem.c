@@ -12,7 +12,7 @@
 #include "tests/unit/failing_malloc.h"
 #include "tests/unit/run_suite.h"
 
-static const struct chat_template *template;
+static struct chat_template *template;
 static char config[] = "/tmp/nvllm-test-nomem-XXXXXX";
 
 static int read_model(struct err *e)
@@ -37,12 +37,15 @@ static int read_tokenizer(struct err *e)
 
 static int read_template(struct err *e)
 {
-    const struct chat_template *t;
+    struct chat_template *t;
+    const int r = chat_template_load(&t, TEST_MODEL_DIR, NULL, e);
 
-    return chat_template_load(&t, TEST_MODEL_DIR, e);
+    if (r == 0)
+        chat_template_free(t);
+    return r;
 }
 
-/* Tools and arguments are parsed once more as the chat is rendered. */
+/* The arena's pieces come after the JSON's. */
 static int render_chat(struct err *e)
 {
     static const char json[] =
@@ -52,14 +55,9 @@ static int render_chat(struct err *e)
         "{\"role\": \"tool\", \"content\": \"rain\"}], \"tools\": [{\"type\": \"function\","
         "\"function\": {\"name\": \"weather\", \"description\": \"the weather of a city, as it is "
         "expected for some days from today on\"}}]}";
-    struct chat_json chat;
     struct chat_text text;
-    int r = chat_json_parse(&chat, json, strlen(json), e);
+    const int r = chat_render_json(template, json, strlen(json), NULL, &text, e);
 
-    if (r < 0)
-        return r;
-    r = chat_render(template, &chat.chat, &text, e);
-    chat_json_deinit(&chat);
     if (r == 0)
         chat_text_deinit(&text);
     return r;
@@ -94,7 +92,7 @@ TEST(failed_allocation_is_out_of_memory, .n = N(cases))
     struct err e;
     int n = 0, fd;
 
-    ck_assert_int_eq(chat_template_load(&template, TEST_MODEL_DIR, &e), 0);
+    ck_assert_int_eq(chat_template_load(&template, TEST_MODEL_DIR, NULL, &e), 0);
     fd = mkstemp(config);
     ck_assert_int_eq(write(fd, text, strlen(text)), (int)strlen(text));
     close(fd);
@@ -117,6 +115,7 @@ TEST(failed_allocation_is_out_of_memory, .n = N(cases))
                       "allocation %d: %d, \"%s\"", n, r, e.text);
     }
     ck_assert_int_ge(n, cases[_i].least);
+    chat_template_free(template);
     unlink(config);
 }
 

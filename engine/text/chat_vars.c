@@ -1,0 +1,282 @@
+/* chat_vars.c - checks chats, and makes them the variables of a template. See chat_impl.h.
+ *
+ * Roles are the template's own text, as templates put them into special tokens, and so are those
+ * tokens; all else comes from the request. */
+#include <errno.h>
+#include <string.h>
+
+#include "engine/text/chat_impl.h"
+#include "engine/text/jinja_impl.h"
+#include "engine/util/json_util.h"
+
+/* ---- checks */
+
+/* The word that is the role's name; NULL: it is none. */
+static const struct str *role_of(const char *role, size_t len)
+{
+    static const enum str_word roles[] = {WORD_SYSTEM, WORD_DEVELOPER, WORD_USER, WORD_ASSISTANT,
+                                          WORD_TOOL};
+    const struct str *word = str_word_of(role, len);
+
+    for (size_t i = 0; i < sizeof(roles) / sizeof(*roles); i++)
+        if (word == &str_words[roles[i]])
+            return word;
+    return NULL;
+}
+
+static int check_role(const char *role, size_t len, size_t i, struct err *e)
+{
+    if (role_of(role, len))
+        return 0;
+    return err_set(e, -EINVAL,
+                   "messages[%zu].role: \"%.*s\" is not one of system, developer, user, assistant "
+                   "and tool",
+                   i, len < 64 ? (int)len : 64, role ? role : "");
+}
+
+int chat_check(const struct chat *chat, struct err *e)
+{
+    int r = chat->n_messages ? 0 : err_set(e, -EINVAL, "messages: is empty");
+
+    for (size_t i = 0; i < chat->n_messages && !r; i++)
+        r = check_role(chat->messages[i].role.data, chat->messages[i].role.len, i, e);
+    return r;
+}
+
+static int wrong_type(const json_t *v, const char *path, const char *wanted, struct err *e)
+{
+    return v ? err_set(e, -EINVAL, "%s: is %s, not %s", path, json_type_name(v), wanted)
+             : err_set(e, -EINVAL, "%s: is missing", path);
+}
+
+static int check_call(json_t *call, const char *path, struct err *e)
+{
+    json_t *function = json_object_get(call, "function");
+    char inner[96];
+
+    if (!json_is_object(call))
+        return wrong_type(call, path, "an object", e);
+    if (function && !json_is_object(function)) {
+        snprintf(inner, sizeof(inner), "%s.function", path);
+        return wrong_type(function, inner, "an object", e);
+    }
+    call = function ? function : call;
+    snprintf(inner, sizeof(inner), "%s%s.name", path, function ? ".function" : "");
+    if (!json_is_string(json_object_get(call, "name")))
+        return wrong_type(json_object_get(call, "name"), inner, "a string", e);
+    snprintf(inner, sizeof(inner), "%s%s.arguments", path, function ? ".function" : "");
+    return json_object_get(call, "arguments") ? 0 : wrong_type(NULL, inner, "", e);
+}
+
+static int check_message(const json_t *m, size_t i, struct err *e)
+{
+    const json_t *role = json_object_get(m, "role"), *content = json_object_get(m, "content");
+    const json_t *thought = json_object_get(m, "reasoning_content");
+    const json_t *calls = json_object_get(m, "tool_calls");
+    char path[64];
+    int r = 0;
+
+    snprintf(path, sizeof(path), "messages[%zu]", i);
+    if (!json_is_object(m))
+        return wrong_type(m, path, "an object", e);
+    snprintf(path, sizeof(path), "messages[%zu].role", i);
+    if (!json_is_string(role))
+        return wrong_type(role, path, "a string", e);
+    snprintf(path, sizeof(path), "messages[%zu].content", i);
+    if (content && !json_is_string(content) && !json_is_null(content) && !json_is_array(content))
+        return wrong_type(content, path, "a string or an array of parts", e);
+    snprintf(path, sizeof(path), "messages[%zu].reasoning_content", i);
+    if (thought && !json_is_string(thought) && !json_is_null(thought))
+        return wrong_type(thought, path, "a string", e);
+    snprintf(path, sizeof(path), "messages[%zu].tool_calls", i);
+    if (calls && !json_is_array(calls) && !json_is_null(calls))
+        return wrong_type(calls, path, "an array", e);
+    for (size_t k = 0; k < json_array_size(calls) && !r; k++) {
+        snprintf(path, sizeof(path), "messages[%zu].tool_calls[%zu]", i, k);
+        r = check_call(json_array_get(calls, k), path, e);
+    }
+    return r ? r : check_role(json_string_value(role), json_string_length(role), i, e);
+}
+
+static int check_flag(const json_t *object, const char *name, struct err *e)
+{
+    const json_t *v = json_object_get(object, name);
+
+    return !v || json_is_null(v) || json_is_boolean(v) ? 0
+                                                       : wrong_type(v, name, "true or false", e);
+}
+
+int chat_check_json(const json_t *object, struct err *e)
+{
+    const json_t *messages = json_object_get(object, "messages");
+    const json_t *tools = json_object_get(object, "tools");
+    char path[64];
+    int r;
+
+    if (!json_is_object(object))
+        return wrong_type(object, "chat", "an object", e);
+    if (!json_is_array(messages))
+        return wrong_type(messages, "messages", "an array", e);
+    if (!json_array_size(messages))
+        return err_set(e, -EINVAL, "messages: is empty");
+    if (tools && !json_is_array(tools) && !json_is_null(tools))
+        return wrong_type(tools, "tools", "an array", e);
+    r = check_flag(object, "add_generation_prompt", e);
+    if (!r)
+        r = check_flag(object, "enable_thinking", e);
+    for (size_t i = 0; i < json_array_size(messages) && !r; i++)
+        r = check_message(json_array_get(messages, i), i, e);
+    for (size_t i = 0; i < json_array_size(tools) && !r; i++) {
+        snprintf(path, sizeof(path), "tools[%zu]", i);
+        if (!json_is_object(json_array_get(tools, i)))
+            r = wrong_type(json_array_get(tools, i), path, "an object", e);
+    }
+    return r;
+}
+
+/* ---- variables */
+
+static void set(struct jinja_run *r, const char *name, struct value v)
+{
+    jinja_set(r, name, strlen(name), v);
+}
+
+static void put(struct jinja_run *r, struct dict *d, enum str_word key, struct value v)
+{
+    dict_set(r, d, value_str(&str_words[key]), v);
+}
+
+static struct value text_value(struct jinja_run *r, struct text t, bool own)
+{
+    return value_str(str_new(r, t.len ? t.data : "", t.len, own));
+}
+
+static struct value object_value(struct dict *d)
+{
+    struct value v = value_dict(d);
+
+    v.foreign = true;
+    return v;
+}
+
+static struct value array_value(struct list *l)
+{
+    struct value v = value_list(l, V_LIST);
+
+    v.foreign = true;
+    return v;
+}
+
+static struct value calls_value(struct jinja_run *r, const struct chat_message *m, size_t i)
+{
+    struct list *calls = list_new(r, m->n_tool_calls);
+    char path[80];
+
+    for (size_t k = 0; k < m->n_tool_calls; k++) {
+        struct dict *call = dict_new(r, 3), *function = dict_new(r, 2);
+
+        snprintf(path, sizeof(path), "messages[%zu].tool_calls[%zu].arguments", i, k);
+        put(r, function, WORD_NAME, text_value(r, m->tool_calls[k].name, false));
+        put(r, function, WORD_ARGUMENTS,
+            value_parse_json(r, m->tool_calls[k].arguments_json, path));
+        put(r, call, WORD_TYPE, value_str(&str_words[WORD_FUNCTION]));
+        put(r, call, WORD_FUNCTION, object_value(function));
+        list_push(r, calls, object_value(call));
+    }
+    return array_value(calls);
+}
+
+/* Content that is null is empty here: templates differ in what they make of null. */
+static struct value message_value(struct jinja_run *r, const struct chat_message *m, size_t i)
+{
+    struct dict *d = dict_new(r, 4);
+
+    put(r, d, WORD_ROLE, value_str(role_of(m->role.data, m->role.len)));
+    put(r, d, WORD_CONTENT, text_value(r, m->has_content ? m->content : (struct text){0}, false));
+    if (m->has_reasoning)
+        put(r, d, WORD_REASONING_CONTENT, text_value(r, m->reasoning, false));
+    if (m->n_tool_calls)
+        put(r, d, WORD_TOOL_CALLS, calls_value(r, m, i));
+    return object_value(d);
+}
+
+static void set_chat(struct jinja_run *r, const struct chat *chat)
+{
+    struct list *messages = list_new(r, chat->n_messages), *tools = list_new(r, chat->n_tools);
+    char path[64];
+
+    for (size_t i = 0; i < chat->n_messages; i++)
+        list_push(r, messages, message_value(r, &chat->messages[i], i));
+    for (size_t i = 0; i < chat->n_tools; i++) {
+        struct value v;
+
+        snprintf(path, sizeof(path), "tools[%zu]", i);
+        v = value_parse_json(r, chat->tools[i], path);
+        if (v.type != V_DICT) {
+            struct err why;
+
+            err_set(&why, -EINVAL, "%s: is not an object", path);
+            jinja_fail_plain(r, -EINVAL, &why);
+        }
+        list_push(r, tools, v);
+    }
+    set(r, "messages", array_value(messages));
+    if (chat->n_tools)
+        set(r, "tools", array_value(tools));
+    set(r, "add_generation_prompt", value_bool(chat->add_generation_prompt));
+    if (chat->thinking != CHAT_THINKING_UNSET)
+        set(r, "enable_thinking", value_bool(chat->thinking == CHAT_THINKING_ON));
+}
+
+/* A message as it is, but that its role is the template's. */
+static struct value json_message_value(struct jinja_run *r, const json_t *json)
+{
+    struct value v = value_from_json(r, json);
+    const json_t *role = json_object_get(json, "role");
+
+    put(r, v.dict, WORD_ROLE,
+        value_str(role_of(json_string_value(role), json_string_length(role))));
+    return v;
+}
+
+static void set_json(struct jinja_run *r, const json_t *object)
+{
+    const char *key;
+    json_t *v, *m;
+    size_t i;
+
+    json_object_foreach((json_t *)(uintptr_t)object, key, v)
+    {
+        const bool token = strcmp(key, "bos_token") == 0 || strcmp(key, "eos_token") == 0;
+
+        if (strcmp(key, "messages") == 0) {
+            struct list *messages = list_new(r, json_array_size(v));
+
+            json_array_foreach(v, i, m) list_push(r, messages, json_message_value(r, m));
+            set(r, key, array_value(messages));
+        } else if (token && json_is_string(v)) {
+            set(r, key,
+                text_value(r, (struct text){json_string_value(v), json_string_length(v)}, true));
+        } else if (strcmp(key, "enable_thinking") != 0 || !json_is_null(v)) {
+            set(r, key, value_from_json(r, v));
+        }
+    }
+}
+
+void chat_set_variables(struct jinja_run *r, void *arg)
+{
+    const struct chat_source *source = arg;
+    const char *key;
+    json_t *v;
+
+    set(r, "tools", value_none());
+    set(r, "documents", value_none());
+    set(r, "add_generation_prompt", value_bool(true));
+    json_object_foreach(source->t->tokens, key, v)
+        set(r, key,
+            text_value(r, (struct text){json_string_value(v), json_string_length(v)}, true));
+    if (source->chat)
+        set_chat(r, source->chat);
+    else
+        set_json(r, source->json);
+}

@@ -1,0 +1,679 @@
+/* jinja_expr.c - parses expressions by recursive descent, with a bound on the depth. See
+ * jinja_impl.h. */
+#include <errno.h>
+
+#include "engine/text/jinja_parse.h"
+
+/* ---- nodes and tokens */
+
+void node_list_add(struct parser *p, struct node_list *l, struct node *n)
+{
+    if (l->n == l->cap) {
+        struct node **grown = jinja_take(p->r, (l->cap * 2 + 4) * sizeof(struct node *));
+
+        if (l->n)
+            memcpy(grown, l->items, l->n * sizeof(struct node *));
+        l->items = grown;
+        l->cap = l->cap * 2 + 4;
+    }
+    l->items[l->n++] = n;
+}
+
+void node_list_take(struct node_list *l, struct node *n)
+{
+    n->list = l->items;
+    n->n = l->n;
+}
+
+struct node *parser_node(struct parser *p, enum node_kind kind)
+{
+    struct node *n = jinja_take(p->r, sizeof(*n));
+
+    p->r->pos = p->at->pos;
+    *n = (struct node){.kind = (uint8_t)kind, .pos = p->at->pos};
+    return n;
+}
+
+/* Chains are parsed by loops, but evaluated by recursion. */
+static struct node *over(struct parser *p, enum node_kind kind, struct node *a)
+{
+    struct node *n = parser_node(p, kind);
+
+    n->a = a;
+    n->height = (uint16_t)(a ? a->height + 1 : 1);
+    if (n->height > NODE_HEIGHT_MAX)
+        jinja_fail_as(p->r, -ENOTSUP, "more than %d operators in a row", (int)NODE_HEIGHT_MAX);
+    return n;
+}
+
+void parser_enter(struct parser *p)
+{
+    if (++p->depth <= PARSE_DEPTH_MAX)
+        return;
+    p->r->pos = p->at->pos;
+    jinja_fail_as(p->r, -ENOTSUP, "nested more than %d deep", (int)PARSE_DEPTH_MAX);
+}
+
+void parser_leave(struct parser *p)
+{
+    p->depth--;
+}
+
+bool parser_is_op(const struct parser *p, char op)
+{
+    return p->at->type == T_OPERATOR && p->at->op == OP(0, op);
+}
+
+bool parser_is_word(const struct parser *p, const char *word)
+{
+    return p->at->type == T_NAME && str_is(p->at->text, word);
+}
+
+bool parser_skip_word(struct parser *p, const char *word)
+{
+    bool is = parser_is_word(p, word);
+
+    p->at += is;
+    return is;
+}
+
+static bool skip_op(struct parser *p, char op)
+{
+    bool is = parser_is_op(p, op);
+
+    p->at += is;
+    return is;
+}
+
+_Noreturn void parser_unexpected(struct parser *p, const char *wanted)
+{
+    const struct token *t = p->at;
+    const char op[] = {(char)(t->op >> 8), (char)t->op, '\0'};
+    char found[48];
+
+    p->r->pos = t->pos;
+    if (t->type == T_OPERATOR)
+        snprintf(found, sizeof(found), "'%s'", op[0] ? op : op + 1);
+    else if (t->type == T_NAME)
+        snprintf(found, sizeof(found), "'%.*s'", t->text->len < 40 ? (int)t->text->len : 40,
+                 t->text->data);
+    else
+        snprintf(found, sizeof(found), "%s",
+                 t->type == T_STRING         ? "a string"
+                 : t->type == T_NUMBER       ? "a number"
+                 : t->type == T_BLOCK_END    ? "%}"
+                 : t->type == T_VARIABLE_END ? "}}"
+                                             : "the end");
+    jinja_fail(p->r, "there is %s where %s is expected", found, wanted);
+}
+
+void parser_expect_op(struct parser *p, char op)
+{
+    const char wanted[] = {'\'', op, '\'', '\0'};
+
+    if (!skip_op(p, op))
+        parser_unexpected(p, wanted);
+}
+
+void parser_expect_word(struct parser *p, const char *word)
+{
+    if (!parser_skip_word(p, word))
+        parser_unexpected(p, word);
+}
+
+const struct str *parser_expect_name(struct parser *p)
+{
+    if (p->at->type != T_NAME)
+        parser_unexpected(p, "a name");
+    return p->at++->text;
+}
+
+void parser_read_name(struct parser *p, struct node *name, bool called)
+{
+    struct unresolved *u = jinja_take(p->r, sizeof(*u));
+    struct scope *s = p->scope;
+
+    *u = (struct unresolved){p->unresolved, name, s, called};
+    p->unresolved = u;
+    for (; s; s = s->up) { /* of macros around it, too */
+        s->caller |= str_is(name->name, "caller");
+        s->varargs |= str_is(name->name, "varargs");
+        s->kwargs |= str_is(name->name, "kwargs");
+    }
+}
+
+/* ---- primary expressions */
+
+static struct node *constant(struct parser *p, struct value v)
+{
+    struct node *n = parser_node(p, N_CONST);
+
+    n->value = v;
+    p->at++;
+    return n;
+}
+
+static struct node *parse_name(struct parser *p)
+{
+    static const struct {
+        const char *name;
+        struct value value;
+    } constants[] = {
+        {"true", {.type = V_BOOL, .b = true}},
+        {"True", {.type = V_BOOL, .b = true}},
+        {"false", {.type = V_BOOL, .b = false}},
+        {"False", {.type = V_BOOL, .b = false}},
+        {"none", {.type = V_NONE}},
+        {"None", {.type = V_NONE}},
+    };
+    struct node *n;
+
+    for (size_t i = 0; i < sizeof(constants) / sizeof(*constants); i++)
+        if (parser_is_word(p, constants[i].name))
+            return constant(p, constants[i].value);
+    n = parser_node(p, N_NAME);
+    n->name = p->at++->text;
+    parser_read_name(p, n, parser_is_op(p, '('));
+    return n;
+}
+
+static struct node *parse_string(struct parser *p)
+{
+    struct node *n = constant(p, value_str(p->at->text));
+
+    while (p->at->type == T_STRING)
+        n->value.str = str_concat(p->r, n->value.str, p->at++->text);
+    return n;
+}
+
+static struct node *parse_list(struct parser *p)
+{
+    struct node *n = parser_node(p, N_LIST);
+    struct node_list list = {0};
+
+    p->at++;
+    while (!skip_op(p, ']')) {
+        if (list.n)
+            parser_expect_op(p, ',');
+        if (skip_op(p, ']'))
+            break;
+        node_list_add(p, &list, parser_expression(p));
+    }
+    node_list_take(&list, n);
+    return n;
+}
+
+/* list: keys and values in turn. */
+static struct node *parse_dict(struct parser *p)
+{
+    struct node *n = parser_node(p, N_DICT);
+    struct node_list list = {0};
+
+    p->at++;
+    while (!skip_op(p, '}')) {
+        if (list.n)
+            parser_expect_op(p, ',');
+        if (skip_op(p, '}'))
+            break;
+        node_list_add(p, &list, parser_expression(p));
+        parser_expect_op(p, ':');
+        node_list_add(p, &list, parser_expression(p));
+    }
+    node_list_take(&list, n);
+    return n;
+}
+
+static struct node *parse_condition(struct parser *p);
+static struct node *parse_or(struct parser *p);
+
+/* What is in the parentheses of `explicit` may be empty. */
+static struct node *parse_tuple_of(struct parser *p, struct node *(*parse)(struct parser *p),
+                                   const char *not_word, bool explicit)
+{
+    struct node *n = parser_node(p, N_TUPLE);
+    struct node_list list = {0};
+    bool is_tuple = false;
+
+    while (p->at->type != T_VARIABLE_END && p->at->type != T_BLOCK_END && !parser_is_op(p, ')') &&
+           !(not_word && parser_is_word(p, not_word))) {
+        node_list_add(p, &list, parse(p));
+        if (!skip_op(p, ','))
+            break;
+        is_tuple = true;
+    }
+    if (list.n == 1 && !is_tuple)
+        return list.items[0];
+    if (!list.n && !explicit)
+        parser_unexpected(p, "an expression");
+    node_list_take(&list, n);
+    return n;
+}
+
+struct node *parser_tuple(struct parser *p, bool with_condition, const char *not_word)
+{
+    return parse_tuple_of(p, with_condition ? parser_expression : parse_or, not_word, false);
+}
+
+static struct node *parse_primary(struct parser *p)
+{
+    struct node *n;
+
+    switch (p->at->type) {
+    case T_NAME:
+        return parse_name(p);
+    case T_STRING:
+        return parse_string(p);
+    case T_NUMBER:
+        return constant(p, p->at->value);
+    default:
+        break;
+    }
+    if (parser_is_op(p, '['))
+        return parse_list(p);
+    if (parser_is_op(p, '{'))
+        return parse_dict(p);
+    if (!skip_op(p, '('))
+        parser_unexpected(p, "an expression");
+    n = parse_tuple_of(p, parser_expression, NULL, true);
+    parser_expect_op(p, ')');
+    return n;
+}
+
+/* ---- attributes, calls, filters, tests */
+
+/* An index, or a slice, whose parts are a, b and c. */
+static struct node *parse_index(struct parser *p)
+{
+    struct node *slice = parser_node(p, N_SLICE), *first = NULL;
+
+    if (!parser_is_op(p, ':'))
+        first = parser_expression(p);
+    if (!skip_op(p, ':'))
+        return first;
+    slice->a = first;
+    if (!parser_is_op(p, ':') && !parser_is_op(p, ']') && !parser_is_op(p, ','))
+        slice->b = parser_expression(p);
+    if (skip_op(p, ':') && !parser_is_op(p, ']') && !parser_is_op(p, ','))
+        slice->c = parser_expression(p);
+    return slice;
+}
+
+static struct node *parse_subscript(struct parser *p, struct node *subject)
+{
+    struct node *n = over(p, N_ITEM, subject);
+    struct node_list list = {0};
+
+    if (skip_op(p, '.')) {
+        if (p->at->type == T_NUMBER && p->at->value.type == V_INT) {
+            n->b = constant(p, p->at->value);
+            return n;
+        }
+        n->kind = N_ATTR;
+        n->name = parser_expect_name(p);
+        n->op = (uint16_t)jinja_loop_attr_id(n->name);
+        n->methods = jinja_methods(n->name);
+        n->flag = n->methods.of_str || n->methods.of_list || n->methods.of_dict;
+        return n;
+    }
+    p->at++;
+    while (!skip_op(p, ']')) {
+        if (list.n)
+            parser_expect_op(p, ',');
+        node_list_add(p, &list, parse_index(p));
+    }
+    if (list.n == 1) {
+        n->b = list.items[0];
+        return n;
+    }
+    for (uint32_t i = 0; i < list.n; i++)
+        if (list.items[i]->kind == N_SLICE)
+            jinja_fail(p->r, "several slices are no index");
+    n->b = parser_node(p, N_TUPLE);
+    node_list_take(&list, n->b);
+    return n;
+}
+
+static void parse_argument(struct parser *p, struct node_list *args, struct node_list *names,
+                           struct node_list *named, struct call *call)
+{
+    struct node *n;
+
+    if (skip_op(p, '*')) {
+        if (call->star || call->star_star)
+            jinja_fail(p->r, "there is a second * or ** among the arguments");
+        call->star = parser_expression(p);
+    } else if (p->at->type == T_OPERATOR && p->at->op == OP('*', '*')) {
+        p->at++;
+        if (call->star_star)
+            jinja_fail(p->r, "there is a second ** among the arguments");
+        call->star_star = parser_expression(p);
+    } else if (p->at->type == T_NAME && p->at[1].type == T_OPERATOR && p->at[1].op == OP(0, '=')) {
+        if (call->star_star)
+            jinja_fail(p->r, "an argument follows **");
+        n = parser_node(p, N_NAME);
+        n->name = p->at->text;
+        p->at += 2;
+        node_list_add(p, names, n);
+        node_list_add(p, named, parser_expression(p));
+    } else {
+        if (named->n || call->star || call->star_star)
+            jinja_fail(p->r, "an argument without a name follows one with a name");
+        node_list_add(p, args, parser_expression(p));
+    }
+}
+
+static struct call *parse_arguments(struct parser *p)
+{
+    struct call *call = jinja_take(p->r, sizeof(*call));
+    struct node_list args = {0}, names = {0}, named = {0};
+
+    *call = (struct call){0};
+    parser_expect_op(p, '(');
+    for (bool more = true; !skip_op(p, ')'); more = skip_op(p, ',')) {
+        if (!more)
+            parser_unexpected(p, "',' or ')'");
+        parse_argument(p, &args, &names, &named, call);
+    }
+    call->args = args.items;
+    call->n_args = args.n;
+    call->n_named = named.n;
+    call->named = jinja_take(p->r, named.n * sizeof(*call->named) + 1);
+    for (uint32_t i = 0; i < named.n; i++)
+        call->named[i] = (struct named_node){names.items[i]->name, named.items[i]};
+    return call;
+}
+
+static struct node *parse_call(struct parser *p, struct node *callee)
+{
+    struct node *n = over(p, N_CALL, callee);
+
+    n->call = parse_arguments(p);
+    return n;
+}
+
+_Noreturn static void unknown(struct parser *p, const struct token *name, const char *what)
+{
+    p->r->pos = name->pos;
+    jinja_fail_as(p->r, -ENOTSUP, "there is no %s '%.*s'", what, (int)name->text->len,
+                  name->text->data);
+}
+
+static struct node *parse_filter(struct parser *p, struct node *subject)
+{
+    struct node *n = over(p, N_FILTER, subject);
+    const struct token *name = p->at;
+
+    parser_expect_name(p);
+    n->builtin = jinja_filter(name->text->data, name->text->len);
+    if (!n->builtin)
+        unknown(p, name, "filter");
+    p->t->marks |=
+        str_is(name->text, "safe") || str_is(name->text, "escape") || str_is(name->text, "e");
+    if (parser_is_op(p, '('))
+        n->call = parse_arguments(p);
+    return n;
+}
+
+struct node *parser_filters(struct parser *p, struct node *subject)
+{
+    skip_op(p, '|');
+    do
+        subject = parse_filter(p, subject);
+    while (skip_op(p, '|'));
+    return subject;
+}
+
+static struct node *parse_postfix(struct parser *p, struct node *n)
+{
+    for (;;) {
+        if (parser_is_op(p, '.') || parser_is_op(p, '['))
+            n = parse_subscript(p, n);
+        else if (parser_is_op(p, '('))
+            n = parse_call(p, n);
+        else
+            return n;
+    }
+}
+
+/* An argument without parentheses may follow the name. */
+static bool test_has_argument(const struct parser *p)
+{
+    const enum token_type type = p->at->type;
+
+    if (type == T_NAME)
+        return !parser_is_word(p, "else") && !parser_is_word(p, "or") && !parser_is_word(p, "and");
+    return type == T_STRING || type == T_NUMBER || parser_is_op(p, '[') || parser_is_op(p, '{');
+}
+
+static struct node *parse_test(struct parser *p, struct node *subject)
+{
+    struct node *n = over(p, N_TEST, subject);
+    const struct token *name;
+    struct node_list list = {0};
+
+    n->flag = parser_skip_word(p, "not");
+    name = p->at;
+    parser_expect_name(p);
+    n->builtin = jinja_test(name->text->data, name->text->len);
+    if (!n->builtin)
+        unknown(p, name, "test");
+    if (parser_is_op(p, '(')) {
+        n->call = parse_arguments(p);
+    } else if (test_has_argument(p)) {
+        if (parser_is_word(p, "is"))
+            jinja_fail(p->r, "tests cannot be chained with is");
+        node_list_add(p, &list, parse_postfix(p, parse_primary(p)));
+        n->call = jinja_take(p->r, sizeof(*n->call));
+        *n->call = (struct call){.args = list.items, .n_args = 1};
+    }
+    return n;
+}
+
+static struct node *parse_filters_and_tests(struct parser *p, struct node *n)
+{
+    for (;;) {
+        if (skip_op(p, '|'))
+            n = parse_filter(p, n);
+        else if (parser_skip_word(p, "is"))
+            n = parse_test(p, n);
+        else if (parser_is_op(p, '('))
+            n = parse_call(p, n);
+        else
+            return n;
+    }
+}
+
+/* ---- operators, the tightest first */
+
+static struct node *parse_unary(struct parser *p, bool with_filters)
+{
+    struct node *n;
+
+    parser_enter(p);
+    if (parser_is_op(p, '-') || parser_is_op(p, '+')) {
+        n = parser_node(p, parser_is_op(p, '-') ? N_NEGATE : N_PLUS);
+        p->at++;
+        n->a = parse_unary(p, false);
+    } else {
+        n = parse_primary(p);
+    }
+    n = parse_postfix(p, n);
+    if (with_filters)
+        n = parse_filters_and_tests(p, n);
+    parser_leave(p);
+    return n;
+}
+
+static struct node *binary(struct parser *p, struct node *left,
+                           struct node *(*parse_right)(struct parser *p))
+{
+    struct node *n = over(p, N_BINARY, left);
+
+    n->op = p->at++->op;
+    n->b = parse_right(p);
+    return n;
+}
+
+static bool is_op2(const struct parser *p, char a, char b)
+{
+    return p->at->type == T_OPERATOR && p->at->op == OP(a, b);
+}
+
+static struct node *parse_whole_unary(struct parser *p)
+{
+    return parse_unary(p, true);
+}
+
+static struct node *parse_power(struct parser *p)
+{
+    struct node *n = parse_unary(p, true);
+
+    while (is_op2(p, '*', '*'))
+        n = binary(p, n, parse_whole_unary);
+    return n;
+}
+
+static struct node *parse_product(struct parser *p)
+{
+    struct node *n = parse_power(p);
+
+    while (parser_is_op(p, '*') || parser_is_op(p, '/') || parser_is_op(p, '%') ||
+           is_op2(p, '/', '/'))
+        n = binary(p, n, parse_power);
+    return n;
+}
+
+/* a ~ b ~ c: one node. */
+static struct node *parse_concat(struct parser *p)
+{
+    struct node *first = parse_product(p), *n;
+    struct node_list list = {0};
+
+    if (!parser_is_op(p, '~'))
+        return first;
+    n = parser_node(p, N_CONCAT);
+    node_list_add(p, &list, first);
+    while (skip_op(p, '~'))
+        node_list_add(p, &list, parse_product(p));
+    node_list_take(&list, n);
+    return n;
+}
+
+static struct node *parse_sum(struct parser *p)
+{
+    struct node *n = parse_concat(p);
+
+    while (parser_is_op(p, '+') || parser_is_op(p, '-'))
+        n = binary(p, n, parse_concat);
+    return n;
+}
+
+/* The comparison at the current token, which is skipped; 0: none. `in` is 'i', `not in` 'n'. */
+static uint16_t comparison(struct parser *p)
+{
+    static const uint16_t ops[] = {OP('=', '='), OP('!', '='), OP('<', '='),
+                                   OP('>', '='), OP(0, '<'),   OP(0, '>')};
+
+    for (size_t i = 0; i < sizeof(ops) / sizeof(*ops); i++) {
+        if (p->at->type == T_OPERATOR && p->at->op == ops[i]) {
+            p->at++;
+            return ops[i];
+        }
+    }
+    if (parser_skip_word(p, "in"))
+        return 'i';
+    if (!parser_is_word(p, "not") || p->at[1].type != T_NAME || !str_is(p->at[1].text, "in"))
+        return 0;
+    p->at += 2;
+    return 'n';
+}
+
+/* a < b < c: a chain, list; each operand but the first is below a node with its operator. */
+static struct node *parse_compare(struct parser *p)
+{
+    struct node *first = parse_sum(p), *n;
+    struct node_list list = {0};
+    uint16_t op = comparison(p);
+
+    if (!op)
+        return first;
+    n = parser_node(p, N_COMPARE);
+    n->a = first;
+    for (; op; op = comparison(p)) {
+        struct node *one = parser_node(p, N_COMPARE);
+
+        one->op = op;
+        one->a = parse_sum(p);
+        node_list_add(p, &list, one);
+    }
+    node_list_take(&list, n);
+    return n;
+}
+
+static struct node *parse_not(struct parser *p)
+{
+    struct node *n = parser_node(p, N_NOT);
+
+    if (!parser_skip_word(p, "not"))
+        return parse_compare(p);
+    parser_enter(p);
+    n->a = parse_not(p);
+    parser_leave(p);
+    return n;
+}
+
+static struct node *parse_chain(struct parser *p, enum node_kind kind, const char *word,
+                                struct node *(*parse)(struct parser *p))
+{
+    struct node *first = parse(p), *n;
+    struct node_list list = {0};
+
+    if (!parser_is_word(p, word))
+        return first;
+    n = parser_node(p, kind);
+    node_list_add(p, &list, first);
+    while (parser_skip_word(p, word))
+        node_list_add(p, &list, parse(p));
+    node_list_take(&list, n);
+    return n;
+}
+
+static struct node *parse_and(struct parser *p)
+{
+    return parse_chain(p, N_AND, "and", parse_not);
+}
+
+static struct node *parse_or(struct parser *p)
+{
+    return parse_chain(p, N_OR, "or", parse_and);
+}
+
+/* a if b else c: b, a, c. */
+static struct node *parse_condition(struct parser *p)
+{
+    struct node *n = parse_or(p);
+
+    while (parser_skip_word(p, "if")) {
+        struct node *whole = over(p, N_COND, n);
+
+        whole->b = n;
+        whole->a = parse_or(p);
+        if (parser_skip_word(p, "else")) {
+            parser_enter(p);
+            whole->c = parse_condition(p);
+            parser_leave(p);
+        }
+        n = whole;
+    }
+    return n;
+}
+
+struct node *parser_expression(struct parser *p)
+{
+    struct node *n;
+
+    parser_enter(p);
+    n = parse_condition(p);
+    parser_leave(p);
+    return n;
+}

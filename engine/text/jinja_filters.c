@@ -1,0 +1,704 @@
+/* jinja_filters.c - the filters. See jinja_impl.h. */
+#include <errno.h>
+#include <math.h>
+#include <stdlib.h>
+
+#include "engine/text/jinja_impl.h"
+#include "engine/text/jinja_text.h"
+
+#define FN(name)                                                                                   \
+    static struct value name(struct jinja_run *r, const struct value *a, const struct args *args)
+
+/* What a function does not look at. */
+#define UNUSED (void)r, (void)a, (void)args
+
+static bool given_true(struct jinja_run *r, struct value v)
+{
+    return v.type != V_MISSING && value_true(r, v);
+}
+
+static int64_t given_int(struct jinja_run *r, struct value v, int64_t otherwise)
+{
+    return v.type == V_MISSING || v.type == V_NONE ? otherwise : value_index(r, v);
+}
+
+/* ---- attributes of elements, case */
+
+/* "a.b.0" of v, or v[i]. */
+static struct value path_of(struct jinja_run *r, struct value v, struct value path)
+{
+    const struct str *s = path.str;
+
+    if (path.type != V_STR)
+        return value_item(r, v, path);
+    for (size_t at = 0; at <= s->len;) {
+        const char *dot = memchr(s->data + at, '.', s->len - at);
+        const size_t end = dot ? (size_t)(dot - s->data) : s->len;
+        const struct str *part = str_part(r, s, at, end - at);
+        int64_t i = 0;
+        bool number = part->len > 0 && part->len < 18;
+
+        for (uint32_t k = 0; k < part->len && number; k++) {
+            number = part->data[k] >= '0' && part->data[k] <= '9';
+            i = i * 10 + (part->data[k] - '0');
+        }
+        v = value_item(r, v, number ? value_int(i) : value_str(part));
+        at = end + 1;
+    }
+    return v;
+}
+
+/* What an element is sorted by. */
+static struct value sort_key(struct jinja_run *r, struct value v, struct value path,
+                             bool case_sensitive)
+{
+    if (path.type != V_MISSING && path.type != V_NONE)
+        v = path_of(r, v, path);
+    if (v.type == V_STR && !case_sensitive)
+        v = value_str(text_lower(r, v.str));
+    return v;
+}
+
+static struct list *sorted_list(struct jinja_run *r, const struct list *l, const struct value *keys,
+                                bool reversed)
+{
+    const uint32_t *order = jinja_sorted(r, keys, l->n, reversed);
+    struct list *out = list_new(r, l->n);
+
+    for (uint32_t i = 0; i < l->n; i++)
+        list_push(r, out, l->items[order[i]]);
+    return out;
+}
+
+/* The elements of what is true; what is not, none included, has none. */
+static const struct list *elements_if_true(struct jinja_run *r, struct value v)
+{
+    return value_true(r, v) ? value_elements(r, v) : list_new(r, 0);
+}
+
+static struct value generator(struct list *l)
+{
+    l->generator = true;
+    return value_list(l, V_ITER);
+}
+
+/* ---- filters of texts */
+
+FN(filter_capitalize)
+{
+    UNUSED;
+    return value_str(text_capitalize(r, value_text(r, a[0])));
+}
+
+FN(filter_lower)
+{
+    UNUSED;
+    return value_str(text_lower(r, value_text(r, a[0])));
+}
+
+FN(filter_upper)
+{
+    UNUSED;
+    return value_str(text_upper(r, value_text(r, a[0])));
+}
+
+FN(filter_title)
+{
+    UNUSED;
+    return value_str(text_title_words(r, value_text(r, a[0])));
+}
+
+FN(filter_trim)
+{
+    UNUSED;
+    return value_str(text_strip(r, value_text(r, a[0]), a[1], TEXT_LEFT | TEXT_RIGHT));
+}
+
+FN(filter_center)
+{
+    UNUSED;
+    return value_str(
+        text_pad(r, value_text(r, a[0]), given_int(r, a[1], 80), NULL, TEXT_LEFT | TEXT_RIGHT));
+}
+
+FN(filter_string)
+{
+    UNUSED;
+    return value_str(value_text(r, a[0]));
+}
+
+FN(filter_safe)
+{
+    struct str *s = jinja_take(r, sizeof(*s));
+
+    UNUSED;
+    *s = *value_text(r, a[0]);
+    s->markup = true;
+    return value_str(s);
+}
+
+FN(filter_escape)
+{
+    struct value text = filter_safe(r, a, args);
+    struct str *s = (struct str *)(uintptr_t)text.str;
+
+    s->markup = a[0].type == V_STR && a[0].str->markup;
+    s = (struct str *)(uintptr_t)str_escaped(r, s);
+    s->markup = true;
+    return value_str(s);
+}
+
+FN(filter_replace)
+{
+    struct str *s = jinja_take(r, sizeof(*s));
+
+    UNUSED;
+    *s = *value_text(r, a[0]);
+    s->markup = false;
+    return value_str(
+        text_replace(r, s, value_text(r, a[1]), value_text(r, a[2]), given_int(r, a[3], -1)));
+}
+
+FN(filter_format)
+{
+    UNUSED;
+    return value_str(text_percent(r, value_text(r, a[0]), args->v, args->n, NULL));
+}
+
+FN(filter_indent)
+{
+    const struct str *s = a[0].str, *by;
+    const bool first = given_true(r, a[2]), blank = given_true(r, a[3]);
+    struct list *lines;
+    struct out o;
+
+    UNUSED;
+    if (a[0].type == V_UNDEFINED)
+        value_fail_undefined(r, a[0]);
+    if (a[0].type != V_STR)
+        jinja_fail(r, "TypeError: indent needs a string, not %s", value_type_name(a[0].type));
+    lines = text_lines(r, s, false);
+    by = a[1].type == V_STR ? a[1].str
+                            : text_pad(r, str_of(r, ""), given_int(r, a[1], 4), NULL, TEXT_LEFT);
+    /* A newline at the end makes one line more, an empty one. */
+    if (!s->len || text_ends_line(s))
+        list_push(r, lines, value_str(str_of(r, "")));
+    out_init(&o);
+    if (first)
+        out_str(r, &o, by);
+    for (uint32_t i = 0; i < lines->n; i++) {
+        if (i)
+            out_write(r, &o, "\n", 1, s->all_own);
+        if (i && (blank || lines->items[i].str->len))
+            out_str(r, &o, by);
+        out_str(r, &o, lines->items[i].str);
+    }
+    return value_str(str_marked(r, out_take(r, &o), s));
+}
+
+FN(filter_tojson)
+{
+    struct json_style style = {.ascii = given_true(r, a[1]), .sorted = given_true(r, a[4])};
+    struct out o;
+
+    UNUSED;
+    if (a[2].type == V_STR)
+        style.indent = a[2].str;
+    else if (a[2].type != V_MISSING && a[2].type != V_NONE)
+        style.indent = text_pad(r, str_of(r, ""), value_index(r, a[2]), NULL, TEXT_LEFT);
+    style.item = str_of(r, style.indent ? "," : ", ");
+    style.key = str_of(r, ": ");
+    if (a[3].type != V_MISSING && a[3].type != V_NONE) {
+        const struct list *l = value_elements(r, a[3]);
+
+        if (l->n != 2 || l->items[0].type != V_STR || l->items[1].type != V_STR)
+            jinja_fail(r, "ValueError: separators are two strings");
+        style.item = l->items[0].str;
+        style.key = l->items[1].str;
+    }
+    out_init(&o);
+    out_json(r, &o, a[0], &style);
+    return value_str(out_take(r, &o));
+}
+
+FN(filter_from_json)
+{
+    UNUSED;
+    if (a[0].type != V_STR)
+        jinja_fail(r, "TypeError: from_json needs a string, not %s", value_type_name(a[0].type));
+    return value_parse_json(r, (struct text){a[0].str->data, a[0].str->len}, "from_json");
+}
+
+/* ---- filters of numbers */
+
+FN(filter_abs)
+{
+    UNUSED;
+    if (a[0].type == V_FLOAT)
+        return value_float(fabs(a[0].f));
+    if (a[0].type == V_INT && a[0].i == INT64_MIN)
+        jinja_fail(r, "OverflowError: a number does not fit in 64 bits");
+    return value_int(llabs(value_index(r, a[0])));
+}
+
+/* Python's int(text) and float(text), without _. False: it is none. */
+static bool parse_int(const struct str *s, int base, int64_t *out)
+{
+    char text[80], *end;
+    size_t n = s->len < sizeof(text) - 1 ? s->len : sizeof(text) - 1, at = 0;
+
+    memcpy(text, s->data, n);
+    while (n && str_is_space((unsigned char)text[n - 1]))
+        n--;
+    text[n] = '\0';
+    errno = 0;
+    *out = strtoll(text, &end, base);
+    at = strspn(text, "+- \t\n\r\f\v");
+    return n && end == text + n && !errno && s->len < sizeof(text) && text[at];
+}
+
+static bool parse_float(const struct str *s, double *out)
+{
+    char text[400], *end;
+    size_t n = s->len < sizeof(text) - 1 ? s->len : sizeof(text) - 1;
+
+    memcpy(text, s->data, n);
+    while (n && str_is_space((unsigned char)text[n - 1]))
+        n--;
+    text[n] = '\0';
+    *out = strtod(text, &end);
+    return n && end == text + n && s->len < sizeof(text) && !strpbrk(text, "xX(");
+}
+
+FN(filter_int)
+{
+    const struct value otherwise = a[1].type == V_MISSING ? value_int(0) : a[1];
+    struct value v = value_int(0);
+    double f = 0;
+
+    UNUSED;
+    v.foreign = a[0].foreign || (a[0].type == V_STR && (a[0].str->own || !a[0].str->all_own));
+    if (a[0].type == V_UNDEFINED)
+        value_fail_undefined(r, a[0]);
+    if (a[0].type == V_INT || a[0].type == V_BOOL) {
+        v.i = value_index(r, a[0]);
+        return v;
+    }
+    if (a[0].type == V_STR && parse_int(a[0].str, (int)given_int(r, a[2], 10), &v.i))
+        return v;
+    if (a[0].type == V_FLOAT)
+        f = a[0].f;
+    else if (a[0].type != V_STR || !parse_float(a[0].str, &f))
+        return otherwise;
+    if (!isfinite(f) && a[0].type == V_STR)
+        return otherwise;
+    if (!(f > -9.2e18 && f < 9.2e18))
+        jinja_fail(r, "OverflowError: cannot convert float infinity to integer");
+    v.i = (int64_t)f;
+    return v;
+}
+
+FN(filter_float)
+{
+    struct value v = value_float(0);
+
+    UNUSED;
+    v.foreign = a[0].foreign || (a[0].type == V_STR && (a[0].str->own || !a[0].str->all_own));
+    if (a[0].type == V_UNDEFINED)
+        value_fail_undefined(r, a[0]);
+    if (a[0].type == V_FLOAT)
+        v.f = a[0].f;
+    else if (value_is_number(a[0]))
+        v.f = (double)value_index(r, a[0]);
+    else if (a[0].type != V_STR || !parse_float(a[0].str, &v.f))
+        return a[1].type == V_MISSING ? value_float(0) : a[1];
+    return v;
+}
+
+FN(filter_round)
+{
+    const int64_t precision = given_int(r, a[1], 0);
+    char text[400];
+    double f, scale = pow(10, (double)precision);
+
+    UNUSED;
+    if (!value_is_number(a[0]))
+        jinja_fail(r, "TypeError: round needs a number, not %s", value_type_name(a[0].type));
+    f = a[0].type == V_FLOAT ? a[0].f : (double)value_index(r, a[0]);
+    if (a[2].type == V_STR && str_is(a[2].str, "ceil"))
+        return value_float(ceil(f * scale) / scale);
+    if (a[2].type == V_STR && str_is(a[2].str, "floor"))
+        return value_float(floor(f * scale) / scale);
+    if (a[0].type != V_FLOAT && precision >= 0)
+        return a[0];
+    if (precision < 0)
+        return value_float(nearbyint(f * scale) / scale);
+    snprintf(text, sizeof(text), "%.*f", precision < 20 ? (int)precision : 20, f);
+    return value_float(strtod(text, NULL));
+}
+
+/* ---- filters of sequences and dictionaries */
+
+FN(filter_default)
+{
+    UNUSED;
+    if (a[0].type != V_UNDEFINED && !(given_true(r, a[2]) && !value_true(r, a[0])))
+        return a[0];
+    return a[1].type == V_MISSING ? value_str(str_of(r, "")) : a[1];
+}
+
+FN(filter_attr)
+{
+    UNUSED;
+    return value_attr(r, a[0], value_text(r, a[1]));
+}
+
+FN(filter_length)
+{
+    int64_t n = value_length(r, a[0]);
+
+    UNUSED;
+    if (n < 0)
+        jinja_fail(r, "TypeError: object of type '%s' has no len()", value_type_name(a[0].type));
+    return value_int(n);
+}
+
+FN(filter_list)
+{
+    const struct list *l = value_elements(r, a[0]);
+    struct list *copy = list_new(r, l->n);
+    struct value v = value_list(copy, V_LIST);
+
+    UNUSED;
+    if (l->n)
+        memcpy(copy->items, l->items, l->n * sizeof(*l->items));
+    copy->n = l->n;
+    v.foreign = a[0].foreign;
+    return v;
+}
+
+FN(filter_first)
+{
+    const struct list *l = value_elements(r, a[0]);
+
+    UNUSED;
+    return l->n ? l->items[0] : value_undefined(str_of(r, "first"));
+}
+
+FN(filter_last)
+{
+    const struct list *l = value_elements(r, a[0]);
+
+    UNUSED;
+    return l->n ? l->items[l->n - 1] : value_undefined(str_of(r, "last"));
+}
+
+FN(filter_reverse)
+{
+    const struct list *l = value_elements(r, a[0]);
+    struct list *back = list_new(r, l->n);
+    struct out o;
+
+    UNUSED;
+    for (uint32_t i = l->n; i-- > 0;)
+        list_push(r, back, l->items[i]);
+    if (a[0].type != V_STR)
+        return generator(back);
+    out_init(&o);
+    for (uint32_t i = 0; i < back->n; i++)
+        out_str(r, &o, back->items[i].str);
+    return value_str(out_take(r, &o));
+}
+
+FN(filter_join)
+{
+    const struct list *l = value_elements(r, a[0]);
+    struct out o;
+
+    UNUSED;
+    out_init(&o);
+    for (uint32_t i = 0; i < l->n; i++) {
+        struct value v = l->items[i];
+
+        if (i && a[1].type != V_MISSING)
+            out_value(r, &o, a[1]);
+        if (a[2].type != V_MISSING && a[2].type != V_NONE)
+            v = path_of(r, v, a[2]);
+        out_value(r, &o, v);
+    }
+    return value_str(out_take(r, &o));
+}
+
+FN(filter_items)
+{
+    struct list *l;
+
+    UNUSED;
+    if (a[0].type == V_UNDEFINED)
+        return generator(list_new(r, 0));
+    if (a[0].type != V_DICT)
+        jinja_fail(r, "TypeError: Can only get item pairs from a mapping.");
+    l = dict_items(r, a[0].dict);
+    return generator(l);
+}
+
+FN(filter_dictsort)
+{
+    struct list *l;
+    struct value *keys;
+    uint32_t by = 0;
+
+    UNUSED;
+    if (a[0].type != V_DICT)
+        jinja_fail(r, "TypeError: dictsort needs a mapping, not %s", value_type_name(a[0].type));
+    if (a[2].type == V_STR && str_is(a[2].str, "value"))
+        by = 1;
+    l = dict_items(r, a[0].dict);
+    keys = jinja_take(r, l->n * sizeof(*keys) + 1);
+    for (uint32_t i = 0; i < l->n; i++)
+        keys[i] = sort_key(r, l->items[i].list->items[by], value_none(), given_true(r, a[1]));
+    return value_list(sorted_list(r, l, keys, given_true(r, a[3])), V_LIST);
+}
+
+FN(filter_sort)
+{
+    const struct list *l = value_elements(r, a[0]);
+    struct value *keys = jinja_take(r, l->n * sizeof(*keys) + 1);
+
+    UNUSED;
+    for (uint32_t i = 0; i < l->n; i++)
+        keys[i] = sort_key(r, l->items[i], a[3], given_true(r, a[2]));
+    return value_list(sorted_list(r, l, keys, given_true(r, a[1])), V_LIST);
+}
+
+FN(filter_unique)
+{
+    const struct list *l = value_elements(r, a[0]);
+    struct list *out = list_new(r, 8);
+    struct dict *seen = dict_new(r, 8);
+
+    UNUSED;
+    for (uint32_t i = 0; i < l->n; i++) {
+        struct value key = sort_key(r, l->items[i], a[2], given_true(r, a[1]));
+
+        if (dict_get(r, seen, key))
+            continue;
+        dict_set(r, seen, key, value_none());
+        list_push(r, out, l->items[i]);
+    }
+    return generator(out);
+}
+
+static struct value extreme(struct jinja_run *r, const struct value *a, int sign)
+{
+    const struct list *l = value_elements(r, a[0]);
+    struct value best = value_undefined(str_of(r, "max")), key = value_none();
+
+    for (uint32_t i = 0; i < l->n; i++) {
+        struct value k = sort_key(r, l->items[i], a[2], given_true(r, a[1]));
+
+        if (i && value_compare(r, k, key, "<") * sign <= 0)
+            continue;
+        best = l->items[i];
+        key = k;
+    }
+    return best;
+}
+
+FN(filter_max)
+{
+    UNUSED;
+    return extreme(r, a, 1);
+}
+
+FN(filter_min)
+{
+    UNUSED;
+    return extreme(r, a, -1);
+}
+
+FN(filter_sum)
+{
+    const struct list *l = value_elements(r, a[0]);
+    struct value sum = a[2].type == V_MISSING ? value_int(0) : a[2];
+
+    UNUSED;
+    for (uint32_t i = 0; i < l->n; i++) {
+        struct value v = l->items[i];
+
+        if (a[1].type != V_MISSING && a[1].type != V_NONE)
+            v = path_of(r, v, a[1]);
+        sum = value_binary(r, OP(0, '+'), sum, v);
+    }
+    return sum;
+}
+
+FN(filter_batch)
+{
+    const struct list *l = value_elements(r, a[0]);
+    const int64_t width = value_index(r, a[1]);
+    struct list *out = list_new(r, 8), *row = NULL;
+
+    UNUSED;
+    if (width < 1 || width > JINJA_SOURCE_MAX)
+        jinja_fail(r, "ValueError: batch needs a width");
+    for (uint32_t i = 0; i < l->n; i++) {
+        if (i % (uint64_t)width == 0) {
+            row = list_new(r, 4);
+            list_push(r, out, value_list(row, V_LIST));
+        }
+        list_push(r, row, l->items[i]);
+    }
+    while (row && a[2].type != V_MISSING && a[2].type != V_NONE && row->n < width)
+        list_push(r, row, a[2]);
+    return generator(out);
+}
+
+/* ---- filters that call others */
+
+static struct args without_first(const struct args *args, uint32_t n)
+{
+    return (struct args){args->v + n, args->n - n, args->named, args->n_named};
+}
+
+static const struct builtin *named_test(struct jinja_run *r, struct value name)
+{
+    const struct str *s = value_text(r, name);
+    const struct builtin *b = jinja_test(s->data, s->len);
+
+    if (!b)
+        jinja_fail(r, "TemplateRuntimeError: No test named '%.*s'.", (int)s->len, s->data);
+    return b;
+}
+
+/* n_path: whether the first argument is an attribute. */
+static struct value select_where(struct jinja_run *r, const struct value *a,
+                                 const struct args *args, uint32_t n_path, bool wanted)
+{
+    const struct list *l = elements_if_true(r, a[0]);
+    const struct builtin *test = NULL;
+    struct list *out = list_new(r, 8);
+    struct args rest = {0};
+
+    if (args->n < n_path)
+        jinja_fail(r, "FilterArgumentError: Missing parameter for attribute name");
+    if (args->n > n_path) {
+        test = named_test(r, args->v[n_path]);
+        rest = without_first(args, n_path + 1);
+    }
+    for (uint32_t i = 0; i < l->n; i++) {
+        struct value v = n_path ? path_of(r, l->items[i], args->v[0]) : l->items[i];
+
+        jinja_charge(r, 0);
+        if (test)
+            v = jinja_call_builtin(r, test, v, &rest);
+        if (value_true(r, v) == wanted)
+            list_push(r, out, l->items[i]);
+    }
+    return generator(out);
+}
+
+FN(filter_select)
+{
+    return select_where(r, a, args, 0, true);
+}
+
+FN(filter_reject)
+{
+    return select_where(r, a, args, 0, false);
+}
+
+FN(filter_selectattr)
+{
+    return select_where(r, a, args, 1, true);
+}
+
+FN(filter_rejectattr)
+{
+    return select_where(r, a, args, 1, false);
+}
+
+static struct value named_arg(const struct args *args, const char *name)
+{
+    for (uint32_t i = 0; i < args->n_named; i++)
+        if (str_is(args->named[i].name, name))
+            return args->named[i].value;
+    return (struct value){0};
+}
+
+FN(filter_map)
+{
+    const struct value path = named_arg(args, "attribute"), otherwise = named_arg(args, "default");
+    const struct list *l = elements_if_true(r, a[0]);
+    struct list *out = list_new(r, l->n);
+    const struct builtin *b = NULL;
+    struct args rest = {0};
+
+    if (args->n) {
+        const struct str *s = value_text(r, args->v[0]);
+
+        b = jinja_filter(s->data, s->len);
+        if (!b)
+            jinja_fail(r, "TemplateRuntimeError: No filter named '%.*s'.", (int)s->len, s->data);
+        rest = without_first(args, 1);
+    } else if (path.type == V_MISSING) {
+        jinja_fail(r, "FilterArgumentError: map requires a filter argument");
+    }
+    for (uint32_t i = 0; i < l->n; i++) {
+        struct value v = l->items[i];
+
+        v = b ? jinja_call_builtin(r, b, v, &rest) : path_of(r, v, path);
+        list_push(r, out, v.type == V_UNDEFINED && otherwise.type != V_MISSING ? otherwise : v);
+    }
+    return generator(out);
+}
+
+static const struct builtin filters[] = {
+    {"abs", 0, 0, "", filter_abs},
+    {"attr", 1, 1, "name", filter_attr},
+    {"batch", 1, 2, "linecount fill_with", filter_batch},
+    {"capitalize", 0, 0, "", filter_capitalize},
+    {"center", 0, 1, "width", filter_center},
+    {"count", 0, 0, "", filter_length},
+    {"d", 0, 2, "default_value boolean", filter_default},
+    {"default", 0, 2, "default_value boolean", filter_default},
+    {"dictsort", 0, 3, "case_sensitive by reverse", filter_dictsort},
+    {"e", 0, 0, "", filter_escape},
+    {"escape", 0, 0, "", filter_escape},
+    {"first", 0, 0, "", filter_first},
+    {"float", 0, 1, "default", filter_float},
+    {"format", 0, 0, "*", filter_format},
+    {"from_json", 0, 0, "", filter_from_json},
+    {"indent", 0, 3, "width first blank", filter_indent},
+    {"int", 0, 2, "default base", filter_int},
+    {"items", 0, 0, "", filter_items},
+    {"join", 0, 2, "d attribute", filter_join},
+    {"last", 0, 0, "", filter_last},
+    {"length", 0, 0, "", filter_length},
+    {"list", 0, 0, "", filter_list},
+    {"lower", 0, 0, "", filter_lower},
+    {"map", 0, 0, "*", filter_map},
+    {"max", 0, 2, "case_sensitive attribute", filter_max},
+    {"min", 0, 2, "case_sensitive attribute", filter_min},
+    {"reject", 0, 0, "*", filter_reject},
+    {"rejectattr", 0, 0, "*", filter_rejectattr},
+    {"replace", 2, 3, "old new count", filter_replace},
+    {"reverse", 0, 0, "", filter_reverse},
+    {"round", 0, 2, "precision method", filter_round},
+    {"safe", 0, 0, "", filter_safe},
+    {"select", 0, 0, "*", filter_select},
+    {"selectattr", 0, 0, "*", filter_selectattr},
+    {"sort", 0, 3, "reverse case_sensitive attribute", filter_sort},
+    {"string", 0, 0, "", filter_string},
+    {"sum", 0, 2, "attribute start", filter_sum},
+    {"title", 0, 0, "", filter_title},
+    {"tojson", 0, 4, "ensure_ascii indent separators sort_keys", filter_tojson},
+    {"trim", 0, 1, "chars", filter_trim},
+    {"unique", 0, 2, "case_sensitive attribute", filter_unique},
+    {"upper", 0, 0, "", filter_upper},
+};
+
+const struct builtin *jinja_filter(const char *name, size_t len)
+{
+    return builtin_find(filters, sizeof(filters) / sizeof(*filters), name, len);
+}

@@ -1,0 +1,520 @@
+/* jinja_impl.h - shared by the parts of the interpreter and by who makes its variables.
+ *
+ * Everything here works inside jinja_compile() or jinja_render(): memory comes from the arena of
+ * the run, and jinja_fail() leaves by longjmp, so that nothing has to be freed or handed up. */
+#ifndef NVLLM_ENGINE_TEXT_JINJA_IMPL_H
+#define NVLLM_ENGINE_TEXT_JINJA_IMPL_H
+
+#include <jansson.h>
+#include <setjmp.h>
+#include <stdbool.h>
+#include <string.h>
+
+#include "engine/text/jinja.h"
+
+enum {
+    JINJA_DEPTH_MAX = 1000, /* nested calls of the interpreter, and of values in values */
+    JINJA_ARGS_MAX = 8,     /* named parameters of a filter, test or method */
+    JINJA_SOURCE_MAX = 4 << 20,
+};
+
+/* ---- values */
+
+enum value_type {
+    V_MISSING, /* of a slot: nothing is set; no expression has it */
+    V_UNDEFINED,
+    V_NONE,
+    V_BOOL,
+    V_INT,
+    V_FLOAT,
+    V_STR,
+    V_LIST,
+    V_TUPLE,
+    V_ITER, /* what Python makes a generator or a view of: it has no elements by index */
+    V_DICT,
+    V_NAMESPACE, /* its attributes are a struct dict */
+    V_MACRO,
+    V_LOOP,
+    V_FUNCTION,
+};
+
+struct value {
+    uint8_t type;
+    bool foreign;  /* came with a variable; of a number: what it prints did */
+    uint8_t owner; /* V_UNDEFINED: the type of what has no such attribute; 0: of no object */
+    bool by_index; /* V_UNDEFINED: i, not str, is what was asked for */
+    union {
+        bool b;
+        int64_t i;
+        double f;
+        const struct str *str; /* V_UNDEFINED: the name; NULL: none */
+        struct list *list;     /* V_LIST, V_TUPLE, V_ITER */
+        struct dict *dict;
+        struct macro *macro;
+        struct loop *loop;
+        const struct function *function;
+    };
+};
+
+/* UTF-8, valid, never changed. own says of each byte whether the template wrote it (1) or not (0);
+ * where it is NULL all are as all_own. */
+struct str {
+    const char *data;
+    const uint8_t *own;
+    uint32_t len;
+    bool all_own;
+    bool markup;        /* the safe filter's: what is added to it is escaped */
+    struct grown *from; /* concatenation made it, and may go on behind it; or NULL */
+};
+
+struct list {
+    struct value *items;
+    uint32_t n, cap;
+    bool used_up;   /* V_ITER: it goes by once */
+    bool generator; /* V_ITER: not a view: it has no length, and is always true */
+};
+
+struct entry {
+    struct value key, value;
+};
+
+struct dict {
+    struct entry *entries; /* in the order of insertion */
+    uint32_t n, cap;
+    uint32_t *index; /* [n_index], a power of two: hash table of entry + 1; NULL while small */
+    uint32_t n_index;
+};
+
+struct macro {
+    const struct node *node;
+    struct frame *frame; /* in which it was defined */
+};
+
+struct function {
+    const struct builtin *builtin;
+    struct value self; /* of a method */
+};
+
+/* ---- what is called by name */
+
+struct named_value {
+    const struct str *name;
+    struct value value;
+};
+
+struct args {
+    const struct value *v;
+    uint32_t n;
+    const struct named_value *named;
+    uint32_t n_named;
+};
+
+/* A filter, test, function or method. Its first parameter is the subject. params: the names of the
+ * other n, of which so many are needed (the rest may be V_MISSING); "*": it looks at args itself.
+ */
+struct builtin {
+    const char *name;
+    uint8_t needed, n;
+    const char *params;
+    struct value (*run)(struct jinja_run *r, const struct value *a, const struct args *args);
+};
+
+const struct builtin *jinja_filter(const char *name, size_t len); /* NULL: unknown */
+const struct builtin *jinja_test(const char *name, size_t len);
+const struct builtin *jinja_function(const char *name, size_t len);
+
+/* The methods of a name, by the kind of their object; all NULL for most names. */
+struct methods {
+    const struct builtin *of_str, *of_list, *of_dict;
+};
+struct methods jinja_methods(const struct str *name);
+
+static inline const struct builtin *jinja_method(const struct methods *m, enum value_type type)
+{
+    return type == V_STR    ? m->of_str
+           : type == V_LIST ? m->of_list
+           : type == V_DICT ? m->of_dict
+                            : NULL;
+}
+
+struct value jinja_call_builtin(struct jinja_run *r, const struct builtin *b, struct value self,
+                                const struct args *args);
+/* jinja_eval.c: calls a macro, function or loop. */
+struct value jinja_call(struct jinja_run *r, struct value callee, const struct args *args);
+
+/* ---- the run */
+
+/* A text while it is written: in the arena, with own as a struct str has it; or the whole output,
+ * from malloc, with the ranges that are the template's own. */
+struct out {
+    char *data;
+    uint8_t *own; /* NULL until a second kind of text comes */
+    size_t len, cap;
+    bool all_own;
+    bool whole;
+    struct text_range *ranges;
+    size_t n_ranges, ranges_cap;
+};
+
+struct frame {
+    struct frame *up;
+    struct value slots[];
+};
+
+struct jinja_run {
+    const struct jinja *t;
+    struct err *e;
+    int code; /* of the error */
+    jmp_buf fail;
+    uint32_t pos; /* of the node being evaluated: line << 12 | column */
+    bool compiling;
+
+    struct chunk *chunks; /* the arena; the first is being filled */
+    size_t used, room;    /* of the first */
+    size_t taken, memory_max, output_max;
+    int64_t steps;
+    int depth;
+
+    struct out *out, whole;
+    struct frame *frame;
+    struct value *globals;
+    const struct tm *now;
+    json_t *json; /* being converted */
+};
+
+enum { JINJA_COLUMN_BITS = 12 };
+
+/* "chat template: line 3: …", or while compiling "line 3, column 7: …". */
+_Noreturn __attribute__((format(printf, 2, 3))) void jinja_fail(struct jinja_run *r,
+                                                                const char *fmt, ...);
+_Noreturn __attribute__((format(printf, 3, 4))) void jinja_fail_as(struct jinja_run *r, int code,
+                                                                   const char *fmt, ...);
+/* With a text that needs no place in the template. */
+_Noreturn void jinja_fail_plain(struct jinja_run *r, int code, const struct err *why);
+/* The template gave up with a message. */
+_Noreturn void jinja_raise(struct jinja_run *r, struct text message);
+void *jinja_take(struct jinja_run *r, size_t bytes); /* aligned for any type, not zeroed */
+_Noreturn void jinja_fail_steps(struct jinja_run *r);
+
+/* Counts the work of so many bytes or elements. */
+static inline void jinja_charge(struct jinja_run *r, size_t bytes)
+{
+    r->steps -= (int64_t)(bytes / 16) + 1;
+    if (r->steps < 0)
+        jinja_fail_steps(r);
+}
+
+static inline void jinja_enter(struct jinja_run *r)
+{
+    if (++r->depth > JINJA_DEPTH_MAX)
+        jinja_fail_as(r, -22, "nested or called more than %d deep", (int)JINJA_DEPTH_MAX);
+}
+
+static inline void jinja_leave(struct jinja_run *r)
+{
+    r->depth--;
+}
+
+/* ---- making and reading values: jinja_value.c */
+
+static inline struct value value_none(void)
+{
+    return (struct value){.type = V_NONE};
+}
+
+static inline struct value value_bool(bool b)
+{
+    return (struct value){.type = V_BOOL, .b = b};
+}
+
+static inline struct value value_int(int64_t i)
+{
+    return (struct value){.type = V_INT, .i = i};
+}
+
+static inline struct value value_float(double f)
+{
+    return (struct value){.type = V_FLOAT, .f = f};
+}
+
+static inline struct value value_undefined(const struct str *name)
+{
+    return (struct value){.type = V_UNDEFINED, .str = name};
+}
+
+static inline struct value value_str(const struct str *s)
+{
+    return (struct value){.type = V_STR, .str = s};
+}
+
+static inline struct value value_list(struct list *l, enum value_type type)
+{
+    return (struct value){.type = (uint8_t)type, .list = l};
+}
+
+static inline struct value value_dict(struct dict *d)
+{
+    return (struct value){.type = V_DICT, .dict = d};
+}
+
+static inline bool value_is_number(struct value v)
+{
+    return v.type == V_INT || v.type == V_FLOAT || v.type == V_BOOL;
+}
+
+static inline bool value_is_sequence(struct value v)
+{
+    return v.type == V_LIST || v.type == V_TUPLE;
+}
+
+/* The data is referred to, not copied. */
+struct str *str_new(struct jinja_run *r, const char *data, size_t len, bool own);
+struct str *str_of(struct jinja_run *r, const char *literal); /* the template's own */
+#define STR_LITERAL(s)                                                                             \
+    {                                                                                              \
+        .data = (s), .len = sizeof(s) - 1, .all_own = true                                         \
+    }
+extern const struct str str_empty;
+/* Words of conversations: template and variables share one text of each, so that a comparison need
+ * not read them. */
+enum str_word {
+    WORD_USER,
+    WORD_ASSISTANT,
+    WORD_TOOL,
+    WORD_SYSTEM,
+    WORD_DEVELOPER,
+    WORD_ROLE,
+    WORD_CONTENT,
+    WORD_NAME,
+    WORD_TYPE,
+    WORD_FUNCTION,
+    WORD_ARGUMENTS,
+    WORD_TOOL_CALLS,
+    WORD_REASONING_CONTENT,
+    N_WORDS
+};
+extern const struct str str_words[N_WORDS];
+const struct str *str_word_of(const char *data, size_t len); /* NULL: none */
+struct str *str_copy(struct jinja_run *r, const char *data, size_t len, bool own);
+struct str *str_part(struct jinja_run *r, const struct str *s, size_t at, size_t len);
+const struct str *str_concat(struct jinja_run *r, const struct str *a, const struct str *b);
+/* s, marked as safe if `like` is. */
+const struct str *str_marked(struct jinja_run *r, const struct str *s, const struct str *like);
+const struct str *str_escaped(struct jinja_run *r, const struct str *s); /* for HTML */
+size_t str_chars(const struct str *s);                                   /* code points */
+size_t str_offset(const struct str *s, size_t n_chars);                  /* of the nth */
+
+static inline bool str_equal(const struct str *a, const struct str *b)
+{
+    return a == b || (a->len == b->len && memcmp(a->data, b->data, a->len) == 0);
+}
+
+int str_compare(const struct str *a, const struct str *b);
+bool str_is(const struct str *s, const char *literal);
+bool str_is_space(uint32_t cp); /* as Python sees it */
+
+struct list *list_new(struct jinja_run *r, size_t cap);
+void list_push(struct jinja_run *r, struct list *l, struct value v);
+
+struct dict *dict_new(struct jinja_run *r, size_t cap);
+const struct value *dict_get(struct jinja_run *r, const struct dict *d, struct value key);
+const struct value *dict_get_indexed(struct jinja_run *r, const struct dict *d,
+                                     const struct str *key);
+
+static inline const struct value *dict_get_str(struct jinja_run *r, const struct dict *d,
+                                               const struct str *key)
+{
+    const struct entry *end = d->entries + d->n;
+
+    if (d->index)
+        return dict_get_indexed(r, d, key);
+    for (const struct entry *e = d->entries; e < end; e++)
+        if (e->key.type == V_STR && str_equal(e->key.str, key))
+            return &e->value;
+    return NULL;
+}
+
+void dict_set(struct jinja_run *r, struct dict *d, struct value key, struct value v);
+
+void out_init(struct out *o);
+void out_write(struct jinja_run *r, struct out *o, const char *data, size_t len, bool own);
+void out_str(struct jinja_run *r, struct out *o, const struct str *s);
+void out_value(struct jinja_run *r, struct out *o, struct value v); /* as Python's str() */
+void out_repr(struct jinja_run *r, struct out *o, struct value v);
+const struct str *out_take(struct jinja_run *r, struct out *o);
+
+bool value_is_true(struct jinja_run *r, struct value v);
+
+static inline bool value_true(struct jinja_run *r, struct value v)
+{
+    return v.type == V_BOOL ? v.b : value_is_true(r, v);
+}
+
+bool value_equal(struct jinja_run *r, struct value a, struct value b);
+int value_compare(struct jinja_run *r, struct value a, struct value b, const char *op);
+bool value_contains(struct jinja_run *r, struct value all, struct value v);
+const struct str *value_text(struct jinja_run *r, struct value v); /* str(v) */
+const char *value_type_name(enum value_type type);
+int64_t value_length(struct jinja_run *r, struct value v); /* -1: it has none */
+/* The elements, of a string its characters; fails for what cannot be iterated over. */
+struct list *value_elements(struct jinja_run *r, struct value v);
+_Noreturn void value_fail_undefined(struct jinja_run *r, struct value v);
+int64_t value_index(struct jinja_run *r, struct value v); /* an integer, or fails */
+struct value value_attr(struct jinja_run *r, struct value v, const struct str *name);
+struct value value_item(struct jinja_run *r, struct value v, struct value key);
+
+/* The decimal digits of Python's repr(float). */
+void jinja_format_float(char out[40], double f);
+
+/* jinja_json.c */
+struct json_style {
+    bool ascii, sorted;
+    const struct str *indent;     /* NULL: one line */
+    const struct str *item, *key; /* separators */
+};
+void out_json(struct jinja_run *r, struct out *o, struct value v, const struct json_style *style);
+struct value value_from_json(struct jinja_run *r, const json_t *json); /* foreign */
+/* Parses text; what names it in an error. */
+struct value value_parse_json(struct jinja_run *r, struct text text, const char *what);
+
+/* The order of keys[n], ascending, equal ones as they are (or, reversed, as they are as well). */
+uint32_t *jinja_sorted(struct jinja_run *r, const struct value *keys, uint32_t n, bool reversed);
+
+void jinja_set(struct jinja_run *r, const char *name, size_t len, struct value v);
+
+/* ---- the compiled template */
+
+enum node_kind {
+    /* expressions */
+    N_CONST,
+    N_NAME,
+    N_TUPLE,
+    N_LIST,
+    N_DICT,
+    N_ATTR,
+    N_ITEM,
+    N_SLICE,
+    N_CALL,
+    N_FILTER,
+    N_TEST,
+    N_NOT,
+    N_NEGATE,
+    N_PLUS,
+    N_BINARY,
+    N_AND,
+    N_OR,
+    N_CONCAT,
+    N_COMPARE,
+    N_COND,
+    /* statements */
+    N_DATA,
+    N_OUTPUT,
+    N_BODY,
+    N_FOR,
+    N_IF,
+    N_SET,
+    N_SET_BLOCK,
+    N_MACRO,
+    N_CALL_BLOCK,
+    N_FILTER_BLOCK,
+    N_WITH,
+    N_SCOPE,
+    N_BREAK,
+    N_CONTINUE,
+};
+
+struct name_ref {
+    uint16_t up, slot;
+};
+
+struct named_node {
+    const struct str *name;
+    struct node *value;
+};
+
+struct call {
+    struct node **args;
+    struct named_node *named;
+    struct node *star, *star_star; /* *args, **kwargs */
+    uint32_t n_args, n_named;
+};
+
+/* One kind uses some of the members: small, for a template should fit the nearest cache. */
+struct node {
+    uint8_t kind;
+    bool flag;       /* N_ATTR: the name may be a method's; N_TEST: negated; N_FOR: recursive */
+    uint16_t op;     /* two characters of an operator; N_ATTR: of a loop's attribute */
+    uint16_t height; /* of the tree below */
+    uint32_t pos;    /* line << 12 | column */
+    uint32_t n;      /* of list */
+    struct node **list;
+    struct node *a, *b, *c;
+    struct scope *scope;
+    const struct str *name; /* of N_NAME, N_ATTR, N_MACRO; the text of N_DATA */
+    union {
+        struct value value;     /* N_CONST */
+        struct methods methods; /* N_ATTR with flag */
+        struct {                /* N_FILTER, N_TEST; N_CALL has the call alone */
+            const struct builtin *builtin;
+            struct call *call;
+        };
+        struct { /* N_NAME, innermost first; then the global variable */
+            const struct name_ref *refs;
+            uint32_t n_refs;
+            int32_t global; /* where it is assigned to, and of N_MACRO: its slot */
+        };
+    };
+};
+
+/* Names that are set somewhere in a stretch of the template, and its frames' slots. */
+struct scope {
+    struct scope *up;
+    const struct str **names;
+    uint16_t n, cap;
+    bool captured;                /* a macro in it may outlive its frame */
+    bool varargs, kwargs, caller; /* of a macro: its body uses them */
+};
+
+struct jinja {
+    struct chunk *chunks;
+    struct node *body;
+    struct scope *scope;
+    const struct str **globals;
+    uint32_t n_globals;
+    bool marks; /* it has the safe or escape filter: sums may have to be escaped */
+};
+
+enum token_type {
+    T_END,
+    T_DATA,
+    T_VARIABLE_BEGIN,
+    T_VARIABLE_END,
+    T_BLOCK_BEGIN,
+    T_BLOCK_END,
+    T_NAME,
+    T_NUMBER,
+    T_STRING,
+    T_OPERATOR,
+};
+
+struct token {
+    uint8_t type;
+    uint16_t op; /* its characters, the first one higher */
+    uint32_t pos;
+    const struct str *text;
+    struct value value; /* T_NUMBER */
+};
+
+#define OP(a, b) ((uint16_t)((unsigned char)(a) << 8 | (unsigned char)(b)))
+
+/* jinja_lex.c: the tokens of a whole template, with T_END behind. */
+struct token *jinja_lex(struct jinja_run *r, struct text source);
+/* jinja_parse.c */
+void jinja_parse(struct jinja_run *r, struct jinja *t, const struct token *tokens);
+
+/* jinja_exec.c */
+int jinja_loop_attr_id(const struct str *name);
+struct value jinja_loop_attr(struct jinja_run *r, struct value v, const struct str *name, int id);
+void jinja_execute(struct jinja_run *r);
+
+#endif

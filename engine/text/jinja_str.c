@@ -1,0 +1,208 @@
+/* jinja_str.c - strings that know who wrote each byte: parts, sums, comparison. See jinja_impl.h.
+ */
+#include <errno.h>
+
+#include "engine/text/jinja_impl.h"
+
+/* Room to go on behind a concatenation: so a text that grows piece by piece is not copied whole for
+ * each. */
+struct grown {
+    char *data;
+    uint8_t *own;
+    size_t len, cap;
+    bool all_own;
+};
+
+const struct str str_empty = STR_LITERAL("");
+
+const struct str str_words[N_WORDS] = {
+    [WORD_ARGUMENTS] = STR_LITERAL("arguments"),
+    [WORD_ASSISTANT] = STR_LITERAL("assistant"),
+    [WORD_CONTENT] = STR_LITERAL("content"),
+    [WORD_DEVELOPER] = STR_LITERAL("developer"),
+    [WORD_FUNCTION] = STR_LITERAL("function"),
+    [WORD_NAME] = STR_LITERAL("name"),
+    [WORD_REASONING_CONTENT] = STR_LITERAL("reasoning_content"),
+    [WORD_ROLE] = STR_LITERAL("role"),
+    [WORD_SYSTEM] = STR_LITERAL("system"),
+    [WORD_TOOL] = STR_LITERAL("tool"),
+    [WORD_TOOL_CALLS] = STR_LITERAL("tool_calls"),
+    [WORD_TYPE] = STR_LITERAL("type"),
+    [WORD_USER] = STR_LITERAL("user"),
+};
+
+const struct str *str_word_of(const char *data, size_t len)
+{
+    for (const struct str *w = str_words; w < str_words + N_WORDS; w++)
+        if (w->len == len && w->data[0] == data[0] && memcmp(w->data, data, len) == 0)
+            return w;
+    return NULL;
+}
+
+struct str *str_new(struct jinja_run *r, const char *data, size_t len, bool own)
+{
+    struct str *s = jinja_take(r, sizeof(*s));
+
+    if (len >= UINT32_MAX)
+        jinja_fail_as(r, -E2BIG, "a text is too long");
+    *s = (struct str){.data = data, .len = (uint32_t)len, .all_own = own};
+    return s;
+}
+
+struct str *str_of(struct jinja_run *r, const char *literal)
+{
+    return str_new(r, literal, strlen(literal), true);
+}
+
+struct str *str_copy(struct jinja_run *r, const char *data, size_t len, bool own)
+{
+    char *copy = jinja_take(r, len + 1);
+
+    jinja_charge(r, len);
+    if (len)
+        memcpy(copy, data, len);
+    return str_new(r, copy, len, own);
+}
+
+struct str *str_part(struct jinja_run *r, const struct str *s, size_t at, size_t len)
+{
+    struct str *part = str_new(r, s->data + at, len, s->all_own);
+
+    part->own = s->own ? s->own + at : NULL;
+    part->markup = s->markup;
+    return part;
+}
+
+size_t str_chars(const struct str *s)
+{
+    size_t n = 0;
+
+    for (uint32_t i = 0; i < s->len; i++)
+        n += ((unsigned char)s->data[i] & 0xc0) != 0x80;
+    return n;
+}
+
+size_t str_offset(const struct str *s, size_t n_chars)
+{
+    size_t at = 0;
+
+    for (; at < s->len; at++)
+        if (((unsigned char)s->data[at] & 0xc0) != 0x80 && n_chars-- == 0)
+            break;
+    return at;
+}
+
+/* Bytes of UTF-8 are in the order of their characters. */
+int str_compare(const struct str *a, const struct str *b)
+{
+    int r = memcmp(a->data, b->data, a->len < b->len ? a->len : b->len);
+
+    return r ? r : (a->len > b->len) - (a->len < b->len);
+}
+
+bool str_is(const struct str *s, const char *literal)
+{
+    size_t len = strlen(literal);
+
+    return s->len == len && memcmp(s->data, literal, len) == 0;
+}
+
+bool str_is_space(uint32_t cp)
+{
+    return (cp >= 9 && cp <= 13) || (cp >= 0x1c && cp <= 0x20) || cp == 0x85 || cp == 0xa0 ||
+           cp == 0x1680 || (cp >= 0x2000 && cp <= 0x200a) || cp == 0x2028 || cp == 0x2029 ||
+           cp == 0x202f || cp == 0x205f || cp == 0x3000;
+}
+
+static void append(struct jinja_run *r, struct grown *g, const struct str *s)
+{
+    if (!g->len)
+        g->all_own = s->all_own;
+    if (!g->own && (s->own || s->all_own != g->all_own)) {
+        g->own = jinja_take(r, g->cap);
+        memset(g->own, g->all_own, g->len);
+    }
+    if (s->own)
+        memcpy(g->own + g->len, s->own, s->len);
+    else if (g->own)
+        memset(g->own + g->len, s->all_own, s->len);
+    memcpy(g->data + g->len, s->data, s->len);
+    g->len += s->len;
+}
+
+static const struct str *concat(struct jinja_run *r, const struct str *a, const struct str *b)
+{
+    struct grown *g = a->from;
+    const size_t len = (size_t)a->len + b->len;
+    struct str *s;
+
+    if (len > r->output_max)
+        jinja_fail_as(r, -E2BIG, "makes a text of more than %zu bytes", r->output_max);
+    jinja_charge(r, b->len);
+    if (!g || a->data + a->len != g->data + g->len || b->len > g->cap - g->len) {
+        jinja_charge(r, a->len);
+        g = jinja_take(r, sizeof(*g));
+        *g = (struct grown){.cap = len + len / 2 + 32};
+        g->data = jinja_take(r, g->cap);
+        append(r, g, a);
+    }
+    append(r, g, b);
+    s = str_new(r, g->data, len, g->all_own);
+    s->own = g->own;
+    s->from = g;
+    return s;
+}
+
+const struct str *str_escaped(struct jinja_run *r, const struct str *s)
+{
+    struct out o;
+
+    if (s->markup || !memchr(s->data, '&', s->len))
+        if (s->markup || (!memchr(s->data, '<', s->len) && !memchr(s->data, '>', s->len) &&
+                          !memchr(s->data, '"', s->len) && !memchr(s->data, '\'', s->len)))
+            return s;
+    out_init(&o);
+    for (uint32_t i = 0; i < s->len; i++) {
+        const bool own = s->own ? s->own[i] : s->all_own;
+        const char c = s->data[i];
+        const char *as = c == '&'    ? "&amp;"
+                         : c == '<'  ? "&lt;"
+                         : c == '>'  ? "&gt;"
+                         : c == '"'  ? "&#34;"
+                         : c == '\'' ? "&#39;"
+                                     : NULL;
+
+        out_write(r, &o, as ? as : &c, as ? strlen(as) : 1, own);
+    }
+    return out_take(r, &o);
+}
+
+const struct str *str_marked(struct jinja_run *r, const struct str *s, const struct str *like)
+{
+    struct str *copy;
+
+    if (s->markup == like->markup)
+        return s;
+    copy = jinja_take(r, sizeof(*copy));
+    *copy = *s;
+    copy->markup = like->markup;
+    return copy;
+}
+
+/* Python's +: next to marked text the other is escaped, and the sum is marked. */
+const struct str *str_concat(struct jinja_run *r, const struct str *a, const struct str *b)
+{
+    struct str *marked;
+
+    if (a->markup || b->markup) {
+        a = str_escaped(r, a);
+        b = str_escaped(r, b);
+        marked = jinja_take(r, sizeof(*marked));
+        *marked = *concat(r, a, b);
+        marked->markup = true;
+        return marked;
+    }
+    if (!a->len)
+        return b;
+    return b->len ? concat(r, a, b) : a;
+}

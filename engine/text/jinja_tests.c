@@ -1,0 +1,237 @@
+/* jinja_tests.c - what `is` asks, and the functions of every template. See jinja_impl.h. */
+#include <errno.h>
+#include <stdlib.h>
+
+#include "engine/text/jinja_text.h"
+#include "engine/text/utf8.h"
+
+enum { RANGE_MAX = 100000 }; /* as Jinja's sandbox has it */
+
+#define TEST(name, condition)                                                                      \
+    static struct value name(struct jinja_run *r, const struct value *a, const struct args *args)  \
+    {                                                                                              \
+        (void)r, (void)a, (void)args;                                                              \
+        return value_bool(condition);                                                              \
+    }
+
+static bool leaves(struct jinja_run *r, struct value v, int64_t by, int64_t rest)
+{
+    return value_equal(r, value_binary(r, OP(0, '%'), v, value_int(by)), value_int(rest));
+}
+
+/* str(v).islower() and isupper(): some letter has case, and none the other. */
+static bool has_case(struct jinja_run *r, struct value v, bool upper)
+{
+    const struct str *s = value_text(r, v);
+    const struct str *as = upper ? text_upper(r, s) : text_lower(r, s);
+
+    return str_equal(s, as) && !str_equal(s, upper ? text_lower(r, s) : text_upper(r, s));
+}
+
+static bool is_same(struct value a, struct value b)
+{
+    if (a.type != b.type)
+        return false;
+    switch (a.type) {
+    case V_NONE:
+        return true;
+    case V_BOOL:
+        return a.b == b.b;
+    case V_INT:
+        return a.i == b.i;
+    default:
+        return a.list == b.list;
+    }
+}
+
+TEST(is_boolean, a->type == V_BOOL)
+/* Python's Undefined can be called, and then says what it is. */
+TEST(is_callable,
+     a->type == V_MACRO || a->type == V_FUNCTION || a->type == V_LOOP || a->type == V_UNDEFINED)
+TEST(is_defined, a->type != V_UNDEFINED)
+TEST(is_undefined, a->type == V_UNDEFINED)
+TEST(is_divisible, leaves(r, a[0], value_index(r, a[1]), 0))
+TEST(is_even, leaves(r, a[0], 2, 0))
+TEST(is_odd, leaves(r, a[0], 2, 1))
+TEST(is_eq, value_equal(r, a[0], a[1]))
+TEST(is_ne, !value_equal(r, a[0], a[1]))
+TEST(is_lt, value_compare(r, a[0], a[1], "<") < 0)
+TEST(is_le, value_compare(r, a[0], a[1], "<=") <= 0)
+TEST(is_gt, value_compare(r, a[0], a[1], ">") > 0)
+TEST(is_ge, value_compare(r, a[0], a[1], ">=") >= 0)
+TEST(is_escaped, a->type == V_STR && a->str->markup)
+TEST(is_true, a->type == V_BOOL && a->b)
+TEST(is_false, a->type == V_BOOL && !a->b)
+TEST(is_filter, a->type == V_STR && jinja_filter(a->str->data, a->str->len))
+TEST(is_test, a->type == V_STR && jinja_test(a->str->data, a->str->len))
+TEST(is_float, a->type == V_FLOAT)
+TEST(is_integer, a->type == V_INT)
+TEST(is_number, value_is_number(*a))
+TEST(is_in, value_contains(r, a[1], a[0]))
+TEST(is_iterable, a->type == V_UNDEFINED || a->type == V_STR || value_is_sequence(*a) ||
+                      a->type == V_ITER || a->type == V_DICT || a->type == V_LOOP)
+TEST(is_sequence,
+     a->type == V_UNDEFINED || a->type == V_STR || value_is_sequence(*a) || a->type == V_DICT)
+TEST(is_lower, has_case(r, *a, false))
+TEST(is_upper, has_case(r, *a, true))
+TEST(is_mapping, a->type == V_DICT)
+TEST(is_none, a->type == V_NONE)
+TEST(is_sameas, is_same(a[0], a[1]))
+TEST(is_string, a->type == V_STR)
+
+static const struct builtin tests[] = {
+    {"!=", 1, 1, "other", is_ne},
+    {"<", 1, 1, "other", is_lt},
+    {"<=", 1, 1, "other", is_le},
+    {"==", 1, 1, "other", is_eq},
+    {">", 1, 1, "other", is_gt},
+    {">=", 1, 1, "other", is_ge},
+    {"boolean", 0, 0, "", is_boolean},
+    {"callable", 0, 0, "", is_callable},
+    {"defined", 0, 0, "", is_defined},
+    {"divisibleby", 1, 1, "num", is_divisible},
+    {"eq", 1, 1, "other", is_eq},
+    {"equalto", 1, 1, "other", is_eq},
+    {"escaped", 0, 0, "", is_escaped},
+    {"even", 0, 0, "", is_even},
+    {"false", 0, 0, "", is_false},
+    {"filter", 0, 0, "", is_filter},
+    {"float", 0, 0, "", is_float},
+    {"ge", 1, 1, "other", is_ge},
+    {"greaterthan", 1, 1, "other", is_gt},
+    {"gt", 1, 1, "other", is_gt},
+    {"in", 1, 1, "seq", is_in},
+    {"integer", 0, 0, "", is_integer},
+    {"iterable", 0, 0, "", is_iterable},
+    {"le", 1, 1, "other", is_le},
+    {"lessthan", 1, 1, "other", is_lt},
+    {"lower", 0, 0, "", is_lower},
+    {"lt", 1, 1, "other", is_lt},
+    {"mapping", 0, 0, "", is_mapping},
+    {"ne", 1, 1, "other", is_ne},
+    {"none", 0, 0, "", is_none},
+    {"number", 0, 0, "", is_number},
+    {"odd", 0, 0, "", is_odd},
+    {"sameas", 1, 1, "other", is_sameas},
+    {"sequence", 0, 0, "", is_sequence},
+    {"string", 0, 0, "", is_string},
+    {"test", 0, 0, "", is_test},
+    {"true", 0, 0, "", is_true},
+    {"undefined", 0, 0, "", is_undefined},
+    {"upper", 0, 0, "", is_upper},
+};
+
+/* ---- functions */
+
+#define FN(name)                                                                                   \
+    static struct value name(struct jinja_run *r, const struct value *a, const struct args *args)
+
+FN(range)
+{
+    int64_t from = 0, to = value_index(r, a[1]), step = 1, n = 0;
+    struct list *l;
+
+    (void)args;
+    if (a[2].type != V_MISSING) {
+        from = to;
+        to = value_index(r, a[2]);
+    }
+    if (a[3].type != V_MISSING)
+        step = value_index(r, a[3]);
+    if (!step)
+        jinja_fail(r, "ValueError: range() arg 3 must not be zero");
+    if (step > 0 ? from < to : from > to)
+        n = (int64_t)(((step > 0 ? (__int128)to - from : (__int128)from - to) - 1) /
+                      (step > 0 ? (__int128)step : -(__int128)step)) +
+            1;
+    if (n > RANGE_MAX || n < 0)
+        jinja_fail(r, "OverflowError: range of more than %d numbers", (int)RANGE_MAX);
+    l = list_new(r, (size_t)n);
+    for (int64_t i = 0; i < n; i++)
+        list_push(r, l, value_int(from + i * step));
+    return value_list(l, V_LIST);
+}
+
+static struct dict *named_dict(struct jinja_run *r, const struct args *args)
+{
+    struct dict *d = dict_new(r, args->n_named + 2);
+
+    if (args->n > 1 || (args->n && args->v[0].type != V_DICT))
+        jinja_fail(r, "TypeError: a dictionary is made of a dictionary and named arguments");
+    for (uint32_t i = 0; args->n && i < args->v[0].dict->n; i++)
+        dict_set(r, d, args->v[0].dict->entries[i].key, args->v[0].dict->entries[i].value);
+    for (uint32_t i = 0; i < args->n_named; i++)
+        dict_set(r, d, value_str(args->named[i].name), args->named[i].value);
+    return d;
+}
+
+FN(make_namespace)
+{
+    (void)a;
+    return (struct value){.type = V_NAMESPACE, .dict = named_dict(r, args)};
+}
+
+FN(make_dict)
+{
+    (void)a;
+    return value_dict(named_dict(r, args));
+}
+
+FN(raise_exception)
+{
+    const struct str *s = value_text(r, a[1]);
+
+    (void)args;
+    jinja_raise(r, (struct text){s->data, s->len});
+}
+
+FN(strftime_now)
+{
+    const struct str *s = value_text(r, a[1]);
+    struct tm now;
+    time_t t = time(NULL);
+    char format[128], text[512];
+    size_t n;
+
+    (void)args;
+    if (r->now)
+        now = *r->now;
+    else
+        localtime_r(&t, &now);
+    if (s->len >= sizeof(format))
+        jinja_fail(r, "ValueError: the format of a time is too long");
+    memcpy(format, s->data, s->len);
+    format[s->len] = '\0';
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wformat-nonliteral" /* it is the template's */
+    n = strftime(text, sizeof(text), format, &now);
+#pragma GCC diagnostic pop
+    return value_str(str_copy(r, text, n, s->all_own && !s->own));
+}
+
+static const struct builtin functions[] = {
+    {"range", 1, 3, "stop start step", range},
+    {"namespace", 0, 0, "*", make_namespace},
+    {"dict", 0, 0, "*", make_dict},
+    {"raise_exception", 1, 1, "message", raise_exception},
+    {"strftime_now", 1, 1, "format", strftime_now},
+};
+
+const struct builtin *builtin_find(const struct builtin *all, size_t n, const char *name,
+                                   size_t len)
+{
+    for (size_t i = 0; i < n; i++)
+        if (strlen(all[i].name) == len && memcmp(all[i].name, name, len) == 0)
+            return &all[i];
+    return NULL;
+}
+
+const struct builtin *jinja_test(const char *name, size_t len)
+{
+    return builtin_find(tests, sizeof(tests) / sizeof(*tests), name, len);
+}
+
+const struct builtin *jinja_function(const char *name, size_t len)
+{
+    return builtin_find(functions, sizeof(functions) / sizeof(*functions), name, len);
+}
