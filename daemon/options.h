@@ -118,7 +118,7 @@ struct device_list {
 /* Texts belong to the struct. An empty text is "not set". */
 struct options {
     char *model_path;
-    char *chat_template; /* "": the folder's */
+    char *chat_template;     /* "": the folder's */
     int64_t tensor_parallel; /* 0: auto, else 1 + log2 of the number of ranks */
     char *socket;
     int64_t socket_mode;
