@@ -22,11 +22,12 @@
 enum {
     N_JOBS = 4,      /* posted and not yet done, at most: steps in flight and one more */
     WAIT_US = 50,    /* between looks at a long job */
-    SPIN_US = 1000,  /* before a rank sleeps; a longer step hides that its successor wakes it */
+    SPIN_US = 1000,  /* before a rank sleeps; steps longer than this hide what waking costs */
     SPIN_LOOKS = 64, /* between looks at the clock */
     COPY_POLL_US = 50,
-    STEP_LOOKS = 2000, /* at the events of a step before the engine's thread sleeps in between */
-    STEP_SECONDS = PEER_SECONDS + 2, /* a rank that waits for another is told of by its device */
+    OFFLOADED_SECONDS = 60,
+    STEP_LOOKS = 2000, /* polls of a step's events before the engine thread sleeps between them */
+    STEP_SECONDS = PEER_SECONDS + 2, /* by then the device of a rank that waits has failed */
 };
 
 static const double COPY_WAIT = 1e-3; /* seconds: contract 2 of a step without rows */
@@ -61,6 +62,7 @@ struct ranks {
     struct rank ranks[MAX_RANKS];
     struct host_memory *host; /* NULL: there is none */
     int64_t n_copying;        /* copies of blocks that have not been told as ended */
+    struct backend_info infos[MAX_RANKS];
 
     /* where there are several */
     struct worker workers[MAX_RANKS];
@@ -103,8 +105,10 @@ static void *rank_main(void *arg)
 
         wait_for_job(w->all, n);
         job = w->all->jobs[n % N_JOBS];
-        if (!job.run)
+        if (!job.run) {
+            w->n_done = n + 1;
             return NULL;
+        }
         if (!job.is_step)
             w->result = job.run(w->rank, job.arg, &w->err);
         else if (w->failed == 0)
@@ -130,12 +134,12 @@ static int wait_until_done(const struct ranks *r, uint32_t n, double seconds)
 
 static int lost_error(const struct ranks *r, struct err *e)
 {
-    return err_set(e, -ETIMEDOUT, "rank %d has not begun a step for %d s", r->lost, STEP_SECONDS);
+    return err_set(e, -ETIMEDOUT, "rank %d has not answered for %d s", r->lost, STEP_SECONDS);
 }
 
 static int post(struct ranks *r, struct job job, struct err *e)
 {
-    if (r->lost < 0) /* nobody may still read the entry */
+    if (r->lost < 0) /* wait until all have read the entry */
         r->lost = wait_until_done(r, r->n_posted - (N_JOBS - 1), STEP_SECONDS);
     if (r->lost >= 0)
         return lost_error(r, e);
@@ -146,7 +150,8 @@ static int post(struct ranks *r, struct job job, struct err *e)
     return 0;
 }
 
-/* Runs a function on all ranks at a time and waits for it, for so many seconds. The first error. */
+/* Runs a function on all ranks at a time and waits for it, for so many seconds. Returns the first
+ * error. */
 static int each_within(struct ranks *r, double seconds, rank_fn *run, const void *arg,
                        struct err *e)
 {
@@ -188,15 +193,20 @@ static int start_workers(struct ranks *r, struct err *e)
     return 0;
 }
 
-static void stop_workers(struct ranks *r)
+/* False: one is lost, and the others may still wait for it. */
+static bool stop_workers(struct ranks *r)
 {
     struct err ignored;
 
-    if (r->n_workers > 0)
-        (void)post(r, (struct job){.run = NULL}, &ignored);
-    for (int i = 0; i < r->n_workers; i++)
+    if (r->n_workers == 0)
+        return true;
+    if (post(r, (struct job){.run = NULL}, &ignored) < 0)
+        return false;
+    r->lost = wait_until_done(r, r->n_posted, STEP_SECONDS);
+    for (int i = 0; r->lost < 0 && i < r->n_workers; i++)
         pthread_join(r->workers[i].thread, NULL);
-    r->n_workers = 0;
+    r->n_workers = r->lost < 0 ? 0 : r->n_workers;
+    return r->lost < 0;
 }
 
 /* ---- from open to close */
@@ -411,9 +421,8 @@ int ranks_new(struct ranks **out, const struct model *model, const struct backen
 /* Under a thread that has stopped nothing can be freed. */
 void ranks_free(struct ranks *r)
 {
-    if (!r || r->lost >= 0)
+    if (!r || r->lost >= 0 || !stop_workers(r))
         return;
-    stop_workers(r);
     for (int i = 0; i < r->n; i++) {
         (void)cudaSetDevice(r->ranks[i].device.id);
         if (r->ranks[i].device.launch.stream)
@@ -449,11 +458,10 @@ int ranks_choose(struct ranks *r, struct err *e)
     return each(r, choose_anew, NULL, e);
 }
 
-/* With several ranks all of them: one that loads a kernel in a step keeps the others waiting. */
 static int load_products(struct rank *rank, const void *arg, struct err *e)
 {
     (void)arg;
-    return rank->shard.tp_size > 1 ? rank_load_all_products(rank, e) : rank_load_products(rank, e);
+    return rank_load_products(rank, e);
 }
 
 int ranks_load_products(struct ranks *r, struct err *e)
@@ -514,10 +522,10 @@ bool ranks_pin(struct ranks *r)
 /* What one rank has, and the sums over all. */
 void ranks_info(struct ranks *r, struct backend_info *out)
 {
-    struct backend_info infos[MAX_RANKS] = {{0}};
+    const struct backend_info *infos = r->infos; /* the last ones, where a rank does not answer */
     struct err ignored;
 
-    (void)each_within(r, STEP_SECONDS, info_of, infos, &ignored);
+    (void)each_within(r, STEP_SECONDS, info_of, r->infos, &ignored);
     *out = infos[0];
     out->n_devices = r->n;
     for (int i = 1; i < r->n; i++) {
@@ -588,11 +596,15 @@ static int take_copies(struct ranks *r, bool wait, struct step_result *out, stru
     }
 }
 
-/* Of several ranks all are polled: where one hangs, another finds it out. */
+/* Of several ranks all are polled: where one hangs, another's device reports it. A step that waits
+ * for the bus may take seconds, and counts as alive for a minute. */
 static int wait_for_devices(const struct ranks *r, int slot, struct err *e)
 {
+    const struct rank *first = &r->ranks[0];
+    const double begin = monotonic_seconds();
+
     if (r->n == 1)
-        return rank_wait(&r->ranks[0], slot, e);
+        return rank_wait(first, slot, e);
     for (int looks = 0, n_ended = 0; n_ended < r->n; looks++) {
         n_ended = 0;
         for (int i = 0; i < r->n; i++) {
@@ -603,8 +615,12 @@ static int wait_for_devices(const struct ranks *r, int slot, struct err *e)
                 return err_set(e, rc, "rank %d: %s", i, why.text);
             n_ended += rc;
         }
-        if (looks >= STEP_LOOKS && n_ended < r->n)
-            (void)usleep(WAIT_US);
+        if (looks < STEP_LOOKS || n_ended == r->n)
+            continue;
+        (void)usleep(WAIT_US);
+        if (first->slots[slot].offloaded && first->options.beat &&
+            monotonic_seconds() - begin < OFFLOADED_SECONDS)
+            *first->options.beat += 2;
     }
     return 0;
 }

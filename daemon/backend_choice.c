@@ -65,15 +65,15 @@ int backend_choose(struct backend_choice *out, const struct options *o,
     struct backend_choice c = {.ops = cpu};
     bool present = o->backend == OPTION_BACKEND_AUTO &&
                    (is_in(device_folder, "nvidia0") || is_in(device_folder, "nvidiactl"));
-    int r = check_devices(o, e);
+    int r;
 
-    if (r < 0)
-        return r;
     if (present && access(module, F_OK) < 0 && errno == ENOENT) {
         err_set(&c.warning, 0,
                 "there is an NVIDIA device, but %s is not installed: running on the CPU", module);
     } else if (present || o->backend == OPTION_BACKEND_CUDA) {
-        r = load_module(&c.ops, module, e);
+        r = check_devices(o, e);
+        if (r == 0)
+            r = load_module(&c.ops, module, e);
         if (r < 0)
             return r;
     }

@@ -39,7 +39,7 @@ struct backend_options {
                          * tier_bytes[TIER_DEVICE]: the backend's own choice */
     enum kv_dtype kv_dtype;
     int32_t n_threads; /* CPU backend: worker threads; 0: one per core that this process may use */
-    int32_t n_devices; /* device backends: of devices; 0: device 0 alone */
+    int32_t n_devices; /* device backends: of devices; 0: the first tp_size */
     int32_t devices[BACKEND_MAX_DEVICES];
     int32_t tp_size; /* ranks that share each layer: as many as devices, on the CPU threads of its
                       * own; 0: all devices, on the CPU one */

@@ -143,10 +143,27 @@ void cpu_ranks_drop_weights(struct cpu_ranks *r)
         region_empty(&r->ranks[i].weight_memory);
 }
 
+/* What all ranks need together: each alone is checked when its memory is taken, before any of it is
+ * used. */
+static int check_memory(const struct cpu_ranks *r, struct err *e)
+{
+    const uint64_t there = machine_memory();
+    uint64_t needed;
+    const int code = cpu_ranks_measure(&needed, r->config, r->o.tp_size, e);
+
+    if (code < 0 || needed <= there)
+        return code;
+    return err_set(e, -ENOMEM, "the model's weights: %.1f MiB of memory needed, %.1f MiB available",
+                   (double)needed / 0x1p20, (double)there / 0x1p20);
+}
+
 static int open_parts(struct cpu_ranks *r, struct err *e)
 {
     const int32_t tp_size = r->o.tp_size;
-    int code = tp_size > 1 ? new_pool(&r->threads, tp_size, e) : 0;
+    int code = tp_size > 1 ? check_memory(r, e) : 0;
+
+    if (code == 0 && tp_size > 1)
+        code = new_pool(&r->threads, tp_size, e);
 
     for (int32_t i = 0; i < tp_size && code == 0; i++) {
         code = new_pool(&r->ranks[i].pool, share_of_threads(&r->o, i), e);
@@ -231,6 +248,8 @@ static void run_rank(void *ranks, int rank, int thread)
 
 void cpu_ranks_run(struct cpu_ranks *r, const struct batch *b, const int32_t *ids)
 {
+    if (b->n_tokens == 0)
+        return;
     r->batch = b;
     r->ids = ids;
     each_rank(r, run_rank);

@@ -22,11 +22,15 @@ static bool has_name(const char *params, const struct str *name, uint32_t *at)
 struct value jinja_call_builtin(struct jinja_run *r, const struct builtin *b, struct value self,
                                 const struct args *args)
 {
-    struct value a[JINJA_ARGS_MAX] = {self};
+    struct value a[JINJA_ARGS_MAX] = {self}, v;
     uint32_t at;
 
-    if (b->params[0] == '*')
-        return b->run(r, a, args);
+    jinja_enter(r); /* map() calls filters, and these may be map() */
+    if (b->params[0] == '*') {
+        v = b->run(r, a, args);
+        jinja_leave(r);
+        return v;
+    }
     if (args->n > b->n)
         jinja_fail(r, "TypeError: %s takes %d arguments at most, and was given %u", b->name, b->n,
                    args->n);
@@ -43,7 +47,9 @@ struct value jinja_call_builtin(struct jinja_run *r, const struct builtin *b, st
     for (uint32_t i = 1; i <= b->needed; i++)
         if (a[i].type == V_MISSING)
             jinja_fail(r, "TypeError: %s needs %d arguments", b->name, b->needed);
-    return b->run(r, a, args);
+    v = b->run(r, a, args);
+    jinja_leave(r);
+    return v;
 }
 
 static void merge(struct jinja_run *r, const struct value *keys, uint32_t *to, const uint32_t *from,

@@ -435,13 +435,28 @@ ASIDE struct value jinja_filtered(struct jinja_run *r, const struct node *n, str
     return jinja_call_builtin(r, n->builtin, subject, &args);
 }
 
+/* A text that grows in a loop, x = x ~ y, is not copied each time. */
 ASIDE static struct value eval_concat(struct jinja_run *r, const struct node *n)
 {
+    struct value *v = jinja_take(r, n->n * sizeof(*v));
+    bool plain = true;
+    const struct str *s;
     struct out o;
 
+    for (uint32_t i = 0; i < n->n; i++) {
+        v[i] = jinja_eval(r, n->list[i]);
+        plain &= v[i].type != V_STR || !v[i].str->markup;
+    }
+    if (plain && v[0].type == V_STR) {
+        s = v[0].str;
+        for (uint32_t i = 1; i < n->n; i++)
+            if (v[i].type != V_UNDEFINED)
+                s = str_concat(r, s, value_text(r, v[i]));
+        return value_str(s);
+    }
     out_init(&o);
     for (uint32_t i = 0; i < n->n; i++)
-        out_value(r, &o, jinja_eval(r, n->list[i]));
+        out_value(r, &o, v[i]);
     return value_str(out_take(r, &o));
 }
 

@@ -181,8 +181,13 @@ static struct node *parse_string(struct parser *p)
 {
     struct node *n = constant(p, value_str(p->at->text));
 
-    while (p->at->type == T_STRING)
-        n->value.str = str_concat(p->r, n->value.str, p->at++->text);
+    while (p->at->type == T_STRING) {
+        struct str *joined = (struct str *)(uintptr_t)str_concat(p->r, n->value.str, p->at++->text);
+
+        if (joined->from)
+            joined->from = NULL; /* no run may go on behind it: the template is shared */
+        n->value.str = joined;
+    }
     return n;
 }
 

@@ -195,6 +195,7 @@ _Noreturn void jinja_fail_plain(struct jinja_run *r, int code, const struct err 
 _Noreturn void jinja_raise(struct jinja_run *r, struct text message);
 void *jinja_take(struct jinja_run *r, size_t bytes); /* aligned for any type, not zeroed */
 _Noreturn void jinja_fail_steps(struct jinja_run *r);
+_Noreturn void jinja_fail_depth(struct jinja_run *r);
 
 /* Counts the work of so many bytes or elements. */
 static inline void jinja_charge(struct jinja_run *r, size_t bytes)
@@ -207,7 +208,7 @@ static inline void jinja_charge(struct jinja_run *r, size_t bytes)
 static inline void jinja_enter(struct jinja_run *r)
 {
     if (++r->depth > JINJA_DEPTH_MAX)
-        jinja_fail_as(r, -22, "nested or called more than %d deep", (int)JINJA_DEPTH_MAX);
+        jinja_fail_depth(r);
 }
 
 static inline void jinja_leave(struct jinja_run *r)
@@ -364,7 +365,7 @@ struct value value_attr(struct jinja_run *r, struct value v, const struct str *n
 struct value value_item(struct jinja_run *r, struct value v, struct value key);
 
 /* The decimal digits of Python's repr(float). */
-void jinja_format_float(char out[40], double f);
+void jinja_format_float(struct jinja_run *r, char out[40], double f);
 
 /* jinja_json.c */
 struct json_style {

@@ -171,7 +171,7 @@ static void write_scalar(struct writer *w, struct value v)
         put(w, text, !v.foreign);
         break;
     case V_FLOAT:
-        jinja_format_float(text, v.f);
+        jinja_format_float(w->r, text, v.f);
         put(w,
             isnan(v.f)      ? "NaN"
             : isfinite(v.f) ? text

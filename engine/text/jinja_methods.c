@@ -329,7 +329,7 @@ static struct value in_three(struct jinja_run *r, const struct value *a, size_t 
         list_push(r, l, last ? whole : none);
     } else {
         push_part(r, l, s, 0, at);
-        list_push(r, l, value_str(by));
+        push_part(r, l, s, at, at + by->len); /* the text's own bytes, not the separator's */
         push_part(r, l, s, at + by->len, s->len);
     }
     return value_list(l, V_TUPLE);

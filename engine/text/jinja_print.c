@@ -1,5 +1,6 @@
 /* jinja_print.c - values as Python's str() and repr() write them. See jinja_impl.h. */
 #include <fenv.h>
+#include <float.h>
 #include <inttypes.h>
 #include <math.h>
 #include <stdlib.h>
@@ -8,36 +9,52 @@
 #include "engine/text/utf8.h"
 
 enum {
-    DIGITS_MAX = 17, /* tell any two floats apart */
+    DIGITS_SURE = 15,  /* of these a decimal has another float each, so fewer are its own */
+    DIGITS_MAX = 17,   /* tell any two floats apart */
+    FLOAT_COST = 1024, /* as so many bytes of text */
     REAL_BYTES = 40,
 };
+
+/* Drops zeros at the end of d.ddd00e+XX; the number of digits that are left. */
+static int without_zeros(char *text)
+{
+    char *e = strchr(text, 'e'), *end = e;
+
+    while (end > text + 2 && end[-1] == '0')
+        end--;
+    if (end == text + 2) /* "d." */
+        end--;
+    memmove(end, e, strlen(e) + 1);
+    return end == text + 1 ? 1 : (int)(end - text) - 1;
+}
 
 /* Writes value, which is positive, as d.ddde+XX with the fewest digits that read back as value, and
  * returns their number. The nearest number of n digits usually does; just above a power of two,
  * where floats are denser below than above, it may be the next larger one. */
 static int shortest(char out[REAL_BYTES], double value)
 {
-    for (int n = 1; n < DIGITS_MAX; n++) {
+    for (int n = value < DBL_MIN ? 1 : DIGITS_SURE; n < DIGITS_MAX; n++) {
         snprintf(out, REAL_BYTES, "%.*e", n - 1, value);
         if (strtod(out, NULL) == value)
-            return n;
+            return without_zeros(out);
         fesetround(FE_UPWARD);
         snprintf(out, REAL_BYTES, "%.*e", n - 1, value);
         fesetround(FE_TONEAREST);
         if (strtod(out, NULL) == value)
-            return n;
+            return without_zeros(out);
     }
     snprintf(out, REAL_BYTES, "%.*e", DIGITS_MAX - 1, value);
     return DIGITS_MAX;
 }
 
 /* Python's repr: an exponent below 1e-4 and from 1e16 on, else a point and a digit at least. */
-void jinja_format_float(char out[REAL_BYTES], double f)
+void jinja_format_float(struct jinja_run *r, char out[REAL_BYTES], double f)
 {
     const size_t sign = signbit(f) && !isnan(f);
     char *at = out + sign, digits[REAL_BYTES];
     int n_digits, exponent, n_decimals;
 
+    jinja_charge(r, FLOAT_COST);
     out[0] = '-';
     if (!isfinite(f)) {
         strcpy(at, isnan(f) ? "nan" : "inf");
@@ -154,7 +171,7 @@ static void put_scalar(struct jinja_run *r, struct out *o, struct value v)
         put(r, o, text, !v.foreign);
         break;
     case V_FLOAT:
-        jinja_format_float(text, v.f);
+        jinja_format_float(r, text, v.f);
         put(r, o, text, !v.foreign);
         break;
     default:

@@ -56,6 +56,12 @@ void jinja_fail_as(struct jinja_run *r, int code, const char *fmt, ...)
     fail_va(r, code, fmt, ap);
 }
 
+void jinja_fail_depth(struct jinja_run *r)
+{
+    jinja_fail_as(r, r->compiling ? -EINVAL : -E2BIG, "nested or called more than %d deep",
+                  (int)JINJA_DEPTH_MAX);
+}
+
 void jinja_fail_steps(struct jinja_run *r)
 {
     jinja_fail_as(r, -E2BIG, "takes too many steps for a conversation of this size");

@@ -128,7 +128,8 @@ static const struct builtin tests[] = {
 
 FN(range)
 {
-    int64_t from = 0, to = value_index(r, a[1]), step = 1, n = 0;
+    int64_t from = 0, to = value_index(r, a[1]), step = 1;
+    __int128 n = 0;
     struct list *l;
 
     (void)args;
@@ -141,14 +142,14 @@ FN(range)
     if (!step)
         jinja_fail(r, "ValueError: range() arg 3 must not be zero");
     if (step > 0 ? from < to : from > to)
-        n = (int64_t)(((step > 0 ? (__int128)to - from : (__int128)from - to) - 1) /
-                      (step > 0 ? (__int128)step : -(__int128)step)) +
+        n = ((step > 0 ? (__int128)to - from : (__int128)from - to) - 1) /
+                (step > 0 ? (__int128)step : -(__int128)step) +
             1;
-    if (n > RANGE_MAX || n < 0)
+    if (n > RANGE_MAX)
         jinja_fail(r, "OverflowError: range of more than %d numbers", (int)RANGE_MAX);
     l = list_new(r, (size_t)n);
     for (int64_t i = 0; i < n; i++)
-        list_push(r, l, value_int(from + i * step));
+        list_push(r, l, value_int((int64_t)(from + (__int128)i * step)));
     return value_list(l, V_LIST);
 }
 

@@ -290,7 +290,9 @@ static void write_padded(struct jinja_run *r, struct out *o, const struct str *s
 static int digits_of(char out[400], struct value v, char type, int precision)
 {
     const double f = v.type == V_FLOAT ? fabs(v.f) : 0;
-    const int64_t i = v.type == V_FLOAT ? (int64_t)v.f : v.type == V_BOOL ? v.b : v.i;
+    const bool real_type = type && strchr("eEfFgG", type);
+    const int64_t whole = v.type == V_FLOAT ? (real_type ? 0 : (int64_t)v.f) : v.i;
+    const int64_t i = v.type == V_BOOL ? v.b : whole;
     const uint64_t n = i < 0 ? -(uint64_t)i : (uint64_t)i;
     const double real = v.type == V_FLOAT ? f : (double)n;
 
@@ -326,7 +328,8 @@ static const struct str *number_text(struct jinja_run *r, struct value v, const 
     int n;
     struct out o;
 
-    if (v.type == V_FLOAT && strchr("dxXo", spec->type ? spec->type : 'd') && !(fabs(v.f) < 9.2e18))
+    if (v.type == V_FLOAT && strchr("diuxXo", spec->type ? spec->type : 'd') &&
+        !(fabs(v.f) < 9.2e18))
         jinja_fail(r, "OverflowError: a number does not fit in 64 bits");
     n = digits_of(digits, v, spec->type, spec->precision);
     out_init(&o);
@@ -471,7 +474,8 @@ static void format_one(struct jinja_run *r, struct out *o, struct value v, const
     }
     if (at < end)
         spec.type = *at++;
-    if (at < end || spec.fill < 0 || (spec.type && !strchr("sdxXoeEfFgG", spec.type)))
+    if (at < end || (unsigned char)spec.fill >= 0x80 ||
+        (spec.type && !strchr("sdxXoeEfFgG", spec.type)))
         jinja_fail(r, "ValueError: this format is not known here");
     if (v.type != V_STR && !value_is_number(v))
         jinja_fail(r, "TypeError: unsupported format string passed to %s.__format__",

@@ -38,15 +38,6 @@ void list_push(struct jinja_run *r, struct list *l, struct value v)
     l->items[l->n++] = v;
 }
 
-struct dict *dict_new(struct jinja_run *r, size_t cap)
-{
-    struct dict *d = jinja_take(r, sizeof(*d));
-
-    *d = (struct dict){.cap = (uint32_t)cap};
-    d->entries = jinja_take(r, cap * sizeof(*d->entries) + 1);
-    return d;
-}
-
 static uint64_t hash_of(struct jinja_run *r, struct value key)
 {
     uint64_t hash = 3;
@@ -97,6 +88,17 @@ static void make_index(struct jinja_run *r, struct dict *d)
         put_index(r, d, i);
 }
 
+struct dict *dict_new(struct jinja_run *r, size_t cap)
+{
+    struct dict *d = jinja_take(r, sizeof(*d));
+
+    *d = (struct dict){.cap = (uint32_t)cap};
+    d->entries = jinja_take(r, cap * sizeof(*d->entries) + 1);
+    if (cap > INDEX_FROM)
+        make_index(r, d);
+    return d;
+}
+
 const struct value *dict_get(struct jinja_run *r, const struct dict *d, struct value key)
 {
     uint32_t at;
@@ -128,7 +130,7 @@ const struct value *dict_get_indexed(struct jinja_run *r, const struct dict *d,
     for (; d->index[at]; at = (at + 1) & (d->n_index - 1)) {
         const struct entry *e = &d->entries[d->index[at] - 1];
 
-        jinja_charge(r, 0);
+        jinja_charge(r, e->key.type == V_STR && e->key.str->len == key->len ? key->len : 0);
         if (e->key.type == V_STR && str_equal(e->key.str, key))
             return &e->value;
     }

@@ -21,6 +21,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -36,6 +37,7 @@ extern const struct backend_ops nvllm_planted_inner;
 
 static long trap_step, hang_step, stop_step;
 static bool onto_one;
+static char time_path[4096];
 static bool poison;
 static int32_t block_len;
 static uint32_t *n_begun; /* [n_blocks] how often each was begun */
@@ -58,6 +60,8 @@ static int read_plan(struct err *e)
     if (!dladdr(&trap_step, &self))
         return err_set(e, -EINVAL, "plan: where is this module?");
     end = strrchr(self.dli_fname, '/');
+    snprintf(time_path, sizeof(time_path), "%.*s/fault_time", end ? (int)(end - self.dli_fname) : 0,
+             self.dli_fname);
     snprintf(path, sizeof(path), "%.*s/plan", end ? (int)(end - self.dli_fname) : 0,
              self.dli_fname);
     f = fopen(path, "re");
@@ -232,10 +236,23 @@ static void stop_thread(int rank)
     must(syscall(SYS_tgkill, getpid(), ids[rank], SIGTRAP) == 0);
 }
 
+/* When the fault began, by the clock that Python's time.monotonic() reads, beside the plan. */
+static void note_time(void)
+{
+    struct timespec t;
+    FILE *f = fopen(time_path, "we");
+
+    must(f && clock_gettime(CLOCK_MONOTONIC, &t) == 0);
+    fprintf(f, "%lld.%09ld", (long long)t.tv_sec, t.tv_nsec);
+    must(fclose(f) == 0);
+}
+
 static void plant(struct backend *b, long step)
 {
     const int rank = (int)(step % n_ranks(b));
 
+    if (trap_step == step || hang_step == step || stop_step == step)
+        note_time();
     if (trap_step == step)
         must(trap_device(stream_of(b, rank)) == cudaSuccess);
     if (hang_step == step)

@@ -106,6 +106,8 @@ TEST(devices_of_ranks)
     b = backend_options_of(&o);
     ck_assert(b.tp_size == 2 && b.n_devices == 2 && b.devices[0] == 0 && b.devices[1] == 1);
     o.cuda_devices.n = 1;
+    ck_assert_int_eq(backend_choose(&c, &o, &cpu, dev, &e), 0); /* the CPU has none */
+    o.backend = OPTION_BACKEND_CUDA;
     ck_assert_int_eq(backend_choose(&c, &o, &cpu, dev, &e), -EINVAL);
     ck_assert_msg(strstr(e.text, "cuda.devices: 1 device is named, but model.tensor_parallel is 2"),
                   "%s", e.text);

@@ -436,14 +436,82 @@ TEST(deep_templates_are_refused)
 }
 
 /* A text that grows in a loop takes time and memory that grow with it, not with its square. */
-TEST(growing_text_is_not_copied_each_time)
+TEST(growing_text_is_not_copied_each_time, .n = 2)
 {
-    struct jinja_text out = rendered("{% set ns = namespace(s='') %}{% for i in range(30000) %}"
-                                     "{% set ns.s = ns.s + 'abcdefgh' %}{% endfor %}{{ ns.s }}",
-                                     "{}");
+    static const char *const templates[] = {
+        "{% set ns = namespace(s='') %}{% for i in range(30000) %}"
+        "{% set ns.s = ns.s + 'abcdefgh' %}{% endfor %}{{ ns.s }}",
+        "{% set ns = namespace(s='') %}{% for i in range(30000) %}"
+        "{% set ns.s = ns.s ~ 'abcd' ~ 'efgh' %}{% endfor %}{{ ns.s }}",
+    };
+    struct jinja_text out = rendered(templates[_i], "{}");
 
     ck_assert_uint_eq(out.len, 240000);
     text_deinit(&out);
+}
+
+/* Keys are found by their hashes, also those of an object that comes whole. */
+TEST(large_objects_are_indexed)
+{
+    enum { KEYS = 200000 };
+    const struct text source = {"{{ x|length }} {{ x.k77 }}", 26};
+    json_t *vars = json_object(), *x = json_object();
+    struct jinja_text out;
+    struct err e = {""};
+    char key[16];
+
+    for (int i = 0; i < KEYS; i++) {
+        snprintf(key, sizeof(key), "k%d", i);
+        json_object_set_new(x, key, json_integer(i));
+    }
+    json_object_set_new(vars, "x", x);
+    ck_assert_msg(render(&out, source, vars, &usual, &e) == 0, "%s", e.text);
+    ck_assert_str_eq(out.data, "200000 77");
+    text_deinit(&out);
+    json_decref(vars);
+}
+
+/* map() that calls map() that calls map() ends, however deep its lists are. */
+TEST(filters_that_call_filters_are_bounded)
+{
+    static char text[1 << 16], names[1 << 15];
+
+    repeat(names, ",'map'", "", "", 5000);
+    snprintf(text, sizeof(text),
+             "{%% set ns = namespace(l=[]) %%}{%% for i in range(6000) %%}"
+             "{%% set ns.l = [ns.l] %%}{%% endfor %%}{{ ns.l|map('map'%s)|list }}",
+             names);
+    expect_error(text, "deep");
+}
+
+/* What a text is cut at is the text's, though the template knows it, too. */
+TEST(separators_of_a_text_are_its_own)
+{
+    struct jinja_text out =
+        rendered("{{ x.partition('<|end|>')[1] }}{{ x.rpartition('<|end|>')[1] }}",
+                 "{'x': 'a<|end|>b'}");
+
+    ck_assert_str_eq(out.data, "<|end|><|end|>");
+    ck_assert_uint_eq(out.n_ranges, 0);
+    text_deinit(&out);
+}
+
+/* Numbers at the ends of what there is. */
+TEST(extreme_numbers_are_right_or_refused)
+{
+    static const struct row rows[] = {
+        {"{{ range(-9223372036854775807, 9223372036854775807, 4611686018427387904)|list }}",
+         "[-9223372036854775807, -4611686018427387903, 1, 4611686018427387905]"},
+        {"{{ [0.1, 1e22, 5e-324, 2.5e-323, 123456789012345680.0, 1.7976931348623157e308, "
+         "9007199254740993.0,"
+         " 5e15, 100.0] }}",
+         "[0.1, 1e+22, 5e-324, 2.5e-323, 1.2345678901234568e+17, 1.7976931348623157e+308, "
+         "9007199254740992.0, 5000000000000000.0, 100.0]"},
+        {"{{ '%.1f' % 1e18 }}", "1000000000000000000.0"},
+    };
+
+    expect_rows(rows, N(rows));
+    expect_error("{{ '%i' % 1e300 }}", "OverflowError");
 }
 
 /* ---- the cases of files */
