@@ -225,8 +225,9 @@ class Refusals(Case):
         self.refused("model.tensor_parallel: 4 query heads cannot be divided among 8 ranks",
                      options=["model.tensor_parallel=8"], model=model)
         self.refused("cuda.devices: 3 devices are named, but model.tensor_parallel is 2",
-                     options=["model.tensor_parallel=2", "cuda.devices=0,1,2"])
-        self.refused("cuda.devices", options=["cuda.devices=0,1"])
+                     options=["daemon.backend=cuda", "model.tensor_parallel=2",
+                              "cuda.devices=0,1,2"])
+        self.refused("cuda.devices", options=["daemon.backend=cuda", "cuda.devices=0,1"])
         self.refused("model.tensor_parallel", options=["model.tensor_parallel=3"])
 
     def test_check_config_of_ranks(self):
