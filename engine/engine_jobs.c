@@ -53,7 +53,7 @@ void job_fail(struct job *j, struct event_list *out, enum engine_error error, co
     job_end(j, ENGINE_ERROR, out);
 }
 
-static int render(const struct engine *g, const struct chat *chat, struct chat_text *text,
+static int render(const struct engine *g, const struct chat *chat, struct jinja_text *text,
                   struct err *e)
 {
     if (!g->chat_template)
@@ -65,14 +65,14 @@ static int render(const struct engine *g, const struct chat *chat, struct chat_t
 
 static int encode_chat(struct job *j, struct err *e)
 {
-    struct chat_text text;
+    struct jinja_text text;
     int r = render(j->engine, j->request.chat, &text, e);
 
     if (r < 0)
         return r;
     r = tokenizer_encode(j->engine->tokenizer, (struct text){text.data, text.len}, text.ranges,
                          text.n_ranges, &j->prompt);
-    chat_text_deinit(&text);
+    jinja_text_deinit(&text);
     return r < 0 ? err_set(e, r, "the chat is too long") : 0;
 }
 
@@ -154,7 +154,7 @@ static int run_text(struct job *j, const char **field, struct event_list *out, s
     const struct engine_request *request = &j->request;
     struct engine_event answer = {.type = ENGINE_TEXT};
     struct token_list ids = {0};
-    struct chat_text rendered = {0};
+    struct jinja_text rendered = {0};
     char *text = NULL;
     int r;
 
@@ -180,7 +180,7 @@ static int run_text(struct job *j, const char **field, struct event_list *out, s
         r = g->packer.pack(g->packer.ctx, &j->terminal.packed, &answer, g->tokenizer);
     free(ids.ids);
     free(text);
-    chat_text_deinit(&rendered);
+    jinja_text_deinit(&rendered);
     if (r == 0)
         job_end(j, answer.type, out);
     return r;

@@ -197,20 +197,16 @@ static struct jinja_limits limits_of(size_t n)
 }
 
 static int render(const struct chat_source *source, bool with_tools, size_t n, const struct tm *now,
-                  struct chat_text *out, struct err *e)
+                  struct jinja_text *out, struct err *e)
 {
     const struct chat_template *t = source->t;
     const struct jinja_input in = {chat_set_variables, (void *)(uintptr_t)source, now, limits_of(n),
                                    n};
-    struct jinja_text text;
-    int r = jinja_render(with_tools && t->tool_use ? t->tool_use : t->usual, &in, &text, e);
 
-    if (!r)
-        *out = (struct chat_text){text.data, text.len, text.ranges, text.n_ranges};
-    return r;
+    return jinja_render(with_tools && t->tool_use ? t->tool_use : t->usual, &in, out, e);
 }
 
-int chat_render(const struct chat_template *t, const struct chat *chat, struct chat_text *out,
+int chat_render(const struct chat_template *t, const struct chat *chat, struct jinja_text *out,
                 struct err *e)
 {
     const struct chat_source source = {.t = t, .chat = chat};
@@ -220,7 +216,7 @@ int chat_render(const struct chat_template *t, const struct chat *chat, struct c
 }
 
 int chat_render_json(const struct chat_template *t, const char *json, size_t len,
-                     const struct tm *now, struct chat_text *out, struct err *e)
+                     const struct tm *now, struct jinja_text *out, struct err *e)
 {
     struct chat_source source = {.t = t};
     json_t *object;
@@ -238,11 +234,4 @@ int chat_render_json(const struct chat_template *t, const char *json, size_t len
                    e);
     json_decref(object);
     return r;
-}
-
-void chat_text_deinit(struct chat_text *t)
-{
-    free(t->data);
-    free(t->ranges);
-    *t = (struct chat_text){0};
 }

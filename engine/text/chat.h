@@ -8,10 +8,8 @@
 
 #include <stdbool.h>
 #include <stddef.h>
-#include <time.h>
 
-#include "engine/util/err.h"
-#include "engine/util/text.h"
+#include "engine/text/jinja.h"
 #include "engine/text/tokenizer.h"
 
 struct chat_template; /* with the special tokens that it may name */
@@ -52,28 +50,19 @@ struct chat {
     enum chat_thinking thinking;
 };
 
-/* A rendered prompt and the ranges that the template wrote: ascending, disjoint, merged. */
-struct chat_text {
-    char *data; /* NUL-terminated */
-    size_t len;
-    struct text_range *ranges;
-    size_t n_ranges;
-};
-
 /* An estimate of the prompt's length without rendering it. */
 size_t chat_bytes(const struct chat *chat);
 
 /* -EINVAL names the message and field ("messages[3].tool_calls[0].arguments: not JSON: …"), or is
  * what the template says of the chat; -E2BIG: a limit of the interpreter. */
-int chat_render(const struct chat_template *t, const struct chat *chat, struct chat_text *out,
+int chat_render(const struct chat_template *t, const struct chat *chat, struct jinja_text *out,
                 struct err *e);
-void chat_text_deinit(struct chat_text *t);
 
 /* Renders a JSON object: messages, tools and enable_thinking are checked as in a chat, all other
  * members are variables of the template as they are; bos_token and eos_token replace the model's.
  * Without add_generation_prompt there is one, as in the protocol. now: of strftime_now; NULL: the
  * clock. */
 int chat_render_json(const struct chat_template *t, const char *json, size_t len,
-                     const struct tm *now, struct chat_text *out, struct err *e);
+                     const struct tm *now, struct jinja_text *out, struct err *e);
 
 #endif

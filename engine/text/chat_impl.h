@@ -5,7 +5,6 @@
 #include <jansson.h>
 
 #include "engine/text/chat.h"
-#include "engine/text/jinja.h"
 
 struct chat_template {
     struct jinja *usual, *tool_use; /* tool_use may be NULL */

@@ -53,5 +53,6 @@ struct jinja_input {
  * -ENOMEM. */
 int jinja_render(const struct jinja *t, const struct jinja_input *in, struct jinja_text *out,
                  struct err *e);
+void jinja_text_deinit(struct jinja_text *t);
 
 #endif

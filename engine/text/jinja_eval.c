@@ -15,16 +15,6 @@
 
 /* ---- operators */
 
-static double number_of(struct value v)
-{
-    return v.type == V_FLOAT ? v.f : v.type == V_INT ? (double)v.i : v.b;
-}
-
-static int64_t int_of(struct value v)
-{
-    return v.type == V_BOOL ? v.b : v.i;
-}
-
 _Noreturn static void overflow(struct jinja_run *r)
 {
     jinja_fail(r, "OverflowError: a number does not fit in 64 bits");
@@ -159,8 +149,8 @@ struct value value_binary(struct jinja_run *r, uint16_t op, struct value a, stru
     struct value v;
 
     if (value_is_number(a) && value_is_number(b)) {
-        v = a.type == V_FLOAT || b.type == V_FLOAT ? float_op(r, op, number_of(a), number_of(b))
-                                                   : int_op(r, op, int_of(a), int_of(b));
+        v = a.type == V_FLOAT || b.type == V_FLOAT ? float_op(r, op, value_real(a), value_real(b))
+                                                   : int_op(r, op, value_whole(a), value_whole(b));
         v.foreign = a.foreign || b.foreign;
         return v;
     }
@@ -169,9 +159,9 @@ struct value value_binary(struct jinja_run *r, uint16_t op, struct value a, stru
     if (op == OP(0, '+') && a.type == b.type && value_is_sequence(a))
         return lists_joined(r, a, b);
     if (op == OP(0, '*') && repeats(a) && (b.type == V_INT || b.type == V_BOOL))
-        return repeated(r, a, int_of(b));
+        return repeated(r, a, value_whole(b));
     if (op == OP(0, '*') && repeats(b) && (a.type == V_INT || a.type == V_BOOL))
-        return repeated(r, b, int_of(a));
+        return repeated(r, b, value_whole(a));
     if (op == OP(0, '%') && a.type == V_STR && b.type != V_UNDEFINED) {
         if (b.type == V_TUPLE)
             return value_str(text_percent(r, a.str, b.list->items, b.list->n, NULL));
@@ -291,7 +281,6 @@ ASIDE static struct value slice(struct jinja_run *r, const struct node *n, struc
     int64_t from, to, step;
     struct list *l, *all;
     struct value sliced;
-    struct out o;
 
     if (v.type == V_UNDEFINED)
         value_fail_undefined(r, v);
@@ -313,12 +302,7 @@ ASIDE static struct value slice(struct jinja_run *r, const struct node *n, struc
     }
     sliced = value_list(l, v.type);
     sliced.foreign = v.foreign;
-    if (v.type != V_STR)
-        return sliced;
-    out_init(&o);
-    for (uint32_t i = 0; i < l->n; i++)
-        out_str(r, &o, l->items[i].str);
-    return value_str(str_marked(r, out_take(r, &o), v.str));
+    return v.type == V_STR ? value_str(str_marked(r, str_joined(r, l), v.str)) : sliced;
 }
 
 /* ---- calls */
@@ -425,10 +409,9 @@ ASIDE struct value jinja_eval_call(struct jinja_run *r, const struct node *n,
 ASIDE struct value jinja_filtered(struct jinja_run *r, const struct node *n, struct value subject)
 {
     struct arg_room room;
-    struct args args = {0};
+    struct args args;
 
-    if (n->call)
-        jinja_arguments(r, n->call, &room, &args);
+    jinja_arguments(r, n->call, &room, &args);
     r->pos = n->pos;
     if (!n->builtin->n && !args.n && !args.n_named)
         return n->builtin->run(r, &subject, &args);
@@ -486,8 +469,7 @@ static struct value eval_attr(struct jinja_run *r, const struct node *n)
     r->pos = n->pos;
     if (!n->flag && (v.type == V_DICT || v.type == V_NAMESPACE)) {
         found = dict_get_str(r, v.dict, n->name);
-        return found ? *found
-                     : (struct value){.type = V_UNDEFINED, .owner = v.type, .str = n->name};
+        return found ? *found : value_lacks(v, n->name);
     }
     if (v.type == V_LOOP)
         return jinja_loop_attr(r, v, n->name, n->op);

@@ -20,7 +20,7 @@ struct arg_room {
     struct named_value named[2];
 };
 
-/* Evaluates the arguments. */
+/* Evaluates the arguments; without a call there are none. */
 void jinja_arguments(struct jinja_run *r, const struct call *call, struct arg_room *room,
                      struct args *out);
 struct value jinja_eval_call(struct jinja_run *r, const struct node *n,

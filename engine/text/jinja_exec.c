@@ -112,9 +112,9 @@ ASIDE static void print(struct jinja_run *r, const struct node *n)
     if (n->kind == N_CONCAT) {
         for (uint32_t i = 0; i < n->n; i++)
             out_value(r, r->out, jinja_eval(r, n->list[i]));
-    } else if (r->t->marks || !print_sum(r, n, &v)) {
-        if (r->t->marks)
-            v = jinja_eval(r, n);
+    } else if (r->t->marks) {
+        out_value(r, r->out, jinja_eval(r, n));
+    } else if (!print_sum(r, n, &v)) {
         out_value(r, r->out, v);
     }
 }
@@ -189,15 +189,14 @@ struct value jinja_call_loop(struct jinja_run *r, const struct loop *l, const st
     return value_str(out_take(r, &mine));
 }
 
-static struct value loop_cycle(struct jinja_run *r, const struct value *a, const struct args *args)
+BUILTIN(loop_cycle)
 {
     if (!args->n)
         jinja_fail(r, "TypeError: no items for cycling given");
     return args->v[a->loop->at % args->n];
 }
 
-static struct value loop_changed(struct jinja_run *r, const struct value *a,
-                                 const struct args *args)
+BUILTIN(loop_changed)
 {
     struct list *l = list_new(r, args->n);
     struct value now;
@@ -248,13 +247,8 @@ int jinja_loop_attr_id(const struct str *name)
 static struct value loop_method(struct jinja_run *r, struct value v, const struct str *name)
 {
     const struct builtin *b = builtin_find(loop_methods, 2, name->data, name->len);
-    struct function *f;
 
-    if (!b)
-        return (struct value){.type = V_UNDEFINED, .owner = V_LOOP, .str = name};
-    f = jinja_take(r, sizeof(*f));
-    *f = (struct function){b, v};
-    return (struct value){.type = V_FUNCTION, .function = f};
+    return b ? value_function(r, b, v) : value_lacks(v, name);
 }
 
 struct value jinja_loop_attr(struct jinja_run *r, struct value v, const struct str *name, int id)

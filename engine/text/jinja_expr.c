@@ -9,12 +9,9 @@
 void node_list_add(struct parser *p, struct node_list *l, struct node *n)
 {
     if (l->n == l->cap) {
-        struct node **grown = jinja_take(p->r, (l->cap * 2 + 4) * sizeof(struct node *));
-
-        if (l->n)
-            memcpy(grown, l->items, l->n * sizeof(struct node *));
-        l->items = grown;
         l->cap = l->cap * 2 + 4;
+        l->items = jinja_grow(p->r, l->items, l->n * sizeof(struct node *),
+                              l->cap * sizeof(struct node *));
     }
     l->items[l->n++] = n;
 }
@@ -59,9 +56,15 @@ void parser_leave(struct parser *p)
     p->depth--;
 }
 
+/* Of two characters; the first may be 0. */
+static bool is_op2(const struct parser *p, char a, char b)
+{
+    return p->at->type == T_OPERATOR && p->at->op == OP(a, b);
+}
+
 bool parser_is_op(const struct parser *p, char op)
 {
-    return p->at->type == T_OPERATOR && p->at->op == OP(0, op);
+    return is_op2(p, 0, op);
 }
 
 bool parser_is_word(const struct parser *p, const char *word)
@@ -77,7 +80,7 @@ bool parser_skip_word(struct parser *p, const char *word)
     return is;
 }
 
-static bool skip_op(struct parser *p, char op)
+bool parser_skip_op(struct parser *p, char op)
 {
     bool is = parser_is_op(p, op);
 
@@ -111,7 +114,7 @@ void parser_expect_op(struct parser *p, char op)
 {
     const char wanted[] = {'\'', op, '\'', '\0'};
 
-    if (!skip_op(p, op))
+    if (!parser_skip_op(p, op))
         parser_unexpected(p, wanted);
 }
 
@@ -191,36 +194,21 @@ static struct node *parse_string(struct parser *p)
     return n;
 }
 
-static struct node *parse_list(struct parser *p)
+/* [a, b] or {a: b}, of which list has keys and values in turn. */
+static struct node *parse_display(struct parser *p, enum node_kind kind, char close)
 {
-    struct node *n = parser_node(p, N_LIST);
+    struct node *n = parser_node(p, kind);
     struct node_list list = {0};
 
     p->at++;
-    while (!skip_op(p, ']')) {
+    while (!parser_skip_op(p, close)) {
         if (list.n)
             parser_expect_op(p, ',');
-        if (skip_op(p, ']'))
+        if (parser_skip_op(p, close))
             break;
         node_list_add(p, &list, parser_expression(p));
-    }
-    node_list_take(&list, n);
-    return n;
-}
-
-/* list: keys and values in turn. */
-static struct node *parse_dict(struct parser *p)
-{
-    struct node *n = parser_node(p, N_DICT);
-    struct node_list list = {0};
-
-    p->at++;
-    while (!skip_op(p, '}')) {
-        if (list.n)
-            parser_expect_op(p, ',');
-        if (skip_op(p, '}'))
-            break;
-        node_list_add(p, &list, parser_expression(p));
+        if (kind == N_LIST)
+            continue;
         parser_expect_op(p, ':');
         node_list_add(p, &list, parser_expression(p));
     }
@@ -242,7 +230,7 @@ static struct node *parse_tuple_of(struct parser *p, struct node *(*parse)(struc
     while (p->at->type != T_VARIABLE_END && p->at->type != T_BLOCK_END && !parser_is_op(p, ')') &&
            !(not_word && parser_is_word(p, not_word))) {
         node_list_add(p, &list, parse(p));
-        if (!skip_op(p, ','))
+        if (!parser_skip_op(p, ','))
             break;
         is_tuple = true;
     }
@@ -274,10 +262,10 @@ static struct node *parse_primary(struct parser *p)
         break;
     }
     if (parser_is_op(p, '['))
-        return parse_list(p);
+        return parse_display(p, N_LIST, ']');
     if (parser_is_op(p, '{'))
-        return parse_dict(p);
-    if (!skip_op(p, '('))
+        return parse_display(p, N_DICT, '}');
+    if (!parser_skip_op(p, '('))
         parser_unexpected(p, "an expression");
     n = parse_tuple_of(p, parser_expression, NULL, true);
     parser_expect_op(p, ')');
@@ -293,12 +281,12 @@ static struct node *parse_index(struct parser *p)
 
     if (!parser_is_op(p, ':'))
         first = parser_expression(p);
-    if (!skip_op(p, ':'))
+    if (!parser_skip_op(p, ':'))
         return first;
     slice->a = first;
     if (!parser_is_op(p, ':') && !parser_is_op(p, ']') && !parser_is_op(p, ','))
         slice->b = parser_expression(p);
-    if (skip_op(p, ':') && !parser_is_op(p, ']') && !parser_is_op(p, ','))
+    if (parser_skip_op(p, ':') && !parser_is_op(p, ']') && !parser_is_op(p, ','))
         slice->c = parser_expression(p);
     return slice;
 }
@@ -308,7 +296,7 @@ static struct node *parse_subscript(struct parser *p, struct node *subject)
     struct node *n = over(p, N_ITEM, subject);
     struct node_list list = {0};
 
-    if (skip_op(p, '.')) {
+    if (parser_skip_op(p, '.')) {
         if (p->at->type == T_NUMBER && p->at->value.type == V_INT) {
             n->b = constant(p, p->at->value);
             return n;
@@ -321,7 +309,7 @@ static struct node *parse_subscript(struct parser *p, struct node *subject)
         return n;
     }
     p->at++;
-    while (!skip_op(p, ']')) {
+    while (!parser_skip_op(p, ']')) {
         if (list.n)
             parser_expect_op(p, ',');
         node_list_add(p, &list, parse_index(p));
@@ -343,11 +331,11 @@ static void parse_argument(struct parser *p, struct node_list *args, struct node
 {
     struct node *n;
 
-    if (skip_op(p, '*')) {
+    if (parser_skip_op(p, '*')) {
         if (call->star || call->star_star)
             jinja_fail(p->r, "there is a second * or ** among the arguments");
         call->star = parser_expression(p);
-    } else if (p->at->type == T_OPERATOR && p->at->op == OP('*', '*')) {
+    } else if (is_op2(p, '*', '*')) {
         p->at++;
         if (call->star_star)
             jinja_fail(p->r, "there is a second ** among the arguments");
@@ -374,7 +362,7 @@ static struct call *parse_arguments(struct parser *p)
 
     *call = (struct call){0};
     parser_expect_op(p, '(');
-    for (bool more = true; !skip_op(p, ')'); more = skip_op(p, ',')) {
+    for (bool more = true; !parser_skip_op(p, ')'); more = parser_skip_op(p, ',')) {
         if (!more)
             parser_unexpected(p, "',' or ')'");
         parse_argument(p, &args, &names, &named, call);
@@ -421,10 +409,10 @@ static struct node *parse_filter(struct parser *p, struct node *subject)
 
 struct node *parser_filters(struct parser *p, struct node *subject)
 {
-    skip_op(p, '|');
+    parser_skip_op(p, '|');
     do
         subject = parse_filter(p, subject);
-    while (skip_op(p, '|'));
+    while (parser_skip_op(p, '|'));
     return subject;
 }
 
@@ -477,7 +465,7 @@ static struct node *parse_test(struct parser *p, struct node *subject)
 static struct node *parse_filters_and_tests(struct parser *p, struct node *n)
 {
     for (;;) {
-        if (skip_op(p, '|'))
+        if (parser_skip_op(p, '|'))
             n = parse_filter(p, n);
         else if (parser_skip_word(p, "is"))
             n = parse_test(p, n);
@@ -519,11 +507,6 @@ static struct node *binary(struct parser *p, struct node *left,
     return n;
 }
 
-static bool is_op2(const struct parser *p, char a, char b)
-{
-    return p->at->type == T_OPERATOR && p->at->op == OP(a, b);
-}
-
 static struct node *parse_whole_unary(struct parser *p)
 {
     return parse_unary(p, true);
@@ -558,7 +541,7 @@ static struct node *parse_concat(struct parser *p)
         return first;
     n = parser_node(p, N_CONCAT);
     node_list_add(p, &list, first);
-    while (skip_op(p, '~'))
+    while (parser_skip_op(p, '~'))
         node_list_add(p, &list, parse_product(p));
     node_list_take(&list, n);
     return n;

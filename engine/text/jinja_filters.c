@@ -3,23 +3,11 @@
 #include <math.h>
 #include <stdlib.h>
 
-#include "engine/text/jinja_impl.h"
 #include "engine/text/jinja_text.h"
-
-#define FN(name)                                                                                   \
-    static struct value name(struct jinja_run *r, const struct value *a, const struct args *args)
-
-/* What a function does not look at. */
-#define UNUSED (void)r, (void)a, (void)args
-
-static bool given_true(struct jinja_run *r, struct value v)
-{
-    return v.type != V_MISSING && value_true(r, v);
-}
 
 static int64_t given_int(struct jinja_run *r, struct value v, int64_t otherwise)
 {
-    return v.type == V_MISSING || v.type == V_NONE ? otherwise : value_index(r, v);
+    return value_is_given(v) ? value_index(r, v) : otherwise;
 }
 
 /* ---- attributes of elements, case */
@@ -52,7 +40,7 @@ static struct value path_of(struct jinja_run *r, struct value v, struct value pa
 static struct value sort_key(struct jinja_run *r, struct value v, struct value path,
                              bool case_sensitive)
 {
-    if (path.type != V_MISSING && path.type != V_NONE)
+    if (value_is_given(path))
         v = path_of(r, v, path);
     if (v.type == V_STR && !case_sensitive)
         v = value_str(text_lower(r, v.str));
@@ -84,60 +72,26 @@ static struct value generator(struct list *l)
 
 /* ---- filters of texts */
 
-FN(filter_capitalize)
-{
-    UNUSED;
-    return value_str(text_capitalize(r, value_text(r, a[0])));
-}
+TEXT_BUILTIN(filter_capitalize, text_capitalize(r, value_text(r, a[0])))
+TEXT_BUILTIN(filter_lower, text_lower(r, value_text(r, a[0])))
+TEXT_BUILTIN(filter_upper, text_upper(r, value_text(r, a[0])))
+TEXT_BUILTIN(filter_title, text_title_words(r, value_text(r, a[0])))
+TEXT_BUILTIN(filter_trim, text_strip(r, value_text(r, a[0]), a[1], TEXT_LEFT | TEXT_RIGHT))
+TEXT_BUILTIN(filter_center,
+             text_pad(r, value_text(r, a[0]), given_int(r, a[1], 80), NULL, TEXT_LEFT | TEXT_RIGHT))
+TEXT_BUILTIN(filter_string, value_text(r, a[0]))
+TEXT_BUILTIN(filter_format, text_percent(r, value_text(r, a[0]), args->v, args->n, NULL))
 
-FN(filter_lower)
-{
-    UNUSED;
-    return value_str(text_lower(r, value_text(r, a[0])));
-}
-
-FN(filter_upper)
-{
-    UNUSED;
-    return value_str(text_upper(r, value_text(r, a[0])));
-}
-
-FN(filter_title)
-{
-    UNUSED;
-    return value_str(text_title_words(r, value_text(r, a[0])));
-}
-
-FN(filter_trim)
-{
-    UNUSED;
-    return value_str(text_strip(r, value_text(r, a[0]), a[1], TEXT_LEFT | TEXT_RIGHT));
-}
-
-FN(filter_center)
-{
-    UNUSED;
-    return value_str(
-        text_pad(r, value_text(r, a[0]), given_int(r, a[1], 80), NULL, TEXT_LEFT | TEXT_RIGHT));
-}
-
-FN(filter_string)
-{
-    UNUSED;
-    return value_str(value_text(r, a[0]));
-}
-
-FN(filter_safe)
+BUILTIN(filter_safe)
 {
     struct str *s = jinja_take(r, sizeof(*s));
 
-    UNUSED;
     *s = *value_text(r, a[0]);
     s->markup = true;
     return value_str(s);
 }
 
-FN(filter_escape)
+BUILTIN(filter_escape)
 {
     struct value text = filter_safe(r, a, args);
     struct str *s = (struct str *)(uintptr_t)text.str;
@@ -148,31 +102,23 @@ FN(filter_escape)
     return value_str(s);
 }
 
-FN(filter_replace)
+BUILTIN(filter_replace)
 {
     struct str *s = jinja_take(r, sizeof(*s));
 
-    UNUSED;
     *s = *value_text(r, a[0]);
     s->markup = false;
     return value_str(
         text_replace(r, s, value_text(r, a[1]), value_text(r, a[2]), given_int(r, a[3], -1)));
 }
 
-FN(filter_format)
-{
-    UNUSED;
-    return value_str(text_percent(r, value_text(r, a[0]), args->v, args->n, NULL));
-}
-
-FN(filter_indent)
+BUILTIN(filter_indent)
 {
     const struct str *s = a[0].str, *by;
-    const bool first = given_true(r, a[2]), blank = given_true(r, a[3]);
+    const bool first = value_true(r, a[2]), blank = value_true(r, a[3]);
     struct list *lines;
     struct out o;
 
-    UNUSED;
     if (a[0].type == V_UNDEFINED)
         value_fail_undefined(r, a[0]);
     if (a[0].type != V_STR)
@@ -196,19 +142,18 @@ FN(filter_indent)
     return value_str(str_marked(r, out_take(r, &o), s));
 }
 
-FN(filter_tojson)
+BUILTIN(filter_tojson)
 {
-    struct json_style style = {.ascii = given_true(r, a[1]), .sorted = given_true(r, a[4])};
+    struct json_style style = {.ascii = value_true(r, a[1]), .sorted = value_true(r, a[4])};
     struct out o;
 
-    UNUSED;
     if (a[2].type == V_STR)
         style.indent = a[2].str;
-    else if (a[2].type != V_MISSING && a[2].type != V_NONE)
+    else if (value_is_given(a[2]))
         style.indent = text_pad(r, str_of(r, ""), value_index(r, a[2]), NULL, TEXT_LEFT);
     style.item = str_of(r, style.indent ? "," : ", ");
     style.key = str_of(r, ": ");
-    if (a[3].type != V_MISSING && a[3].type != V_NONE) {
+    if (value_is_given(a[3])) {
         const struct list *l = value_elements(r, a[3]);
 
         if (l->n != 2 || l->items[0].type != V_STR || l->items[1].type != V_STR)
@@ -221,9 +166,8 @@ FN(filter_tojson)
     return value_str(out_take(r, &o));
 }
 
-FN(filter_from_json)
+BUILTIN(filter_from_json)
 {
-    UNUSED;
     if (a[0].type != V_STR)
         jinja_fail(r, "TypeError: from_json needs a string, not %s", value_type_name(a[0].type));
     return value_parse_json(r, (struct text){a[0].str->data, a[0].str->len}, "from_json");
@@ -231,9 +175,8 @@ FN(filter_from_json)
 
 /* ---- filters of numbers */
 
-FN(filter_abs)
+BUILTIN(filter_abs)
 {
-    UNUSED;
     if (a[0].type == V_FLOAT)
         return value_float(fabs(a[0].f));
     if (a[0].type == V_INT && a[0].i == INT64_MIN)
@@ -270,18 +213,23 @@ static bool parse_float(const struct str *s, double *out)
     return n && end == text + n && s->len < sizeof(text) && !strpbrk(text, "xX(");
 }
 
-FN(filter_int)
+/* A number, or a text that is not all the template's own. */
+static bool says_foreign(struct value v)
+{
+    return v.foreign || (v.type == V_STR && (v.str->own || !v.str->all_own));
+}
+
+BUILTIN(filter_int)
 {
     const struct value otherwise = a[1].type == V_MISSING ? value_int(0) : a[1];
     struct value v = value_int(0);
     double f = 0;
 
-    UNUSED;
-    v.foreign = a[0].foreign || (a[0].type == V_STR && (a[0].str->own || !a[0].str->all_own));
+    v.foreign = says_foreign(a[0]);
     if (a[0].type == V_UNDEFINED)
         value_fail_undefined(r, a[0]);
     if (a[0].type == V_INT || a[0].type == V_BOOL) {
-        v.i = value_index(r, a[0]);
+        v.i = value_whole(a[0]);
         return v;
     }
     if (a[0].type == V_STR && parse_int(a[0].str, (int)given_int(r, a[2], 10), &v.i))
@@ -298,33 +246,29 @@ FN(filter_int)
     return v;
 }
 
-FN(filter_float)
+BUILTIN(filter_float)
 {
     struct value v = value_float(0);
 
-    UNUSED;
-    v.foreign = a[0].foreign || (a[0].type == V_STR && (a[0].str->own || !a[0].str->all_own));
+    v.foreign = says_foreign(a[0]);
     if (a[0].type == V_UNDEFINED)
         value_fail_undefined(r, a[0]);
-    if (a[0].type == V_FLOAT)
-        v.f = a[0].f;
-    else if (value_is_number(a[0]))
-        v.f = (double)value_index(r, a[0]);
+    if (value_is_number(a[0]))
+        v.f = value_real(a[0]);
     else if (a[0].type != V_STR || !parse_float(a[0].str, &v.f))
         return a[1].type == V_MISSING ? value_float(0) : a[1];
     return v;
 }
 
-FN(filter_round)
+BUILTIN(filter_round)
 {
     const int64_t precision = given_int(r, a[1], 0);
     char text[400];
     double f, scale = pow(10, (double)precision);
 
-    UNUSED;
     if (!value_is_number(a[0]))
         jinja_fail(r, "TypeError: round needs a number, not %s", value_type_name(a[0].type));
-    f = a[0].type == V_FLOAT ? a[0].f : (double)value_index(r, a[0]);
+    f = value_real(a[0]);
     if (a[2].type == V_STR && str_is(a[2].str, "ceil"))
         return value_float(ceil(f * scale) / scale);
     if (a[2].type == V_STR && str_is(a[2].str, "floor"))
@@ -339,37 +283,33 @@ FN(filter_round)
 
 /* ---- filters of sequences and dictionaries */
 
-FN(filter_default)
+BUILTIN(filter_default)
 {
-    UNUSED;
-    if (a[0].type != V_UNDEFINED && !(given_true(r, a[2]) && !value_true(r, a[0])))
+    if (a[0].type != V_UNDEFINED && !(value_true(r, a[2]) && !value_true(r, a[0])))
         return a[0];
     return a[1].type == V_MISSING ? value_str(str_of(r, "")) : a[1];
 }
 
-FN(filter_attr)
+BUILTIN(filter_attr)
 {
-    UNUSED;
     return value_attr(r, a[0], value_text(r, a[1]));
 }
 
-FN(filter_length)
+BUILTIN(filter_length)
 {
     int64_t n = value_length(r, a[0]);
 
-    UNUSED;
     if (n < 0)
         jinja_fail(r, "TypeError: object of type '%s' has no len()", value_type_name(a[0].type));
     return value_int(n);
 }
 
-FN(filter_list)
+BUILTIN(filter_list)
 {
     const struct list *l = value_elements(r, a[0]);
     struct list *copy = list_new(r, l->n);
     struct value v = value_list(copy, V_LIST);
 
-    UNUSED;
     if (l->n)
         memcpy(copy->items, l->items, l->n * sizeof(*l->items));
     copy->n = l->n;
@@ -377,78 +317,63 @@ FN(filter_list)
     return v;
 }
 
-FN(filter_first)
+BUILTIN(filter_first)
 {
     const struct list *l = value_elements(r, a[0]);
 
-    UNUSED;
     return l->n ? l->items[0] : value_undefined(str_of(r, "first"));
 }
 
-FN(filter_last)
+BUILTIN(filter_last)
 {
     const struct list *l = value_elements(r, a[0]);
 
-    UNUSED;
     return l->n ? l->items[l->n - 1] : value_undefined(str_of(r, "last"));
 }
 
-FN(filter_reverse)
+BUILTIN(filter_reverse)
 {
     const struct list *l = value_elements(r, a[0]);
     struct list *back = list_new(r, l->n);
-    struct out o;
 
-    UNUSED;
     for (uint32_t i = l->n; i-- > 0;)
         list_push(r, back, l->items[i]);
-    if (a[0].type != V_STR)
-        return generator(back);
-    out_init(&o);
-    for (uint32_t i = 0; i < back->n; i++)
-        out_str(r, &o, back->items[i].str);
-    return value_str(out_take(r, &o));
+    return a[0].type == V_STR ? value_str(str_joined(r, back)) : generator(back);
 }
 
-FN(filter_join)
+BUILTIN(filter_join)
 {
     const struct list *l = value_elements(r, a[0]);
     struct out o;
 
-    UNUSED;
     out_init(&o);
     for (uint32_t i = 0; i < l->n; i++) {
         struct value v = l->items[i];
 
         if (i && a[1].type != V_MISSING)
             out_value(r, &o, a[1]);
-        if (a[2].type != V_MISSING && a[2].type != V_NONE)
+        if (value_is_given(a[2]))
             v = path_of(r, v, a[2]);
         out_value(r, &o, v);
     }
     return value_str(out_take(r, &o));
 }
 
-FN(filter_items)
+BUILTIN(filter_items)
 {
-    struct list *l;
-
-    UNUSED;
     if (a[0].type == V_UNDEFINED)
         return generator(list_new(r, 0));
     if (a[0].type != V_DICT)
         jinja_fail(r, "TypeError: Can only get item pairs from a mapping.");
-    l = dict_items(r, a[0].dict);
-    return generator(l);
+    return generator(dict_items(r, a[0].dict));
 }
 
-FN(filter_dictsort)
+BUILTIN(filter_dictsort)
 {
     struct list *l;
     struct value *keys;
     uint32_t by = 0;
 
-    UNUSED;
     if (a[0].type != V_DICT)
         jinja_fail(r, "TypeError: dictsort needs a mapping, not %s", value_type_name(a[0].type));
     if (a[2].type == V_STR && str_is(a[2].str, "value"))
@@ -456,30 +381,28 @@ FN(filter_dictsort)
     l = dict_items(r, a[0].dict);
     keys = jinja_take(r, l->n * sizeof(*keys) + 1);
     for (uint32_t i = 0; i < l->n; i++)
-        keys[i] = sort_key(r, l->items[i].list->items[by], value_none(), given_true(r, a[1]));
-    return value_list(sorted_list(r, l, keys, given_true(r, a[3])), V_LIST);
+        keys[i] = sort_key(r, l->items[i].list->items[by], value_none(), value_true(r, a[1]));
+    return value_list(sorted_list(r, l, keys, value_true(r, a[3])), V_LIST);
 }
 
-FN(filter_sort)
+BUILTIN(filter_sort)
 {
     const struct list *l = value_elements(r, a[0]);
     struct value *keys = jinja_take(r, l->n * sizeof(*keys) + 1);
 
-    UNUSED;
     for (uint32_t i = 0; i < l->n; i++)
-        keys[i] = sort_key(r, l->items[i], a[3], given_true(r, a[2]));
-    return value_list(sorted_list(r, l, keys, given_true(r, a[1])), V_LIST);
+        keys[i] = sort_key(r, l->items[i], a[3], value_true(r, a[2]));
+    return value_list(sorted_list(r, l, keys, value_true(r, a[1])), V_LIST);
 }
 
-FN(filter_unique)
+BUILTIN(filter_unique)
 {
     const struct list *l = value_elements(r, a[0]);
     struct list *out = list_new(r, 8);
     struct dict *seen = dict_new(r, 8);
 
-    UNUSED;
     for (uint32_t i = 0; i < l->n; i++) {
-        struct value key = sort_key(r, l->items[i], a[2], given_true(r, a[1]));
+        struct value key = sort_key(r, l->items[i], a[2], value_true(r, a[1]));
 
         if (dict_get(r, seen, key))
             continue;
@@ -495,7 +418,7 @@ static struct value extreme(struct jinja_run *r, const struct value *a, int sign
     struct value best = value_undefined(str_of(r, "max")), key = value_none();
 
     for (uint32_t i = 0; i < l->n; i++) {
-        struct value k = sort_key(r, l->items[i], a[2], given_true(r, a[1]));
+        struct value k = sort_key(r, l->items[i], a[2], value_true(r, a[1]));
 
         if (i && value_compare(r, k, key, "<") * sign <= 0)
             continue;
@@ -505,41 +428,37 @@ static struct value extreme(struct jinja_run *r, const struct value *a, int sign
     return best;
 }
 
-FN(filter_max)
+BUILTIN(filter_max)
 {
-    UNUSED;
     return extreme(r, a, 1);
 }
 
-FN(filter_min)
+BUILTIN(filter_min)
 {
-    UNUSED;
     return extreme(r, a, -1);
 }
 
-FN(filter_sum)
+BUILTIN(filter_sum)
 {
     const struct list *l = value_elements(r, a[0]);
     struct value sum = a[2].type == V_MISSING ? value_int(0) : a[2];
 
-    UNUSED;
     for (uint32_t i = 0; i < l->n; i++) {
         struct value v = l->items[i];
 
-        if (a[1].type != V_MISSING && a[1].type != V_NONE)
+        if (value_is_given(a[1]))
             v = path_of(r, v, a[1]);
         sum = value_binary(r, OP(0, '+'), sum, v);
     }
     return sum;
 }
 
-FN(filter_batch)
+BUILTIN(filter_batch)
 {
     const struct list *l = value_elements(r, a[0]);
     const int64_t width = value_index(r, a[1]);
     struct list *out = list_new(r, 8), *row = NULL;
 
-    UNUSED;
     if (width < 1 || width > JINJA_SOURCE_MAX)
         jinja_fail(r, "ValueError: batch needs a width");
     for (uint32_t i = 0; i < l->n; i++) {
@@ -549,7 +468,7 @@ FN(filter_batch)
         }
         list_push(r, row, l->items[i]);
     }
-    while (row && a[2].type != V_MISSING && a[2].type != V_NONE && row->n < width)
+    while (row && value_is_given(a[2]) && row->n < width)
         list_push(r, row, a[2]);
     return generator(out);
 }
@@ -561,13 +480,15 @@ static struct args without_first(const struct args *args, uint32_t n)
     return (struct args){args->v + n, args->n - n, args->named, args->n_named};
 }
 
-static const struct builtin *named_test(struct jinja_run *r, struct value name)
+/* A filter or test by its name. */
+static const struct builtin *named(struct jinja_run *r, struct value name, const char *what,
+                                   const struct builtin *(*find)(const char *name, size_t len))
 {
     const struct str *s = value_text(r, name);
-    const struct builtin *b = jinja_test(s->data, s->len);
+    const struct builtin *b = find(s->data, s->len);
 
     if (!b)
-        jinja_fail(r, "TemplateRuntimeError: No test named '%.*s'.", (int)s->len, s->data);
+        jinja_fail(r, "TemplateRuntimeError: No %s named '%.*s'.", what, (int)s->len, s->data);
     return b;
 }
 
@@ -583,7 +504,7 @@ static struct value select_where(struct jinja_run *r, const struct value *a,
     if (args->n < n_path)
         jinja_fail(r, "FilterArgumentError: Missing parameter for attribute name");
     if (args->n > n_path) {
-        test = named_test(r, args->v[n_path]);
+        test = named(r, args->v[n_path], "test", jinja_test);
         rest = without_first(args, n_path + 1);
     }
     for (uint32_t i = 0; i < l->n; i++) {
@@ -598,22 +519,22 @@ static struct value select_where(struct jinja_run *r, const struct value *a,
     return generator(out);
 }
 
-FN(filter_select)
+BUILTIN(filter_select)
 {
     return select_where(r, a, args, 0, true);
 }
 
-FN(filter_reject)
+BUILTIN(filter_reject)
 {
     return select_where(r, a, args, 0, false);
 }
 
-FN(filter_selectattr)
+BUILTIN(filter_selectattr)
 {
     return select_where(r, a, args, 1, true);
 }
 
-FN(filter_rejectattr)
+BUILTIN(filter_rejectattr)
 {
     return select_where(r, a, args, 1, false);
 }
@@ -626,7 +547,7 @@ static struct value named_arg(const struct args *args, const char *name)
     return (struct value){0};
 }
 
-FN(filter_map)
+BUILTIN(filter_map)
 {
     const struct value path = named_arg(args, "attribute"), otherwise = named_arg(args, "default");
     const struct list *l = elements_if_true(r, a[0]);
@@ -635,11 +556,7 @@ FN(filter_map)
     struct args rest = {0};
 
     if (args->n) {
-        const struct str *s = value_text(r, args->v[0]);
-
-        b = jinja_filter(s->data, s->len);
-        if (!b)
-            jinja_fail(r, "TemplateRuntimeError: No filter named '%.*s'.", (int)s->len, s->data);
+        b = named(r, args->v[0], "filter", jinja_filter);
         rest = without_first(args, 1);
     } else if (path.type == V_MISSING) {
         jinja_fail(r, "FilterArgumentError: map requires a filter argument");

@@ -119,6 +119,19 @@ struct builtin {
     struct value (*run)(struct jinja_run *r, const struct value *a, const struct args *args);
 };
 
+/* Begins the definition of a run(), which need not look at all of its parameters. */
+#define BUILTIN(name)                                                                              \
+    static struct value name(__attribute__((unused)) struct jinja_run *r,                          \
+                             __attribute__((unused)) const struct value *a,                        \
+                             __attribute__((unused)) const struct args *args)
+
+/* One that is a text. */
+#define TEXT_BUILTIN(name, text)                                                                   \
+    BUILTIN(name)                                                                                  \
+    {                                                                                              \
+        return value_str(text);                                                                    \
+    }
+
 const struct builtin *jinja_filter(const char *name, size_t len); /* NULL: unknown */
 const struct builtin *jinja_test(const char *name, size_t len);
 const struct builtin *jinja_function(const char *name, size_t len);
@@ -194,6 +207,8 @@ _Noreturn void jinja_fail_plain(struct jinja_run *r, int code, const struct err 
 /* The template gave up with a message. */
 _Noreturn void jinja_raise(struct jinja_run *r, struct text message);
 void *jinja_take(struct jinja_run *r, size_t bytes); /* aligned for any type, not zeroed */
+/* A larger piece that begins with the first `used` bytes of another. */
+void *jinja_grow(struct jinja_run *r, const void *from, size_t used, size_t bytes);
 _Noreturn void jinja_fail_steps(struct jinja_run *r);
 _Noreturn void jinja_fail_depth(struct jinja_run *r);
 
@@ -263,6 +278,23 @@ static inline bool value_is_number(struct value v)
     return v.type == V_INT || v.type == V_FLOAT || v.type == V_BOOL;
 }
 
+/* The number, a bool counts as one: of V_INT and V_BOOL. */
+static inline int64_t value_whole(struct value v)
+{
+    return v.type == V_BOOL ? v.b : v.i;
+}
+
+static inline double value_real(struct value v)
+{
+    return v.type == V_FLOAT ? v.f : (double)value_whole(v);
+}
+
+/* Of an argument: none is as good as nothing. */
+static inline bool value_is_given(struct value v)
+{
+    return v.type != V_MISSING && v.type != V_NONE;
+}
+
 static inline bool value_is_sequence(struct value v)
 {
     return v.type == V_LIST || v.type == V_TUPLE;
@@ -298,12 +330,19 @@ extern const struct str str_words[N_WORDS];
 const struct str *str_word_of(const char *data, size_t len); /* NULL: none */
 struct str *str_copy(struct jinja_run *r, const char *data, size_t len, bool own);
 struct str *str_part(struct jinja_run *r, const struct str *s, size_t at, size_t len);
+/* All strings of the list, behind one another. */
+const struct str *str_joined(struct jinja_run *r, const struct list *parts);
 const struct str *str_concat(struct jinja_run *r, const struct str *a, const struct str *b);
 /* s, marked as safe if `like` is. */
 const struct str *str_marked(struct jinja_run *r, const struct str *s, const struct str *like);
 const struct str *str_escaped(struct jinja_run *r, const struct str *s); /* for HTML */
 size_t str_chars(const struct str *s);                                   /* code points */
 size_t str_offset(const struct str *s, size_t n_chars);                  /* of the nth */
+
+static inline bool str_own_at(const struct str *s, size_t at)
+{
+    return s->own ? s->own[at] : s->all_own;
+}
 
 static inline bool str_equal(const struct str *a, const struct str *b)
 {
@@ -340,6 +379,7 @@ void dict_set(struct jinja_run *r, struct dict *d, struct value key, struct valu
 void out_init(struct out *o);
 void out_write(struct jinja_run *r, struct out *o, const char *data, size_t len, bool own);
 void out_str(struct jinja_run *r, struct out *o, const struct str *s);
+void out_part(struct jinja_run *r, struct out *o, const struct str *s, size_t at, size_t len);
 void out_value(struct jinja_run *r, struct out *o, struct value v); /* as Python's str() */
 void out_repr(struct jinja_run *r, struct out *o, struct value v);
 const struct str *out_take(struct jinja_run *r, struct out *o);
@@ -362,6 +402,8 @@ struct list *value_elements(struct jinja_run *r, struct value v);
 _Noreturn void value_fail_undefined(struct jinja_run *r, struct value v);
 int64_t value_index(struct jinja_run *r, struct value v); /* an integer, or fails */
 struct value value_attr(struct jinja_run *r, struct value v, const struct str *name);
+struct value value_lacks(struct value v, const struct str *name); /* such an attribute: undefined */
+struct value value_function(struct jinja_run *r, const struct builtin *b, struct value self);
 struct value value_item(struct jinja_run *r, struct value v, struct value key);
 
 /* The decimal digits of Python's repr(float). */

@@ -13,7 +13,6 @@
 static struct value dict_from(struct jinja_run *r, const json_t *object)
 {
     struct dict *d = dict_new(r, json_object_size(object));
-    struct value v = value_dict(d);
     const char *key;
     json_t *member;
 
@@ -23,20 +22,17 @@ static struct value dict_from(struct jinja_run *r, const json_t *object)
 
         dict_set(r, d, name, value_from_json(r, member));
     }
-    v.foreign = true;
-    return v;
+    return value_dict(d);
 }
 
 static struct value list_from(struct jinja_run *r, const json_t *array)
 {
     struct list *l = list_new(r, json_array_size(array));
-    struct value v = value_list(l, V_LIST);
     json_t *element;
     size_t i;
 
     json_array_foreach(array, i, element) list_push(r, l, value_from_json(r, element));
-    v.foreign = true;
-    return v;
+    return value_list(l, V_LIST);
 }
 
 struct value value_from_json(struct jinja_run *r, const json_t *json)
@@ -122,16 +118,6 @@ static void write_escape(struct writer *w, uint32_t cp, bool own)
     put(w, escape, own);
 }
 
-static void write_part(struct writer *w, const struct str *s, size_t at, size_t len)
-{
-    struct str part = *s;
-
-    part.data += at;
-    part.len = (uint32_t)len;
-    part.own = s->own ? s->own + at : NULL;
-    out_str(w->r, w->o, &part);
-}
-
 static void write_string(struct writer *w, const struct str *s)
 {
     const bool ascii = w->style->ascii;
@@ -147,11 +133,11 @@ static void write_string(struct writer *w, const struct str *s)
             continue;
         if (c >= 0x80)
             len = utf8_read(s->data + at, s->len - at, &cp);
-        write_part(w, s, done, at - done);
-        write_escape(w, cp, s->own ? s->own[at] : s->all_own);
+        out_part(w->r, w->o, s, done, at - done);
+        write_escape(w, cp, str_own_at(s, at));
         done = at + len;
     }
-    write_part(w, s, done, s->len - done);
+    out_part(w->r, w->o, s, done, s->len - done);
     put(w, "\"", s->all_own);
 }
 

@@ -43,12 +43,9 @@ static struct token *add(struct lexer *l, enum token_type type, size_t at)
     struct token *t;
 
     if (l->n_tokens == l->cap) {
-        struct token *grown = jinja_take(l->r, (l->cap * 2 + 64) * sizeof(*grown));
-
-        if (l->n_tokens)
-            memcpy(grown, l->tokens, l->n_tokens * sizeof(*grown));
-        l->tokens = grown;
         l->cap = l->cap * 2 + 64;
+        l->tokens = jinja_grow(l->r, l->tokens, l->n_tokens * sizeof(*l->tokens),
+                               l->cap * sizeof(*l->tokens));
     }
     t = &l->tokens[l->n_tokens++];
     *t = (struct token){.type = (uint8_t)type, .pos = position(l, at)};
@@ -75,11 +72,9 @@ static size_t skip_space(const struct lexer *l, size_t at)
 static size_t rstrip(const struct lexer *l, size_t from, size_t to)
 {
     while (to > from) {
-        size_t at = to - 1;
+        const size_t at = to - utf8_last(l->s + from, to - from);
         uint32_t cp;
 
-        while (at > from && ((unsigned char)l->s[at] & 0xc0) == 0x80)
-            at--;
         utf8_read(l->s + at, to - at, &cp);
         if (!str_is_space(cp))
             break;

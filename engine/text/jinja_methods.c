@@ -1,14 +1,7 @@
 /* jinja_methods.c - methods of strings, lists and dictionaries. Those that change their object are
  * refused when they are called, as in Jinja's immutable sandbox. See jinja_impl.h. */
-#include <errno.h>
-#include <stdlib.h>
-
 #include "engine/text/jinja_text.h"
 #include "engine/text/utf8.h"
-
-#define FN(name)                                                                                   \
-    static struct value name(struct jinja_run *r, const struct value *a, const struct args *args)
-#define UNUSED (void)r, (void)a, (void)args
 
 static const struct str *need_str(struct jinja_run *r, struct value v)
 {
@@ -24,24 +17,17 @@ static int64_t given_int(struct jinja_run *r, struct value v, int64_t otherwise)
 
 /* ---- case and ends */
 
-#define CHANGE(name, change)                                                                       \
-    FN(name)                                                                                       \
-    {                                                                                              \
-        UNUSED;                                                                                    \
-        return value_str(change);                                                                  \
-    }
-
-CHANGE(str_capitalize, text_capitalize(r, a->str))
-CHANGE(str_lower, text_lower(r, a->str))
-CHANGE(str_upper, text_upper(r, a->str))
-CHANGE(str_title, text_title(r, a->str))
-CHANGE(str_swapcase, text_swapcase(r, a->str))
-CHANGE(str_strip, text_strip(r, a->str, a[1], TEXT_LEFT | TEXT_RIGHT))
-CHANGE(str_lstrip, text_strip(r, a->str, a[1], TEXT_LEFT))
-CHANGE(str_rstrip, text_strip(r, a->str, a[1], TEXT_RIGHT))
-CHANGE(str_format, text_format(r, a->str, args))
-CHANGE(str_replace,
-       text_replace(r, a->str, need_str(r, a[1]), need_str(r, a[2]), given_int(r, a[3], -1)))
+TEXT_BUILTIN(str_capitalize, text_capitalize(r, a->str))
+TEXT_BUILTIN(str_lower, text_lower(r, a->str))
+TEXT_BUILTIN(str_upper, text_upper(r, a->str))
+TEXT_BUILTIN(str_title, text_title(r, a->str))
+TEXT_BUILTIN(str_swapcase, text_swapcase(r, a->str))
+TEXT_BUILTIN(str_strip, text_strip(r, a->str, a[1], TEXT_LEFT | TEXT_RIGHT))
+TEXT_BUILTIN(str_lstrip, text_strip(r, a->str, a[1], TEXT_LEFT))
+TEXT_BUILTIN(str_rstrip, text_strip(r, a->str, a[1], TEXT_RIGHT))
+TEXT_BUILTIN(str_format, text_format(r, a->str, args))
+TEXT_BUILTIN(str_replace,
+             text_replace(r, a->str, need_str(r, a[1]), need_str(r, a[2]), given_int(r, a[3], -1)))
 
 static struct value pad(struct jinja_run *r, const struct value *a, int sides)
 {
@@ -52,30 +38,26 @@ static struct value pad(struct jinja_run *r, const struct value *a, int sides)
     return value_str(text_pad(r, a->str, value_index(r, a[1]), fill, sides));
 }
 
-FN(str_center)
+BUILTIN(str_center)
 {
-    UNUSED;
     return pad(r, a, TEXT_LEFT | TEXT_RIGHT);
 }
 
-FN(str_ljust)
+BUILTIN(str_ljust)
 {
-    UNUSED;
     return pad(r, a, TEXT_RIGHT);
 }
 
-FN(str_rjust)
+BUILTIN(str_rjust)
 {
-    UNUSED;
     return pad(r, a, TEXT_LEFT);
 }
 
-FN(str_zfill)
+BUILTIN(str_zfill)
 {
     const bool sign = a->str->len && (a->str->data[0] == '-' || a->str->data[0] == '+');
     const struct str *rest = str_part(r, a->str, sign, a->str->len - sign);
 
-    UNUSED;
     rest = text_pad(r, rest, value_index(r, a[1]) - sign, str_of(r, "0"), TEXT_LEFT);
     return value_str(str_concat(r, str_part(r, a->str, 0, sign), rest));
 }
@@ -94,32 +76,28 @@ static bool has_end(struct jinja_run *r, const struct str *s, struct value v, bo
            !memcmp(s->data + (at_end ? s->len - end->len : 0), end->data, end->len);
 }
 
-FN(str_startswith)
+BUILTIN(str_startswith)
 {
-    UNUSED;
     return value_bool(has_end(r, a->str, a[1], false));
 }
 
-FN(str_endswith)
+BUILTIN(str_endswith)
 {
-    UNUSED;
     return value_bool(has_end(r, a->str, a[1], true));
 }
 
-FN(str_removeprefix)
+BUILTIN(str_removeprefix)
 {
     const size_t len = need_str(r, a[1])->len;
 
-    UNUSED;
     return has_end(r, a->str, a[1], false) ? value_str(str_part(r, a->str, len, a->str->len - len))
                                            : a[0];
 }
 
-FN(str_removesuffix)
+BUILTIN(str_removesuffix)
 {
     const size_t len = need_str(r, a[1])->len;
 
-    UNUSED;
     return has_end(r, a->str, a[1], true) ? value_str(str_part(r, a->str, 0, a->str->len - len))
                                           : a[0];
 }
@@ -156,19 +134,17 @@ static int64_t char_index(struct jinja_run *r, const struct str *s, size_t at)
     return (int64_t)str_chars(&before);
 }
 
-FN(str_find)
+BUILTIN(str_find)
 {
-    UNUSED;
     return value_int(char_index(r, a->str, find(r, a->str, need_str(r, a[1]), 0)));
 }
 
-FN(str_rfind)
+BUILTIN(str_rfind)
 {
-    UNUSED;
     return value_int(char_index(r, a->str, find_last(r, a->str, need_str(r, a[1]), a->str->len)));
 }
 
-FN(str_index)
+BUILTIN(str_index)
 {
     struct value v = str_find(r, a, args);
 
@@ -177,7 +153,7 @@ FN(str_index)
     return v;
 }
 
-FN(str_rindex)
+BUILTIN(str_rindex)
 {
     struct value v = str_rfind(r, a, args);
 
@@ -186,12 +162,11 @@ FN(str_rindex)
     return v;
 }
 
-FN(str_count)
+BUILTIN(str_count)
 {
     const struct str *what = need_str(r, a[1]);
     int64_t n = 0;
 
-    UNUSED;
     if (!what->len)
         return value_int((int64_t)str_chars(a->str) + 1);
     for (size_t at = 0; (at = find(r, a->str, what, at)) != SIZE_MAX; at += what->len)
@@ -266,21 +241,20 @@ static struct list *rsplit_words(struct jinja_run *r, const struct str *s, int64
 
 static const struct str *separator(struct jinja_run *r, struct value v)
 {
-    if (v.type == V_MISSING || v.type == V_NONE)
+    if (!value_is_given(v))
         return NULL;
     if (!need_str(r, v)->len)
         jinja_fail(r, "ValueError: empty separator");
     return v.str;
 }
 
-FN(str_split)
+BUILTIN(str_split)
 {
     const struct str *s = a->str, *by = separator(r, a[1]);
     int64_t most = given_int(r, a[2], -1);
     struct list *l;
     size_t at = 0, next;
 
-    UNUSED;
     if (!by)
         return value_list(split_words(r, s, most), V_LIST);
     l = list_new(r, 4);
@@ -292,14 +266,13 @@ FN(str_split)
     return value_list(l, V_LIST);
 }
 
-FN(str_rsplit)
+BUILTIN(str_rsplit)
 {
     const struct str *s = a->str, *by = separator(r, a[1]);
     int64_t most = given_int(r, a[2], -1);
     struct list *l;
     size_t to = s->len, next;
 
-    UNUSED;
     if (!by)
         return value_list(rsplit_words(r, s, most), V_LIST);
     l = list_new(r, 4);
@@ -311,10 +284,9 @@ FN(str_rsplit)
     return value_list(reversed(l), V_LIST);
 }
 
-FN(str_splitlines)
+BUILTIN(str_splitlines)
 {
-    UNUSED;
-    return value_list(text_lines(r, a->str, a[1].type != V_MISSING && value_true(r, a[1])), V_LIST);
+    return value_list(text_lines(r, a->str, value_true(r, a[1])), V_LIST);
 }
 
 static struct value in_three(struct jinja_run *r, const struct value *a, size_t at, bool last)
@@ -335,25 +307,22 @@ static struct value in_three(struct jinja_run *r, const struct value *a, size_t 
     return value_list(l, V_TUPLE);
 }
 
-FN(str_partition)
+BUILTIN(str_partition)
 {
-    UNUSED;
     return separator(r, a[1]) ? in_three(r, a, find(r, a->str, a[1].str, 0), false) : value_none();
 }
 
-FN(str_rpartition)
+BUILTIN(str_rpartition)
 {
-    UNUSED;
     return separator(r, a[1]) ? in_three(r, a, find_last(r, a->str, a[1].str, a->str->len), true)
                               : value_none();
 }
 
-FN(str_join)
+BUILTIN(str_join)
 {
     const struct list *l = value_elements(r, a[1]);
     struct out o;
 
-    UNUSED;
     out_init(&o);
     for (uint32_t i = 0; i < l->n; i++) {
         if (l->items[i].type != V_STR)
@@ -404,9 +373,8 @@ static struct value all_are(struct jinja_run *r, const struct str *s, bool (*is)
 }
 
 #define ALL_ARE(name, is)                                                                          \
-    FN(name)                                                                                       \
+    BUILTIN(name)                                                                                  \
     {                                                                                              \
-        UNUSED;                                                                                    \
         return all_are(r, a->str, is);                                                             \
     }
 
@@ -423,33 +391,29 @@ static struct value ask(struct jinja_run *r, const struct value *a, const char *
     return jinja_call_builtin(r, jinja_test(test, strlen(test)), a[0], &none);
 }
 
-FN(str_islower)
+BUILTIN(str_islower)
 {
-    UNUSED;
     return ask(r, a, "lower");
 }
 
-FN(str_isupper)
+BUILTIN(str_isupper)
 {
-    UNUSED;
     return ask(r, a, "upper");
 }
 
 /* ---- lists and dictionaries */
 
-FN(list_count)
+BUILTIN(list_count)
 {
     int64_t n = 0;
 
-    UNUSED;
     for (uint32_t i = 0; i < a->list->n; i++)
         n += value_equal(r, a->list->items[i], a[1]);
     return value_int(n);
 }
 
-FN(list_index)
+BUILTIN(list_index)
 {
-    UNUSED;
     for (uint32_t i = 0; i < a->list->n; i++)
         if (value_equal(r, a->list->items[i], a[1]))
             return value_int(i);
@@ -457,17 +421,15 @@ FN(list_index)
 }
 
 /* Nothing changes a list or dictionary, so that it is its own copy. */
-FN(copy)
+BUILTIN(copy)
 {
-    UNUSED;
     return a[0];
 }
 
-FN(dict_get_or)
+BUILTIN(dict_get_or)
 {
     const struct value *v = dict_get(r, a->dict, a[1]);
 
-    UNUSED;
     return v ? *v : a[2].type == V_MISSING ? value_none() : a[2];
 }
 
@@ -485,23 +447,20 @@ struct list *dict_items(struct jinja_run *r, const struct dict *d)
     return l;
 }
 
-FN(dict_items_view)
+BUILTIN(dict_items_view)
 {
-    UNUSED;
     return value_list(dict_items(r, a->dict), V_ITER);
 }
 
-FN(dict_keys)
+BUILTIN(dict_keys)
 {
-    UNUSED;
     return value_list(value_elements(r, a[0]), V_ITER);
 }
 
-FN(dict_values)
+BUILTIN(dict_values)
 {
     struct list *l = list_new(r, a->dict->n);
 
-    UNUSED;
     for (uint32_t i = 0; i < a->dict->n; i++)
         list_push(r, l, a->dict->entries[i].value);
     return value_list(l, V_ITER);
@@ -509,9 +468,8 @@ FN(dict_values)
 
 /* The name is in the error. */
 #define UNSAFE(name)                                                                               \
-    FN(unsafe_##name)                                                                              \
+    BUILTIN(unsafe_##name)                                                                         \
     {                                                                                              \
-        UNUSED;                                                                                    \
         jinja_fail(r, "SecurityError: access to attribute '" #name "' of '%s' object is unsafe.",  \
                    value_type_name(a->type));                                                      \
     }

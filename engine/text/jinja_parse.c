@@ -39,12 +39,8 @@ static uint16_t declare(struct parser *p, const struct str *name)
     if (s->n == SCOPE_NAMES_MAX)
         jinja_fail_as(p->r, -ENOTSUP, "more than %d names in a scope", (int)SCOPE_NAMES_MAX);
     if (s->n == s->cap) {
-        const struct str **grown = jinja_take(p->r, (s->cap * 2u + 8) * sizeof(*grown));
-
-        if (s->n)
-            memcpy(grown, s->names, s->n * sizeof(*grown));
-        s->names = grown;
         s->cap = (uint16_t)(s->cap * 2 + 8);
+        s->names = jinja_grow(p->r, s->names, s->n * sizeof(*s->names), s->cap * sizeof(*s->names));
     }
     s->names[s->n] = name;
     return s->n++;
@@ -69,7 +65,6 @@ static void resolve(struct parser *p, struct unresolved *u)
 {
     struct name_ref refs[SCOPES_MAX];
     uint32_t n = 0, up = 0;
-    struct name_ref *kept;
 
     for (const struct scope *s = u->scope; s; s = s->up, up++) {
         int slot = find_slot(s, u->node->name);
@@ -77,10 +72,7 @@ static void resolve(struct parser *p, struct unresolved *u)
         if (slot >= 0)
             refs[n++] = (struct name_ref){(uint16_t)up, (uint16_t)slot};
     }
-    kept = jinja_take(p->r, n * sizeof(*kept) + 1);
-    if (n)
-        memcpy(kept, refs, n * sizeof(*kept));
-    u->node->refs = kept;
+    u->node->refs = jinja_grow(p->r, refs, n * sizeof(*refs), n * sizeof(*refs) + 1);
     u->node->n_refs = n;
     u->node->global = global_of(p, u->node->name);
     if (!u->called || n || jinja_function(u->node->name->data, u->node->name->len))
@@ -109,8 +101,7 @@ static struct node *parse_one_target(struct parser *p)
 {
     struct node *n;
 
-    if (parser_is_op(p, '(')) {
-        p->at++;
+    if (parser_skip_op(p, '(')) {
         n = parser_target(p, true);
         parser_expect_op(p, ')');
         return n;
@@ -141,8 +132,7 @@ struct node *parser_target(struct parser *p, bool inner)
     if (parser_is_op(p, ',')) {
         all = parser_node(p, N_TUPLE);
         node_list_add(p, &list, one);
-        while (parser_is_op(p, ',')) {
-            p->at++;
+        while (parser_skip_op(p, ',')) {
             if (p->at->type != T_NAME && !parser_is_op(p, '('))
                 break;
             if (parser_is_word(p, "in"))
@@ -242,8 +232,7 @@ static struct node *parse_set(struct parser *p)
 {
     struct node *n = parser_node(p, N_SET), *target = parser_target(p, false);
 
-    if (parser_is_op(p, '=')) {
-        p->at++;
+    if (parser_skip_op(p, '=')) {
         n->b = parser_tuple(p, true, NULL);
         end_of_tag(p);
     } else {
@@ -266,25 +255,23 @@ static void parse_parameters(struct parser *p, struct node *n)
     struct node_list list = {0};
 
     parser_expect_op(p, '(');
-    while (!parser_is_op(p, ')')) {
+    while (!parser_skip_op(p, ')')) {
         struct node *one;
 
         if (list.n)
             parser_expect_op(p, ',');
-        if (parser_is_op(p, ')'))
+        if (parser_skip_op(p, ')'))
             break;
         one = parser_node(p, N_NAME);
         one->name = parser_expect_name(p);
         one->global = declare(p, one->name);
-        if (parser_is_op(p, '=')) {
-            p->at++;
+        if (parser_skip_op(p, '=')) {
             one->a = parser_expression(p);
         } else if (list.n && list.items[list.n - 1]->a) {
             jinja_fail(p->r, "a parameter without a default follows one that has one");
         }
         node_list_add(p, &list, one);
     }
-    p->at++;
     node_list_take(&list, n);
 }
 

@@ -44,6 +44,7 @@ void parser_leave(struct parser *p);
 
 bool parser_is_op(const struct parser *p, char op);
 bool parser_is_word(const struct parser *p, const char *word);
+bool parser_skip_op(struct parser *p, char op);
 bool parser_skip_word(struct parser *p, const char *word);
 void parser_expect_op(struct parser *p, char op);
 void parser_expect_word(struct parser *p, const char *word);

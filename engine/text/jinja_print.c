@@ -102,7 +102,7 @@ static void repr_str(struct jinja_run *r, struct out *o, const struct str *s)
         put(r, o, "Markup(", s->all_own);
     out_write(r, o, &quote, 1, s->all_own);
     for (size_t at = 0, len; at < s->len; at += len) {
-        const bool own = s->own ? s->own[at] : s->all_own;
+        const bool own = str_own_at(s, at);
         char escape[16] = "";
 
         len = utf8_read(s->data + at, s->len - at, &cp);

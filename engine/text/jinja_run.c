@@ -129,6 +129,15 @@ void *jinja_take(struct jinja_run *r, size_t bytes)
     return at;
 }
 
+void *jinja_grow(struct jinja_run *r, const void *from, size_t used, size_t bytes)
+{
+    void *larger = jinja_take(r, bytes);
+
+    if (used)
+        memcpy(larger, from, used);
+    return larger;
+}
+
 static void free_chunks(struct chunk *c)
 {
     while (c) {
@@ -154,21 +163,12 @@ static void grow(struct jinja_run *r, struct out *o, size_t len)
     if (len > r->output_max)
         jinja_fail_as(r, -E2BIG, "writes more than %zu bytes", r->output_max);
     cap = cap < r->output_max ? cap : r->output_max;
-    if (o->whole) {
-        data = realloc(o->data, cap + 1); /* a NUL comes behind */
-        if (!data)
-            fail_memory(r);
-    } else {
-        data = jinja_take(r, cap);
-        if (o->len)
-            memcpy(data, o->data, o->len);
-    }
-    if (o->own) {
-        uint8_t *own = jinja_take(r, cap);
-
-        memcpy(own, o->own, o->len);
-        o->own = own;
-    }
+    if (!o->whole)
+        data = jinja_grow(r, o->data, o->len, cap);
+    else if (!(data = realloc(o->data, cap + 1))) /* a NUL comes behind */
+        fail_memory(r);
+    if (o->own)
+        o->own = jinja_grow(r, o->own, o->len, cap);
     o->data = data;
     o->cap = cap;
 }
@@ -247,6 +247,16 @@ void out_str(struct jinja_run *r, struct out *o, const struct str *s)
     o->len += s->len;
 }
 
+void out_part(struct jinja_run *r, struct out *o, const struct str *s, size_t at, size_t len)
+{
+    struct str part = *s;
+
+    part.data += at;
+    part.len = (uint32_t)len;
+    part.own = s->own ? s->own + at : NULL;
+    out_str(r, o, &part);
+}
+
 /* The text, which may then no longer be written. */
 const struct str *out_take(struct jinja_run *r, struct out *o)
 {
@@ -317,13 +327,9 @@ static void set_variables(struct jinja_run *r, const struct jinja_input *in)
     for (uint32_t i = 0; i < r->t->n_globals; i++) {
         const struct str *name = r->t->globals[i];
         const struct builtin *b = jinja_function(name->data, name->len);
-        struct function *f;
 
-        if (!b)
-            continue;
-        f = jinja_take(r, sizeof(*f));
-        *f = (struct function){.builtin = b};
-        r->globals[i] = (struct value){.type = V_FUNCTION, .function = f};
+        if (b)
+            r->globals[i] = value_function(r, b, (struct value){0});
     }
     in->set(r, in->arg);
 }
@@ -351,18 +357,26 @@ int jinja_render(const struct jinja *t, const struct jinja_input *in, struct jin
         .output_max = in->limits.output_bytes,
         .whole = {.whole = true},
     };
+    struct jinja_text text;
     int code;
 
     r.out = &r.whole;
     code = run(&r, in);
     json_decref(r.json);
     free_chunks(r.chunks);
+    text = (struct jinja_text){r.whole.data, r.whole.len, r.whole.ranges, r.whole.n_ranges};
     if (code) {
-        free(r.whole.data);
-        free(r.whole.ranges);
+        jinja_text_deinit(&text);
         return code;
     }
-    r.whole.data[r.whole.len] = '\0';
-    *out = (struct jinja_text){r.whole.data, r.whole.len, r.whole.ranges, r.whole.n_ranges};
+    text.data[text.len] = '\0';
+    *out = text;
     return 0;
+}
+
+void jinja_text_deinit(struct jinja_text *t)
+{
+    free(t->data);
+    free(t->ranges);
+    *t = (struct jinja_text){0};
 }

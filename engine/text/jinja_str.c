@@ -114,6 +114,16 @@ bool str_is_space(uint32_t cp)
            cp == 0x202f || cp == 0x205f || cp == 0x3000;
 }
 
+const struct str *str_joined(struct jinja_run *r, const struct list *parts)
+{
+    struct out o;
+
+    out_init(&o);
+    for (uint32_t i = 0; i < parts->n; i++)
+        out_str(r, &o, parts->items[i].str);
+    return out_take(r, &o);
+}
+
 static void append(struct jinja_run *r, struct grown *g, const struct str *s)
 {
     if (!g->len)
@@ -153,26 +163,31 @@ static const struct str *concat(struct jinja_run *r, const struct str *a, const 
     return s;
 }
 
+/* What stands for a character in HTML; NULL: itself. */
+static const char *entity(char c)
+{
+    return c == '&'    ? "&amp;"
+           : c == '<'  ? "&lt;"
+           : c == '>'  ? "&gt;"
+           : c == '"'  ? "&#34;"
+           : c == '\'' ? "&#39;"
+                       : NULL;
+}
+
 const struct str *str_escaped(struct jinja_run *r, const struct str *s)
 {
+    uint32_t first = 0;
     struct out o;
 
-    if (s->markup || !memchr(s->data, '&', s->len))
-        if (s->markup || (!memchr(s->data, '<', s->len) && !memchr(s->data, '>', s->len) &&
-                          !memchr(s->data, '"', s->len) && !memchr(s->data, '\'', s->len)))
-            return s;
+    while (first < s->len && !entity(s->data[first]))
+        first++;
+    if (s->markup || first == s->len)
+        return s;
     out_init(&o);
     for (uint32_t i = 0; i < s->len; i++) {
-        const bool own = s->own ? s->own[i] : s->all_own;
-        const char c = s->data[i];
-        const char *as = c == '&'    ? "&amp;"
-                         : c == '<'  ? "&lt;"
-                         : c == '>'  ? "&gt;"
-                         : c == '"'  ? "&#34;"
-                         : c == '\'' ? "&#39;"
-                                     : NULL;
+        const char *as = entity(s->data[i]);
 
-        out_write(r, &o, as ? as : &c, as ? strlen(as) : 1, own);
+        out_write(r, &o, as ? as : &s->data[i], as ? strlen(as) : 1, str_own_at(s, i));
     }
     return out_take(r, &o);
 }

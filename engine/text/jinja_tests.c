@@ -1,16 +1,12 @@
 /* jinja_tests.c - what `is` asks, and the functions of every template. See jinja_impl.h. */
-#include <errno.h>
-#include <stdlib.h>
-
 #include "engine/text/jinja_text.h"
 #include "engine/text/utf8.h"
 
 enum { RANGE_MAX = 100000 }; /* as Jinja's sandbox has it */
 
 #define TEST(name, condition)                                                                      \
-    static struct value name(struct jinja_run *r, const struct value *a, const struct args *args)  \
+    BUILTIN(name)                                                                                  \
     {                                                                                              \
-        (void)r, (void)a, (void)args;                                                              \
         return value_bool(condition);                                                              \
     }
 
@@ -123,16 +119,12 @@ static const struct builtin tests[] = {
 
 /* ---- functions */
 
-#define FN(name)                                                                                   \
-    static struct value name(struct jinja_run *r, const struct value *a, const struct args *args)
-
-FN(range)
+BUILTIN(range)
 {
     int64_t from = 0, to = value_index(r, a[1]), step = 1;
     __int128 n = 0;
     struct list *l;
 
-    (void)args;
     if (a[2].type != V_MISSING) {
         from = to;
         to = value_index(r, a[2]);
@@ -166,27 +158,24 @@ static struct dict *named_dict(struct jinja_run *r, const struct args *args)
     return d;
 }
 
-FN(make_namespace)
+BUILTIN(make_namespace)
 {
-    (void)a;
     return (struct value){.type = V_NAMESPACE, .dict = named_dict(r, args)};
 }
 
-FN(make_dict)
+BUILTIN(make_dict)
 {
-    (void)a;
     return value_dict(named_dict(r, args));
 }
 
-FN(raise_exception)
+BUILTIN(raise_exception)
 {
     const struct str *s = value_text(r, a[1]);
 
-    (void)args;
     jinja_raise(r, (struct text){s->data, s->len});
 }
 
-FN(strftime_now)
+BUILTIN(strftime_now)
 {
     const struct str *s = value_text(r, a[1]);
     struct tm now;
@@ -194,7 +183,6 @@ FN(strftime_now)
     char format[128], text[512];
     size_t n;
 
-    (void)args;
     if (r->now)
         now = *r->now;
     else

@@ -7,21 +7,6 @@
 #include "engine/text/jinja_text.h"
 #include "engine/text/utf8.h"
 
-static bool own_at(const struct str *s, size_t at)
-{
-    return s->own ? s->own[at] : s->all_own;
-}
-
-static void out_part(struct jinja_run *r, struct out *o, const struct str *s, size_t at, size_t len)
-{
-    struct str part = *s;
-
-    part.data += at;
-    part.len = (uint32_t)len;
-    part.own = s->own ? s->own + at : NULL;
-    out_str(r, o, &part);
-}
-
 /* ---- case */
 
 static uint32_t lower_of(uint32_t cp)
@@ -62,9 +47,9 @@ static const struct str *change_case(struct jinja_run *r, const struct str *s, e
         else
             as = lower_of(cp);
         if (cp == 0xdf && as != cp) /* ß; utf8proc has ẞ */
-            out_write(r, &o, how == TITLE ? "Ss" : "SS", 2, own_at(s, at));
+            out_write(r, &o, how == TITLE ? "Ss" : "SS", 2, str_own_at(s, at));
         else
-            out_write(r, &o, text, utf8_write(text, as), own_at(s, at));
+            out_write(r, &o, text, utf8_write(text, as), str_own_at(s, at));
     }
     out = out_take(r, &o);
     ((struct str *)(uintptr_t)out)->markup = s->markup;
@@ -135,7 +120,7 @@ const struct str *text_strip(struct jinja_run *r, const struct str *s, struct va
 
     if (chars.type == V_STR)
         set = chars.str;
-    else if (chars.type != V_MISSING && chars.type != V_NONE)
+    else if (value_is_given(chars))
         jinja_fail(r, "TypeError: strip arg must be None or str");
     while ((sides & TEXT_LEFT) && from < to) {
         len = utf8_read(s->data + from, to - from, &cp);
@@ -145,8 +130,7 @@ const struct str *text_strip(struct jinja_run *r, const struct str *s, struct va
         from += len;
     }
     while ((sides & TEXT_RIGHT) && from < to) {
-        for (len = 1; ((unsigned char)s->data[to - len] & 0xc0) == 0x80;)
-            len++;
+        len = utf8_last(s->data, to);
         utf8_read(s->data + to - len, len, &cp);
         if (!strips(set, s->data + to - len, len, cp))
             break;
@@ -241,13 +225,12 @@ struct list *text_lines(struct jinja_run *r, const struct str *s, bool keep_ends
 
 bool text_ends_line(const struct str *s)
 {
-    size_t len = 1;
+    size_t len;
     uint32_t cp;
 
     if (!s->len)
         return false;
-    while (len < s->len && ((unsigned char)s->data[s->len - len] & 0xc0) == 0x80)
-        len++;
+    len = utf8_last(s->data, s->len);
     utf8_read(s->data + s->len - len, len, &cp);
     return ends_line(cp);
 }
@@ -435,7 +418,7 @@ const struct str *text_percent(struct jinja_run *r, const struct str *s, const s
         }
         at = percent_spec(r, &spec, at, end);
         if (spec.type == '%') {
-            out_write(r, &o, "%", 1, own_at(s, (size_t)(at - 1 - s->data)));
+            out_write(r, &o, "%", 1, str_own_at(s, (size_t)(at - 1 - s->data)));
             continue;
         }
         if (!one && used == n)

@@ -26,14 +26,9 @@ struct list *list_new(struct jinja_run *r, size_t cap)
 void list_push(struct jinja_run *r, struct list *l, struct value v)
 {
     if (l->n == l->cap) {
-        const uint32_t cap = l->cap * 2 + 8;
-        struct value *grown = jinja_take(r, cap * sizeof(*grown));
-
         jinja_charge(r, l->n);
-        if (l->n)
-            memcpy(grown, l->items, l->n * sizeof(*grown));
-        l->items = grown;
-        l->cap = cap;
+        l->cap = l->cap * 2 + 8;
+        l->items = jinja_grow(r, l->items, l->n * sizeof(*l->items), l->cap * sizeof(*l->items));
     }
     l->items[l->n++] = v;
 }
@@ -146,15 +141,11 @@ void dict_set(struct jinja_run *r, struct dict *d, struct value key, struct valu
         return;
     }
     if (d->n == d->cap) {
-        const uint32_t cap = d->cap * 2 + 4;
-        struct entry *grown = jinja_take(r, cap * sizeof(*grown));
-
         jinja_charge(r, d->n);
-        if (d->n)
-            memcpy(grown, d->entries, d->n * sizeof(*grown));
-        d->entries = grown;
-        d->cap = cap;
-        if (cap > INDEX_FROM)
+        d->cap = d->cap * 2 + 4;
+        d->entries =
+            jinja_grow(r, d->entries, d->n * sizeof(*d->entries), d->cap * sizeof(*d->entries));
+        if (d->cap > INDEX_FROM)
             make_index(r, d);
     }
     d->entries[d->n++] = (struct entry){key, v};
@@ -199,8 +190,6 @@ void value_fail_undefined(struct jinja_run *r, struct value v)
 
 bool value_is_true(struct jinja_run *r, struct value v)
 {
-    int64_t n;
-
     switch (v.type) {
     case V_MISSING:
     case V_UNDEFINED:
@@ -215,8 +204,7 @@ bool value_is_true(struct jinja_run *r, struct value v)
     case V_STR:
         return v.str->len > 0;
     default:
-        n = value_length(r, v);
-        return n != 0;
+        return value_length(r, v) != 0;
     }
 }
 
@@ -238,16 +226,6 @@ int64_t value_length(struct jinja_run *r, struct value v)
     default:
         return -1;
     }
-}
-
-static double number_of(struct value v)
-{
-    return v.type == V_FLOAT ? v.f : v.type == V_INT ? (double)v.i : v.b;
-}
-
-static int64_t int_of(struct value v)
-{
-    return v.type == V_BOOL ? (int64_t)v.b : v.i;
 }
 
 static bool lists_equal(struct jinja_run *r, const struct list *a, const struct list *b)
@@ -279,8 +257,8 @@ bool value_equal(struct jinja_run *r, struct value a, struct value b)
 
     jinja_charge(r, 0);
     if (value_is_number(a) && value_is_number(b))
-        return a.type == V_FLOAT || b.type == V_FLOAT ? number_of(a) == number_of(b)
-                                                      : int_of(a) == int_of(b);
+        return a.type == V_FLOAT || b.type == V_FLOAT ? value_real(a) == value_real(b)
+                                                      : value_whole(a) == value_whole(b);
     if (a.type != b.type)
         return false;
     if (a.type == V_STR) {
@@ -305,8 +283,8 @@ int value_compare(struct jinja_run *r, struct value a, struct value b, const cha
     jinja_charge(r, 0);
     if (value_is_number(a) && value_is_number(b)) {
         if (a.type != V_FLOAT && b.type != V_FLOAT)
-            return (int_of(a) > int_of(b)) - (int_of(a) < int_of(b));
-        return (number_of(a) > number_of(b)) - (number_of(a) < number_of(b));
+            return (value_whole(a) > value_whole(b)) - (value_whole(a) < value_whole(b));
+        return (value_real(a) > value_real(b)) - (value_real(a) < value_real(b));
     }
     if (a.type == V_STR && b.type == V_STR) {
         jinja_charge(r, a.str->len);
@@ -362,7 +340,7 @@ int64_t value_index(struct jinja_run *r, struct value v)
     if (v.type != V_INT && v.type != V_BOOL)
         jinja_fail(r, "TypeError: '%s' object cannot be interpreted as an integer",
                    value_type_name(v.type));
-    return int_of(v);
+    return value_whole(v);
 }
 
 /* ---- elements */
@@ -413,9 +391,17 @@ struct list *value_elements(struct jinja_run *r, struct value v)
 
 /* ---- attributes and indices */
 
-static struct value lacks(struct value v, const struct str *name)
+struct value value_lacks(struct value v, const struct str *name)
 {
     return (struct value){.type = V_UNDEFINED, .owner = v.type, .str = name};
+}
+
+struct value value_function(struct jinja_run *r, const struct builtin *b, struct value self)
+{
+    struct function *f = jinja_take(r, sizeof(*f));
+
+    *f = (struct function){b, self};
+    return (struct value){.type = V_FUNCTION, .function = f};
 }
 
 struct value value_attr(struct jinja_run *r, struct value v, const struct str *name)
@@ -423,7 +409,6 @@ struct value value_attr(struct jinja_run *r, struct value v, const struct str *n
     const struct value *found;
     const struct builtin *b;
     struct methods m;
-    struct function *f;
 
     if (v.type == V_UNDEFINED)
         value_fail_undefined(r, v);
@@ -431,17 +416,14 @@ struct value value_attr(struct jinja_run *r, struct value v, const struct str *n
         return jinja_loop_attr(r, v, name, jinja_loop_attr_id(name));
     m = jinja_methods(name);
     b = jinja_method(&m, v.type);
-    if (b) {
-        f = jinja_take(r, sizeof(*f));
-        *f = (struct function){b, v};
-        return (struct value){.type = V_FUNCTION, .function = f};
-    }
+    if (b)
+        return value_function(r, b, v);
     if (v.type == V_DICT || v.type == V_NAMESPACE) {
         found = dict_get_str(r, v.dict, name);
         if (found)
             return *found;
     }
-    return lacks(v, name);
+    return value_lacks(v, name);
 }
 
 static struct value item_at(struct jinja_run *r, struct value v, struct value key)
@@ -479,5 +461,5 @@ struct value value_item(struct jinja_run *r, struct value v, struct value key)
         return value_attr(r, v, key.str);
     if (key.type == V_INT)
         return (struct value){.type = V_UNDEFINED, .owner = v.type, .by_index = true, .i = key.i};
-    return lacks(v, value_text(r, key));
+    return value_lacks(v, value_text(r, key));
 }

@@ -52,7 +52,17 @@ static inline size_t utf8_read(const char *p, size_t n, uint32_t *cp)
     return len;
 }
 
-/* The same for text that is known to be valid. */
+/* The length of the last character of p[0..n), n > 0, which is valid. */
+static inline size_t utf8_last(const char *p, size_t n)
+{
+    size_t len = 1;
+
+    while (len < n && ((unsigned char)p[n - len] & 0xc0) == 0x80)
+        len++;
+    return len;
+}
+
+/* The same as utf8_read() for text that is known to be valid. */
 static inline size_t utf8_read_valid(const char *p, uint32_t *cp)
 {
     return utf8_read(p, 4, cp);

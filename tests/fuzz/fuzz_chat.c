@@ -18,7 +18,7 @@ static void check_error(const struct err *e)
         FUZZ_CHECK((unsigned char)*s >= 0x20 && *s != 0x7f);
 }
 
-static void check_text(const struct chat_text *t, bool marked)
+static void check_text(const struct jinja_text *t, bool marked)
 {
     size_t last = 0;
     uint32_t cp;
@@ -39,7 +39,8 @@ static void check_text(const struct chat_text *t, bool marked)
     FUZZ_CHECK(t->data[t->len] == '\0');
 }
 
-static int render(const struct chat_template *t, const char *json, size_t n, struct chat_text *text)
+static int render(const struct chat_template *t, const char *json, size_t n,
+                  struct jinja_text *text)
 {
     const struct tm now = {.tm_year = 126, .tm_mon = 10, .tm_mday = 22};
     struct err e = {""};
@@ -56,7 +57,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     const size_t n = end ? (size_t)(end - data) : size;
     const char *json = end ? (const char *)end + 1 : "";
     const size_t n_json = end ? size - n - 1 : 0;
-    struct chat_text one = {0}, two = {0};
+    struct jinja_text one = {0}, two = {0};
     struct chat_template *t;
     struct err e = {""};
     int r;
@@ -76,8 +77,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         FUZZ_CHECK(one.len == two.len && memcmp(one.data, two.data, one.len) == 0);
         FUZZ_CHECK(one.n_ranges == two.n_ranges);
     }
-    chat_text_deinit(&one);
-    chat_text_deinit(&two);
+    jinja_text_deinit(&one);
+    jinja_text_deinit(&two);
     chat_template_free(t);
     return 0;
 }

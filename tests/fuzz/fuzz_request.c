@@ -70,7 +70,7 @@ static void check_encoding(struct text text, const struct text_range *ranges, si
 
 static void check_chat(const struct chat *chat)
 {
-    struct chat_text text;
+    struct jinja_text text;
     struct err e = {""};
     size_t end = 0;
     int r = chat_render(template, chat, &text, &e);
@@ -85,7 +85,7 @@ static void check_chat(const struct chat *chat)
     }
     FUZZ_CHECK(end <= text.len);
     check_encoding((struct text){text.data, text.len}, text.ranges, text.n_ranges);
-    chat_text_deinit(&text);
+    jinja_text_deinit(&text);
 }
 
 /* ---- requests */

@@ -59,10 +59,10 @@ static char *without_prompt(const char *json)
 }
 
 /* Renders the JSON object. */
-static struct chat_text render_json(const struct chat_template *t, const char *json)
+static struct jinja_text render_json(const struct chat_template *t, const char *json)
 {
     char *text_of = without_prompt(json);
-    struct chat_text text;
+    struct jinja_text text;
     struct err e = {0};
 
     ck_assert_msg(chat_render_json(t, text_of, strlen(text_of), NULL, &text, &e) == 0, "%s",
@@ -73,16 +73,16 @@ static struct chat_text render_json(const struct chat_template *t, const char *j
 
 static void expect_rendered(const char *family, const char *json, const char *want)
 {
-    struct chat_text text = render_json(named(family), quotes(json));
+    struct jinja_text text = render_json(named(family), quotes(json));
 
     ck_assert_str_eq(text.data, want);
     ck_assert_uint_eq(text.len, strlen(want));
-    chat_text_deinit(&text);
+    jinja_text_deinit(&text);
 }
 
 static void expect_error(const char *json, const char *want)
 {
-    struct chat_text text;
+    struct jinja_text text;
     struct err e = {0};
     int r;
 
@@ -97,7 +97,7 @@ static void check_vector(const json_t *entry, void *ctx)
 {
     struct text want = golden_text(entry, "rendered");
     json_t *object = json_copy((json_t *)entry);
-    struct chat_text text;
+    struct jinja_text text;
     size_t last = 0;
     char *json;
 
@@ -115,7 +115,7 @@ static void check_vector(const json_t *entry, void *ctx)
     }
     ck_assert_uint_le(last, text.len);
     free(json);
-    chat_text_deinit(&text);
+    jinja_text_deinit(&text);
 }
 
 static int check_file(const char *family, const char *path)
@@ -157,13 +157,13 @@ TEST(wrong_template_is_refused_with_its_place)
 static void expect_folder(const char *folder, const char *file, const char *chat, const char *want)
 {
     struct chat_template *t = NULL;
-    struct chat_text text;
+    struct jinja_text text;
     struct err e = {0};
 
     ck_assert_msg(chat_template_load(&t, folder, file, &e) == 0, "%s", e.text);
     text = render_json(t, quotes(chat));
     ck_assert_str_eq(text.data, want);
-    chat_text_deinit(&text);
+    jinja_text_deinit(&text);
     chat_template_free(t);
 }
 
@@ -233,7 +233,7 @@ TEST(all_members_reach_the_template)
         "{{ reasoning_effort }} {{ documents[0].title }} {{ messages[0].content[0].text }} "
         "{{ messages[0].name }} {{ messages[0].tool_call_id }} {{ bos_token }}";
     struct chat_template *t = NULL;
-    struct chat_text out;
+    struct jinja_text out;
     struct err e = {0};
 
     ck_assert_int_eq(chat_template_parse(&t, (struct text){text, strlen(text)}, &e), 0);
@@ -243,14 +243,14 @@ TEST(all_members_reach_the_template)
     ck_assert_str_eq(out.data, "high T part n id <s>");
     ck_assert_uint_eq(out.ranges[out.n_ranges - 1].end, out.len); /* bos_token is the template's */
     ck_assert_uint_eq(out.ranges[0].start, strlen("high"));
-    chat_text_deinit(&out);
+    jinja_text_deinit(&out);
     chat_template_free(t);
 }
 
 /* How often each token of the bundled model is in the rendered chat. */
 static void count_tokens(int *n, const char *family, const char *json)
 {
-    struct chat_text text = render_json(named(family), quotes(json));
+    struct jinja_text text = render_json(named(family), quotes(json));
     struct tokenizer *tokenizer;
     struct token_list list = {0};
     struct err e = {0};
@@ -262,7 +262,7 @@ static void count_tokens(int *n, const char *family, const char *json)
     for (size_t i = 0; i < list.n; i++)
         n[list.ids[i]]++;
     free(list.ids);
-    chat_text_deinit(&text);
+    jinja_text_deinit(&text);
     tokenizer_free(tokenizer);
 }
 
@@ -319,14 +319,14 @@ TEST(length_told_beforehand)
     for (int i = 0; i < N; i++)
         messages[i].role = (struct text){"user", 4};
     for (int i = 0; i < 2; i++) {
-        struct chat_text text;
+        struct jinja_text text;
         struct err e;
 
         ck_assert_int_eq(chat_render(t, &chats[i], &text, &e), 0);
         ck_assert_uint_ge(text.len, 100000);
         ck_assert_uint_ge(chat_bytes(&chats[i]), text.len / 2);
         ck_assert_uint_le(chat_bytes(&chats[i]), text.len * 3);
-        chat_text_deinit(&text);
+        jinja_text_deinit(&text);
     }
     free(messages);
 }
@@ -335,7 +335,7 @@ TEST(length_told_beforehand)
 TEST(ranges_leave_out_what_came)
 {
     const struct chat_template *t = named("qwen3");
-    struct chat_text text;
+    struct jinja_text text;
     char outside[64] = "";
     size_t n = 0, at = 0;
 
@@ -352,7 +352,7 @@ TEST(ranges_leave_out_what_came)
         at = i < text.n_ranges ? text.ranges[i].end : text.len;
     }
     ck_assert_str_eq(outside, "/SYS/{\"a\": 1}/U/R/A/f/[1]/g/x/T//");
-    chat_text_deinit(&text);
+    jinja_text_deinit(&text);
 }
 
 /* Thinking off writes an empty thought; on and unset write none. */
@@ -481,7 +481,7 @@ TEST(texts_that_are_no_json)
                                    .n_tool_calls = 1};
     struct text tools[] = {{"{}", 2}, {NULL, 0}}, list = {"[]", 2};
     struct chat chat = {.messages = &message, .n_messages = 1};
-    struct chat_text text;
+    struct jinja_text text;
     struct err e = {0};
 
     ck_assert_int_eq(chat_render(t, &chat, &text, &e), -EINVAL);
@@ -513,7 +513,7 @@ TEST(mutated_chats)
     srandom(10);
     for (int round = 0; round < 20000; round++) {
         char copy[sizeof(json)];
-        struct chat_text text;
+        struct jinja_text text;
         struct err e = {0};
 
         memcpy(copy, quotes(json), sizeof(json));
@@ -525,7 +525,7 @@ TEST(mutated_chats)
                 ck_abort_msg("no text for %s", copy);
             n_bad++;
         } else {
-            chat_text_deinit(&text);
+            jinja_text_deinit(&text);
             n_good++;
         }
     }
@@ -542,7 +542,7 @@ TEST(deep_json_is_refused)
     const struct chat_template *t = named("qwen3");
     struct chat_message message = {.role = {"user", 4}};
     struct chat chat = {.messages = &message, .n_messages = 1, .tools = &tool, .n_tools = 1};
-    struct chat_text text;
+    struct jinja_text text;
     struct err e = {0};
 
     memset(deep, '[', depth);

@@ -51,12 +51,6 @@ static int render(struct jinja_text *out, struct text source, const json_t *vars
     return r;
 }
 
-static void text_deinit(struct jinja_text *t)
-{
-    free(t->data);
-    free(t->ranges);
-}
-
 static struct jinja_text rendered(const char *template, const char *vars)
 {
     json_t *object = json_loads(quotes(vars), 0, NULL);
@@ -76,7 +70,7 @@ static void expect(const char *template, const char *vars, const char *want)
 
     ck_assert_msg(strcmp(out.data, want) == 0, "%s\ngave \"%s\"\nnot  \"%s\"", template, out.data,
                   want);
-    text_deinit(&out);
+    jinja_text_deinit(&out);
 }
 
 static int error_of(const char *template, const struct jinja_limits *limits, struct err *e)
@@ -86,7 +80,7 @@ static int error_of(const char *template, const struct jinja_limits *limits, str
     int r = render(&out, (struct text){template, strlen(template)}, none, limits, e);
 
     if (r == 0)
-        text_deinit(&out);
+        jinja_text_deinit(&out);
     json_decref(none);
     return r;
 }
@@ -293,7 +287,7 @@ static void expect_marked(const char *template, const char *want)
         at = next;
     }
     ck_assert_msg(strcmp(marked, want) == 0, "%s\ngave %s\nnot  %s", template, marked, want);
-    text_deinit(&out);
+    jinja_text_deinit(&out);
 }
 
 /* Each byte keeps who wrote it, through every operation. */
@@ -447,7 +441,7 @@ TEST(growing_text_is_not_copied_each_time, .n = 2)
     struct jinja_text out = rendered(templates[_i], "{}");
 
     ck_assert_uint_eq(out.len, 240000);
-    text_deinit(&out);
+    jinja_text_deinit(&out);
 }
 
 /* Keys are found by their hashes, also those of an object that comes whole. */
@@ -467,7 +461,7 @@ TEST(large_objects_are_indexed)
     json_object_set_new(vars, "x", x);
     ck_assert_msg(render(&out, source, vars, &usual, &e) == 0, "%s", e.text);
     ck_assert_str_eq(out.data, "200000 77");
-    text_deinit(&out);
+    jinja_text_deinit(&out);
     json_decref(vars);
 }
 
@@ -493,7 +487,7 @@ TEST(separators_of_a_text_are_its_own)
 
     ck_assert_str_eq(out.data, "<|end|><|end|>");
     ck_assert_uint_eq(out.n_ranges, 0);
-    text_deinit(&out);
+    jinja_text_deinit(&out);
 }
 
 /* Numbers at the ends of what there is. */
@@ -544,7 +538,7 @@ static void check_case(const json_t *entry, void *ctx)
                r ? "the error" : "the text", r ? e.text : out.data, json_string_value(want));
     fflush(stdout);
     if (r == 0)
-        text_deinit(&out);
+        jinja_text_deinit(&out);
 }
 
 /* The templates of the tree, with what Jinja makes of them. */

@@ -55,11 +55,11 @@ static int render_chat(struct err *e)
         "{\"role\": \"tool\", \"content\": \"rain\"}], \"tools\": [{\"type\": \"function\","
         "\"function\": {\"name\": \"weather\", \"description\": \"the weather of a city, as it is "
         "expected for some days from today on\"}}]}";
-    struct chat_text text;
+    struct jinja_text text;
     const int r = chat_render_json(template, json, strlen(json), NULL, &text, e);
 
     if (r == 0)
-        chat_text_deinit(&text);
+        jinja_text_deinit(&text);
     return r;
 }
 
