@@ -233,9 +233,8 @@ static void say_ranks(struct checking *c, const struct model *model, int32_t tp_
         }
         most = bytes > most ? bytes : most;
     }
-    if (tp_size > 1)
-        say(c, NOTE, "ranks", NULL, "%d ranks, each with at most %.1f MiB of weights", tp_size,
-            (double)most / 0x1p20);
+    say(c, NOTE, "ranks", NULL, "%d ranks, each with at most %.1f MiB of weights", tp_size,
+        (double)most / 0x1p20);
 }
 
 static void check_model(struct checking *c, const struct backend_choice *choice)
@@ -261,7 +260,7 @@ static void check_model(struct checking *c, const struct backend_choice *choice)
         say(c, WRONG, "config", edit(c, 0), "%s", e.text);
     else if (choice->ops == &cpu_backend && cpu_backend_check(model, &backend, &e) < 0)
         say(c, WRONG, "memory", edit(c, 0), "%s", e.text);
-    else
+    else if (backend.tp_size > 1)
         say_ranks(c, model, backend.tp_size);
     model_close(model);
 }

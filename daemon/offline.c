@@ -245,7 +245,7 @@ static int detokenize(struct tool *t, struct text input, const json_t *parsed, j
 static int render(struct tool *t, struct text input, const json_t *parsed, json_t **out,
                   struct err *e)
 {
-    struct chat_text text = {0};
+    struct jinja_text text = {0};
     int r =
         chat_render_json(t->template, input.data, input.len, t->has_now ? &t->now : NULL, &text, e);
 
@@ -253,7 +253,7 @@ static int render(struct tool *t, struct text input, const json_t *parsed, json_
     if (r < 0)
         return r;
     r = text_object(out, text.data, text.len, e);
-    chat_text_deinit(&text);
+    jinja_text_deinit(&text);
     return r;
 }
 

@@ -285,8 +285,25 @@ static bool parse_user(int64_t *out, const char *s)
     return true;
 }
 
-static int parse_share(struct shares *out, char *word, struct err *e)
+/* Calls take for each word of a text, up to its first error; *list is what it fills. */
+static int each_word(const char *key, const char *text, const char *between,
+                     int (*take)(void *list, char *word, struct err *e), void *list, struct err *e)
 {
+    char *copy = strdup(text), *at = copy, *word;
+    int r = 0;
+
+    if (!copy)
+        return err_set(e, -ENOMEM, "%s: out of memory", key);
+    while (r == 0 && (word = strsep(&at, between)))
+        if (*word)
+            r = take(list, word, e);
+    free(copy);
+    return r;
+}
+
+static int add_share(void *list, char *word, struct err *e)
+{
+    struct shares *out = list;
     char *colon = strchr(word, ':');
     int64_t client, share;
 
@@ -312,24 +329,19 @@ static int parse_share(struct shares *out, char *word, struct err *e)
  * alice:50". *out is set on success only. */
 static int parse_shares(struct shares *out, const char *text, struct err *e)
 {
-    char *copy = strdup(text), *at = copy, *word;
     struct shares shares;
-    int r = 0;
+    int r;
 
-    if (!copy)
-        return err_set(e, -ENOMEM, "scheduler.shares: out of memory");
     memset(&shares, 0, sizeof(shares)); /* padding, too: options are compared as bytes */
-    while (r == 0 && (word = strsep(&at, " \t")))
-        if (*word)
-            r = parse_share(&shares, word, e);
-    free(copy);
+    r = each_word("scheduler.shares", text, " \t", add_share, &shares, e);
     if (r == 0)
         *out = shares;
     return r;
 }
 
-static int add_device(struct device_list *out, const char *word, struct err *e)
+static int add_device(void *list, char *word, struct err *e)
 {
+    struct device_list *out = list;
     int64_t index;
 
     if (!parse_whole(&index, word, 10, "") || index > DEVICE_MAX)
@@ -347,16 +359,9 @@ static int add_device(struct device_list *out, const char *word, struct err *e)
 /* Numbers, each once, with commas or spaces between. *out is set on success only. */
 static int parse_devices(struct device_list *out, const char *text, struct err *e)
 {
-    char *copy = strdup(text), *at = copy, *word;
     struct device_list devices = {0};
-    int r = 0;
+    const int r = each_word("cuda.devices", text, ", \t", add_device, &devices, e);
 
-    if (!copy)
-        return err_set(e, -ENOMEM, "cuda.devices: out of memory");
-    while (r == 0 && (word = strsep(&at, ", \t")))
-        if (*word)
-            r = add_device(&devices, word, e);
-    free(copy);
     if (r == 0)
         *out = devices;
     return r;
