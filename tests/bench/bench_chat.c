@@ -7,9 +7,8 @@
 #include <time.h>
 
 #include "engine/text/chat.h"
-#include "engine/util/file.h"
 
-enum { ROUNDS = 300, FILE_MAX = 1 << 20 };
+enum { ROUNDS = 300 };
 
 static double now_us(void)
 {
@@ -38,7 +37,7 @@ static int bench(const struct chat_template *t, const char *name, const struct c
 
     for (int i = 0; i < ROUNDS; i++) {
         const double start = now_us();
-        struct chat_text text;
+        struct jinja_text text;
         struct err e;
 
         if (chat_render(t, chat, &text, &e)) {
@@ -47,7 +46,7 @@ static int bench(const struct chat_template *t, const char *name, const struct c
         }
         const double took = now_us() - start;
         len = text.len;
-        chat_text_deinit(&text);
+        jinja_text_deinit(&text);
         best = took < best ? took : best;
     }
     printf("%-12s %8zu bytes %9.1f us %8.1f us per 10 KB\n", name, len, best,
@@ -64,25 +63,19 @@ int main(int argc, char **argv)
     const char *file = argc > 1 ? argv[1] : TEST_DATA_DIR "/qwen3-chat-template.jinja";
     const size_t n = 2 * (argc > 2 ? strtoul(argv[2], NULL, 10) : 100);
     const size_t bytes = argc > 3 ? strtoul(argv[3], NULL, 10) : 800;
-    const char *slash = strrchr(file, '/');
     struct text tools[] = {{tool, strlen(tool)}, {tool, strlen(tool)}};
     struct chat_message *messages = calloc(n, sizeof(*messages));
-    char *text = malloc(bytes + 1), *folder = strndup(file, slash ? (size_t)(slash - file) : 0);
-    char *source = NULL;
+    char *text = malloc(bytes + 1);
     struct chat_template *t = NULL;
     struct chat chat = {.messages = messages, .n_messages = n, .add_generation_prompt = true};
     struct err e = {""};
-    size_t len;
     int r;
 
-    if (!messages || !text || !folder)
+    if (!messages || !text)
         return 1;
     memset(text, 'a', bytes);
     fill(messages, n, text, bytes);
-    r = file_read_folder(&source, &len, slash ? folder : ".", slash ? slash + 1 : file, FILE_MAX,
-                         &e);
-    if (!r)
-        r = chat_template_parse(&t, (struct text){source, len}, &e);
+    r = chat_template_load(&t, NULL, file, &e);
     if (r)
         fprintf(stderr, "%s\n", e.text);
     if (!r)
@@ -92,8 +85,6 @@ int main(int argc, char **argv)
     if (!r)
         r = bench(t, "two tools", &chat);
     chat_template_free(t);
-    free(source);
-    free(folder);
     free(text);
     free(messages);
     return r ? 1 : 0;

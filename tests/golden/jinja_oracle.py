@@ -130,9 +130,6 @@ class Generator:
         self.n_macros = 0
         self.loops = 0
 
-    def pick(self, *choices):
-        return self.r.choice(choices)()
-
     def name(self):
         r = self.r
         if self.names and r.random() < 0.5:

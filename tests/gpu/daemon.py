@@ -24,7 +24,6 @@ from device import (CLEAR_MARGIN, GREEDY, Planted, Skip, answers_of, args, daemo
                     seeded_requests, verdict, wire)
 
 
-
 def golden():
     """The greedy cases of the bundled model, however they are computed."""
     cases = json.loads((harness.GOLDEN / "nvllm-tiny-greedy.json").read_text())

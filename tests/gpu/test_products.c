@@ -10,23 +10,12 @@
 /* One rounding to bf16 of random values is off by 2^-9 / sqrt(3) at most: 1.7e-3 and a margin. */
 static const double bf16_error = 2.5e-3;
 
-static struct gemm *new_gemm_of(int n_ranks)
+static struct gemm *new_gemm(bool fixed, int n_ranks)
 {
     struct gemm *g;
     struct err e;
 
-    err_must(gemm_new(&g, device_new(GEMM_WORKSPACE), true, n_ranks, &e), &e);
-    return g;
-}
-
-static struct gemm *new_gemm(bool fixed)
-{
-    struct gemm *g;
-    struct err e;
-
-    if (fixed)
-        return new_gemm_of(1);
-    err_must(gemm_new(&g, device_new(GEMM_WORKSPACE), false, 1, &e), &e);
+    err_must(gemm_new(&g, device_new(GEMM_WORKSPACE), fixed, n_ranks, &e), &e);
     return g;
 }
 
@@ -94,7 +83,7 @@ static void check_gemm(struct gemm *g, int m, int n, int k, enum gemm_out out)
 /* bf16, float and added results and a bias, the same shape twice: found, then remembered. */
 TEST(gemm_follows_twin)
 {
-    struct gemm *g = new_gemm(false);
+    struct gemm *g = new_gemm(false, 1);
 
     for (int i = 0; i < 2; i++) {
         check_gemm(g, 32, 520, 256, GEMM_BF16);
@@ -114,7 +103,7 @@ TEST(products_come_in_parts)
     } shapes[] = {{32, 520, 256, 4},   {96, 256, 896, 2},    {128, 1024, 768, 4},
                   {256, 1024, 512, 2}, {288, 1024, 1024, 1}, {128, 4096, 4096, 1},
                   {16, 1024, 96, 1}};
-    struct gemm *g = new_gemm(false);
+    struct gemm *g = new_gemm(false, 1);
 
     for (int i = 0; i < N(shapes); i++) {
         const int m = shapes[i].m, n = shapes[i].n, n_parts = shapes[i].n_parts;
@@ -145,7 +134,7 @@ TEST(fixed_algorithms_do_not_depend_on_rows, .n = N(fixed_shapes))
     const int n = fixed_shapes[_i].n, k = fixed_shapes[_i].k;
     const size_t row = (size_t)n * (fixed_shapes[_i].out == GEMM_ADD_F32 ? 4 : 2);
     const struct product r = random_product(gemm_rows(ROWS), n, k, fixed_shapes[_i].out);
-    struct gemm *g = new_gemm(true);
+    struct gemm *g = new_gemm(true, 1);
     char *all = host_new(ROWS, row);
 
     for (int i = 0; i < N(counts); i++) {
@@ -188,7 +177,7 @@ TEST(halves_are_added_as_ranks_add_them, .n = N(half_shapes))
     const struct product whole = random_product(ROWS, n, k, GEMM_ADD_F32);
     const struct device_array part = array_new(whole.y.bytes);
     float *expected = host_new(whole.y.bytes, 1);
-    struct gemm *one = new_gemm_of(1), *two = new_gemm_of(2);
+    struct gemm *one = new_gemm(true, 1), *two = new_gemm(true, 2);
 
     memcpy(expected, whole.y.host, whole.y.bytes);
     for (int half = 0; half < 2; half++) {
@@ -228,7 +217,7 @@ TEST(columns_are_the_same_on_ranks, .n = N(column_shapes))
     const int n = column_shapes[_i].n, k = column_shapes[_i].k;
     const struct product whole = random_product(ROWS, n, k, column_shapes[_i].out);
     const struct device_array half = array_new(whole.y.bytes / 2);
-    struct gemm *one = new_gemm_of(1), *two = new_gemm_of(2);
+    struct gemm *one = new_gemm(true, 1), *two = new_gemm(true, 2);
 
     run(one, &whole.p);
     array_to_host(&whole.y);
@@ -286,7 +275,7 @@ TEST(recorded_choices_are_taken)
                                        random_product(112, 256, 264, GEMM_ADD_F32)};
     struct algo_record all[N(products)], made_up[N(products)];
     struct algo_records known = {made_up, N(products)};
-    struct gemm *g = new_gemm(false);
+    struct gemm *g = new_gemm(false, 1);
 
     for (int i = 0; i < N(products); i++) {
         all[i] = measure(g, &products[i].p);
@@ -314,7 +303,7 @@ END_TEST
 TEST(choices_never_change)
 {
     const struct product r = random_product(48, 264, 2048, GEMM_F32);
-    struct gemm *g = new_gemm(false);
+    struct gemm *g = new_gemm(false, 1);
     char *expected = host_new(r.y.bytes, 1);
 
     for (int i = 0; i < 12; i++) {
