@@ -44,6 +44,12 @@ static int barrier(const struct pass *p)
     return cuda_check(peer_barrier(p->f->launch, &p->f->ranks.barrier), "a barrier of ranks", p->e);
 }
 
+/* Whether each rank norms a share of so many rows. */
+static bool shares_rows(const struct forward *f, int n)
+{
+    return f->ranks.n > 1 && n > NORM_PUSHED_ROWS && !f->invariant;
+}
+
 /* Rows of the step whose residual this rank keeps. */
 static struct rows owned_rows(const struct pass *p)
 {
@@ -51,7 +57,7 @@ static struct rows owned_rows(const struct pass *p)
     const int n = p->s->n_tokens, share = (n + r->n - 1) / r->n;
     const int first = r->me * share < n ? r->me * share : n;
 
-    if (r->n == 1 || n <= FORWARD_SHARED_ROWS || p->f->invariant)
+    if (!shares_rows(p->f, n))
         return (struct rows){0, n};
     return (struct rows){first, share < n - first ? share : n - first};
 }
@@ -65,7 +71,9 @@ static int reduce(const struct pass *p, int which, const uint16_t *w, bool gathe
     const struct forward *f = p->f;
     const struct forward_ranks *r = &f->ranks;
     const struct rows owned = owned_rows(p), all = {0, p->s->n_tokens};
-    const bool shared = which != NO_PARTS && owned.n < all.n;
+    const bool shared = which != NO_PARTS && shares_rows(f, all.n);
+    /* On a shared device rows that wait could keep those they wait for from running. */
+    const bool pushed = all.n <= NORM_PUSHED_ROWS && f->launch->chained;
     const struct rows rows = shared ? owned : all;
     struct norm n = {.y = {f->normed},
                      .n_y = shared ? r->n : 1,
@@ -77,12 +85,17 @@ static int reduce(const struct pass *p, int which, const uint16_t *w, bool gathe
                      .eps = f->config->rms_norm_eps,
                      .gather = gathered ? p->v : NULL,
                      .owned_rows = rows.n,
-                     .n_parts = which == NO_PARTS ? 0 : r->n};
-    int rc = which == NO_PARTS ? 0 : barrier(p);
+                     .n_parts = which == NO_PARTS ? 0 : r->n,
+                     .parts_bf16 = shared,
+                     .me = r->me};
+    int rc = 0;
 
+    if (which != NO_PARTS && !pushed)
+        rc = barrier(p);
     for (int i = 0; i < n.n_parts; i++) {
         n.parts[i] = r->parts[i][which];
         n.y[i] = shared ? r->normed[i] : n.y[i];
+        n.inbox[i] = pushed ? r->inbox[i][which] : NULL;
     }
     if (rc == 0 && n.n_rows > 0)
         rc = cuda_check(rms_norm(f->launch, &n), "rms_norm", p->e);
@@ -131,9 +144,12 @@ static struct gemm_product product_of(const struct forward *f, enum forward_prod
     };
 
     if (f->ranks.n > 1 && (kind == PRODUCT_O || kind == PRODUCT_DOWN)) {
-        p.y = f->ranks.parts[f->ranks.me][kind == PRODUCT_O ? PARTS_OF_ATTENTION : PARTS_OF_FFN] +
-              (int64_t)rows.first * w->n;
-        p.out = GEMM_F32;
+        const bool shared = shares_rows(f, rows.n);
+        char *parts =
+            f->ranks.parts[f->ranks.me][kind == PRODUCT_O ? PARTS_OF_ATTENTION : PARTS_OF_FFN];
+
+        p.y = parts + (size_t)rows.first * (size_t)w->n * sizeof(float); /* of all, where shared */
+        p.out = shared ? GEMM_BF16 : GEMM_F32;
         return p;
     }
     /* after the last layer no norm of all rows adds the parts */
@@ -414,7 +430,7 @@ static int layer_of_ranks(const struct pass *p, int i, int n_skinny)
     const struct forward *f = p->f;
     const struct layer_weights *w = &f->weights->layers[i];
     const struct rows rest = {n_skinny, p->s->n_tokens - n_skinny};
-    float *const *parts = f->ranks.parts[f->ranks.me];
+    char *const *parts = f->ranks.parts[f->ranks.me];
     const enum skinny_sum sum = f->invariant && f->ranks.n == 2 ? SKINNY_HALF : SKINNY_WHOLE;
     const struct skinny qkv = {.y = f->qkv,
                                .bias = w->qkv_bias.data,

@@ -40,20 +40,22 @@ struct ring {
 /* Tensor parallelism: what a rank knows of the others. Products over a rank's heads and FFN columns
  * leave sums over parts of k in `parts`; after a barrier the next norm adds those of all ranks, in
  * their order, so all have the same residual. There are two buffers, used by turns, so one barrier
- * is enough: between two writes of a buffer there is a barrier after the reads of the first. */
+ * is enough: between two writes of a buffer there is a barrier after the reads of the first.
+ *
+ * In steps of at most NORM_PUSHED_ROWS the norm itself exchanges the parts, without barriers. In
+ * steps of more a rank norms only its share of the rows and writes the result to all ranks. That
+ * takes a second barrier. But only its share of each other rank's part crosses NVLink, as bf16, and
+ * as many bytes of normed rows. */
 struct forward_ranks {
     int n, me; /* 1, 0: there are no others */
     struct peer_barrier barrier;
-    float *parts[MAX_RANKS][2];  /* [rows, hidden_dim] after attention; after the FFN */
+    char *parts[MAX_RANKS][2];  /* [rows, hidden_dim] after attention; after the FFN: float, or bf16
+                                 * where rows are shared */
+    float *inbox[MAX_RANKS][2]; /* as in struct norm */
+    size_t inbox_bytes;
     uint16_t *normed[MAX_RANKS]; /* as in struct forward */
     struct embedding embedding;  /* set for one rank, too */
 };
-
-/* In steps of more rows a rank norms only its share of them and writes the result to all ranks.
- * That takes a second barrier. But only its share of each other rank's part crosses NVLink, and
- * half as many bytes of normed rows. By arithmetic: two ranks save 1 MB of 4 at 256 rows of 4,096,
- * which takes 2.6 us at 396 GB/s, about as long as a barrier. */
-enum { FORWARD_SHARED_ROWS = 256 };
 
 struct forward {
     const struct model_config *config; /* as this rank computes it: shard_config() */

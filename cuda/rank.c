@@ -73,6 +73,9 @@ static void lay_shared(struct rank *b, struct arena *a, size_t rows)
     r->normed[r->me] = b->forward.normed;
     r->barrier.arrived[r->me] = arena_take(a, MAX_RANKS * sizeof(uint32_t));
     r->barrier.last = arena_take(a, sizeof(uint32_t));
+    r->inbox_bytes = (size_t)r->n * NORM_PUSHED_ROWS * (size_t)b->config.hidden_dim * sizeof(float);
+    for (int i = 0; i < 2; i++)
+        r->inbox[r->me][i] = arena_take(a, r->inbox_bytes);
 }
 
 static void lay_activations(struct rank *b, struct arena *a)
@@ -394,6 +397,10 @@ int rank_take_memory(struct rank *b, struct err *e)
     r = cuda_check(rope_table(f->launch, f->rope, b->options.max_seq_len, c->head_dim,
                               c->rope_theta),
                    "rope_table", e);
+    for (int i = 0; i < 2 && b->shard.tp_size > 1 && r == 0; i++)
+        r = cuda_check(cudaMemsetAsync(f->ranks.inbox[b->shard.rank][i], 0xff, f->ranks.inbox_bytes,
+                                       d->launch.stream),
+                       "clearing memory", e);
     return r == 0 && b->n_blocks == 0 ? plan_blocks(b, e) : r;
 }
 
@@ -515,6 +522,23 @@ int rank_read_known(struct rank *b, struct err *e)
     return algo_file_read(&b->known, b->options.cache_folder, b->key, e);
 }
 
+/* Loads all that a step may launch: see kernels_load(). */
+static int load_kernels(struct rank *b, struct err *e)
+{
+    const int last = gemm_rows(b->limits.max_tokens), most_logits = gemm_rows(b->limits.max_seqs);
+    int r = cuda_check(kernels_load(), "loading kernels", e);
+
+    for (int m = gemm_rows(1); m <= last && r == 0; m = gemm_rows(m + 1))
+        for (int kind = 0; kind < N_PRODUCTS && r == 0; kind++) {
+            const struct gemm_product p =
+                forward_product(&b->forward, (enum forward_product)kind, 0, m);
+
+            if (kind != PRODUCT_LM_HEAD || m <= most_logits)
+                r = gemm_run(b->gemm, b->device.launch.stream, &p, e);
+        }
+    return r < 0 ? r : cuda_check(cudaStreamSynchronize(b->device.launch.stream), "loading", e);
+}
+
 int rank_choose(struct rank *b, struct err *e)
 {
     int r = 0;
@@ -522,7 +546,9 @@ int rank_choose(struct rank *b, struct err *e)
     gemm_adopt(b->gemm, &b->known);
     forward_choose_paths(&b->forward, &b->known);
     rank_drop_graphs(b);
-    if (!b->options.eager)
+    if (b->shard.tp_size > 1)
+        r = load_kernels(b, e);
+    if (r == 0 && !b->options.eager)
         r = rank_prepare_graph(b, 1, e);
     return r < 0 ? r : cuda_check(cudaStreamSynchronize(b->device.launch.stream), "starting", e);
 }
@@ -534,24 +560,6 @@ int rank_load_products(struct rank *b, struct err *e)
     int r = gemm_run(b->gemm, stream, &p, e);
 
     return r < 0 || (r = cuda_check(cudaStreamSynchronize(stream), "loading", e)) < 0 ? r : 1;
-}
-
-int rank_load_all_products(struct rank *b, struct err *e)
-{
-    const int last = gemm_rows(b->limits.max_tokens), most_logits = gemm_rows(b->limits.max_seqs);
-
-    for (int m = gemm_rows(1); m <= last; m = gemm_rows(m + 1))
-        for (int kind = 0; kind < N_PRODUCTS; kind++) {
-            const struct gemm_product p =
-                forward_product(&b->forward, (enum forward_product)kind, 0, m);
-            const int r = kind == PRODUCT_LM_HEAD && m > most_logits
-                              ? 0
-                              : gemm_run(b->gemm, b->device.launch.stream, &p, e);
-
-            if (r < 0)
-                return r;
-        }
-    return cuda_check(cudaStreamSynchronize(b->device.launch.stream), "loading", e);
 }
 
 int rank_open(struct rank *b, const struct model *model, struct shard shard,

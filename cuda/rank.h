@@ -94,8 +94,6 @@ int rank_read_known(struct rank *r, struct err *e);
 
 /* Computes a product, of which the first loads cuBLASLt's kernels: 0.1 s. Returns 1. */
 int rank_load_products(struct rank *r, struct err *e);
-/* The same of every product that a step may have: none waits for loading one later. */
-int rank_load_all_products(struct rank *r, struct err *e);
 
 /* Enqueues a step; results go to slot number `slot` and hold until that is used again: rank 0 has
  * them. rank_wait() waits for the device's part alone, on any thread. */

@@ -321,6 +321,7 @@ static void link_ranks(struct ranks *r)
 
             f->ranks.embedding.tables[i] = of->weights.embed.data;
             memcpy(f->ranks.parts[i], theirs->parts[i], sizeof(f->ranks.parts[i]));
+            memcpy(f->ranks.inbox[i], theirs->inbox[i], sizeof(f->ranks.inbox[i]));
             f->ranks.normed[i] = theirs->normed[i];
             f->ranks.barrier.arrived[i] = theirs->barrier.arrived[i];
             f->sampler.logits[i] = m->logits[i];
@@ -358,12 +359,6 @@ static int take_host_memory(struct ranks *r, struct err *e)
     return rc;
 }
 
-static int load_all_products(struct rank *rank, const void *arg, struct err *e)
-{
-    (void)arg;
-    return rank_load_all_products(rank, e);
-}
-
 /* The rank with the least room decides for all. */
 static int plan_blocks(struct ranks *r, struct err *e)
 {
@@ -385,10 +380,7 @@ static int take_all(struct ranks *r, struct err *e)
     if ((rc = take_host_memory(r, e)) < 0 || (rc = each(r, take_blocks, NULL, e)) < 0)
         return rc;
     link_ranks(r);
-    rc = each(r, choose, NULL, e);
-    /* Loading a kernel waits for all that run on its device, so for ranks that wait for this one.
-     */
-    return rc == 0 && share_a_device(r) ? each(r, load_all_products, NULL, e) : rc;
+    return each(r, choose, NULL, e);
 }
 
 int ranks_new(struct ranks **out, const struct model *model, const struct backend_options *options,

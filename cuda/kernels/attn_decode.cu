@@ -464,9 +464,10 @@ extern "C" cudaError_t attn_decode(const struct launch *l, const struct attn *a,
         return cudaErrorInvalidValue;
     const dim3 grid((unsigned)(a->kv->n_kv_heads * d.n_groups), (unsigned)grid_items);
     const bool few = (int64_t)grid.x * grid.y <= (int64_t)resident(2) * l->n_sms;
-    auto *kernel = a->kv->head_dim == 128
-                       ? (few ? attn_decode_kernel<128, 2> : attn_decode_kernel<128, 1>)
-                       : (few ? attn_decode_kernel<64, 2> : attn_decode_kernel<64, 1>);
+    const auto kernel =
+        a->kv->head_dim == 128
+            ? (few ? known<attn_decode_kernel<128, 2>>() : known<attn_decode_kernel<128, 1>>())
+            : (few ? known<attn_decode_kernel<64, 2>>() : known<attn_decode_kernel<64, 1>>());
 
     return launch_kernel(kernel, grid, WARPS * WARP, 0, l, d);
 }

@@ -329,7 +329,8 @@ extern "C" cudaError_t attn_prefill(const struct launch *l, const struct attn *a
                                    .group = a->n_heads / a->kv->n_kv_heads,
                                    .n_tiles = t->n_tiles,
                                    .scale_log2 = scale_log2_of(a->kv->head_dim)};
-    auto *kernel = a->kv->head_dim == 128 ? attn_prefill_kernel<128> : attn_prefill_kernel<64>;
+    const auto kernel = a->kv->head_dim == 128 ? known<attn_prefill_kernel<128>>()
+                                               : known<attn_prefill_kernel<64>>();
 
     return launch_kernel(kernel,
                          dim3((unsigned)a->n_heads, (unsigned)t->n_tiles, (unsigned)t->n_splits),

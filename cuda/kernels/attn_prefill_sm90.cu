@@ -318,9 +318,10 @@ static __global__ void __launch_bounds__(THREADS, 1)
 #endif
 }
 
-static auto *kernel_of(int head_dim)
+static auto kernel_of(int head_dim)
 {
-    return head_dim == 128 ? attn_prefill_sm90_kernel<128> : attn_prefill_sm90_kernel<64>;
+    return head_dim == 128 ? known<attn_prefill_sm90_kernel<128>>()
+                           : known<attn_prefill_sm90_kernel<64>>();
 }
 
 static size_t shared_bytes(int head_dim)
@@ -370,13 +371,13 @@ extern "C" cudaError_t attn_maps_init(struct attn_maps *out, const struct kv_poo
     PFN_cuTensorMapEncodeTiled_v12000 f;
     struct cudaFuncAttributes attributes;
     CUtensorMap keys, queries;
-    cudaError_t r = cudaFuncGetAttributes(&attributes, kernel_of(kv->head_dim));
+    cudaError_t r = cudaFuncGetAttributes(&attributes, kernel_of(kv->head_dim).f);
 
     out->usable = false;
     /* Compiled for another capability the kernel is empty and has no shared memory. */
     if (r != cudaSuccess || attributes.sharedSizeBytes == 0)
         return r;
-    r = cudaFuncSetAttribute(kernel_of(kv->head_dim), cudaFuncAttributeMaxDynamicSharedMemorySize,
+    r = cudaFuncSetAttribute(kernel_of(kv->head_dim).f, cudaFuncAttributeMaxDynamicSharedMemorySize,
                              (int)shared_bytes(kv->head_dim));
     if (r == cudaSuccess)
         r = find_encode(&f);

@@ -117,14 +117,48 @@ __device__ __forceinline__ void mma_8816(float &d0, float &d1, uint32_t a0, uint
                  : "r"(a0), "r"(0), "r"(a2), "r"(b0), "r"(b1), "f"(0.0f));
 }
 
+static __device__ __forceinline__ uint64_t now_ns()
+{
+    uint64_t ns;
+
+    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(ns));
+    return ns;
+}
+
+// Fails the device where another rank has been waited for since `begin` and does not come.
+static __device__ __forceinline__ void trap_when_late(uint64_t begin)
+{
+    if (now_ns() - begin > PEER_SECONDS * 1000000000ull)
+        __trap();
+}
+
 // What attention's scores are multiplied by to be exponents of two.
 static inline float scale_log2_of(int head_dim)
 {
     return (float)(1.4426950408889634 / sqrt((double)head_dim));
 }
 
+// A kernel that kernels_load() loads: launch_kernel() takes no other.
+template <typename... Params> struct known_kernel {
+    void (*f)(Params...);
+};
+
+bool kernel_add(const void *kernel); // true
+
+template <auto KERNEL> const bool kernel_is_known = kernel_add((const void *)KERNEL);
+
+template <typename... Params> known_kernel<Params...> known_of(void (*f)(Params...), bool)
+{
+    return {f};
+}
+
+template <auto KERNEL> static auto known()
+{
+    return known_of(KERNEL, kernel_is_known<KERNEL>);
+}
+
 template <typename... Params, typename... Args>
-static cudaError_t launch_kernel(void (*kernel)(Params...), dim3 grid, int threads,
+static cudaError_t launch_kernel(known_kernel<Params...> kernel, dim3 grid, int threads,
                                  size_t shared_bytes, const struct launch *l, Args... args)
 {
     cudaLaunchAttribute attribute = {};
@@ -138,7 +172,7 @@ static cudaError_t launch_kernel(void (*kernel)(Params...), dim3 grid, int threa
     config.stream = l->stream;
     config.attrs = &attribute;
     config.numAttrs = l->chained ? 1 : 0;
-    return cudaLaunchKernelEx(&config, kernel, static_cast<Params>(args)...);
+    return cudaLaunchKernelEx(&config, kernel.f, static_cast<Params>(args)...);
 }
 
 /* Where a block begins, in elements from the pool's base. */

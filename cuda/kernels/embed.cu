@@ -35,6 +35,6 @@ static __global__ void __launch_bounds__(THREADS)
 extern "C" cudaError_t embed(const struct launch *l, float *residual, const struct embedding *table,
                              const struct step_view *v, const int32_t *sampled, int n_tokens)
 {
-    return launch_kernel(embed_kernel, dim3((unsigned)n_tokens), THREADS, 0, l, (float4 *)residual,
-                         *table, v->tokens, sampled);
+    return launch_kernel(known<embed_kernel>(), dim3((unsigned)n_tokens), THREADS, 0, l,
+                         (float4 *)residual, *table, v->tokens, sampled);
 }

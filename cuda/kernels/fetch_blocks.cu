@@ -41,6 +41,6 @@ extern "C" cudaError_t fetch_blocks(const struct launch *l, uint16_t *to,
 {
     const int n_each = (int)(2 * from->v_offset / 8);
 
-    return launch_kernel(fetch_blocks_kernel, dim3((unsigned)n_thread_blocks), THREADS, 0, l,
-                         (uint4 *)to, *from, layer, table, n_each, (int64_t)n * n_each);
+    return launch_kernel(known<fetch_blocks_kernel>(), dim3((unsigned)n_thread_blocks), THREADS, 0,
+                         l, (uint4 *)to, *from, layer, table, n_each, (int64_t)n * n_each);
 }

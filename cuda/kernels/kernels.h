@@ -23,6 +23,11 @@ struct launch {
     int n_sms;
 };
 
+/* Loads all kernels to the current device; else each is loaded by its first launch. Loading may
+ * wait for all that runs on the device: where that waits for another rank, which may not be
+ * launched meanwhile, neither would end. */
+cudaError_t kernels_load(void);
+
 /* The KV pool: element offsets into [n_blocks][n_layers][2][n_kv_heads][block_len][head_dim]. */
 struct kv_pool {
     uint16_t *base;
@@ -143,7 +148,7 @@ cudaError_t embed(const struct launch *l, float *residual, const struct embeddin
                   const struct step_view *v, const int32_t *sampled, int n_tokens);
 
 /* y[i] = x[i] / rms(x[i]) * w, of rows first_row .. first_row + n_rows - 1. */
-enum { NORM_MAX_PARTS = MAX_RANKS };
+enum { NORM_MAX_PARTS = MAX_RANKS, NORM_PUSHED_ROWS = 128 };
 struct norm {
     uint16_t *y[MAX_RANKS]; /* [.., dim] written n_y times: one may be on each rank */
     int n_y;                /* 0 counts as 1 */
@@ -156,8 +161,15 @@ struct norm {
     const struct step_view *gather;
     int owned_rows;
     /* x[i] += parts[0][i], then parts[1][i], …: of a product over parts of k, or of each rank */
-    const float *parts[NORM_MAX_PARTS];
+    const void *parts[NORM_MAX_PARTS]; /* float, or */
+    bool parts_bf16;
     int n_parts; /* 0, or 2, 4 or 8 where dim is at most 16384 */
+    /* NULL, or parts[me] alone is read: each rank writes its own to the inboxes of the others and
+     * waits for theirs in its own, for PEER_SECONDS. All take the same rows, NORM_PUSHED_ROWS at
+     * most. An inbox is [n_parts, NORM_PUSHED_ROWS, dim], begins as bytes of 0xff and is left so;
+     * norms behind one another have two by turns. */
+    float *inbox[MAX_RANKS];
+    int me;
 };
 cudaError_t rms_norm(const struct launch *l, const struct norm *n);
 

@@ -5,16 +5,6 @@
  * write over NVLink, 0.74 us (two H200, 2026-11-22), and a launch. */
 #include "cuda/kernels/common.cuh"
 
-static constexpr uint64_t NS = 1000000000ull;
-
-static __device__ __forceinline__ uint64_t now_ns()
-{
-    uint64_t ns;
-
-    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(ns));
-    return ns;
-}
-
 /* By the rules of PTX the release makes visible what earlier kernels of this stream wrote: their
  * end comes before it in causality order. */
 static __device__ __forceinline__ void announce(uint32_t *at, uint32_t number)
@@ -45,11 +35,10 @@ static __global__ void __launch_bounds__(WARP)
     announce(b.arrived[peer] + b.me, number);
     const uint64_t begin = now_ns();
     while ((int32_t)(read_arrival(b.arrived[b.me] + peer) - number) < 0)
-        if (now_ns() - begin > PEER_SECONDS * NS)
-            __trap();
+        trap_when_late(begin);
 }
 
 extern "C" cudaError_t peer_barrier(const struct launch *l, const struct peer_barrier *b)
 {
-    return launch_kernel(peer_barrier_kernel, dim3(1), WARP, 0, l, *b);
+    return launch_kernel(known<peer_barrier_kernel>(), dim3(1), WARP, 0, l, *b);
 }

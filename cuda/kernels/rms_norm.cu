@@ -2,12 +2,29 @@
  * product in parts added to them first. Where the parts are other ranks' this is the all-reduce of
  * tensor parallelism: each rank takes all rows, or a share of them and gives y to all.
  *
- * Bound by memory: 6 * n_rows * dim bytes, 4 more a part and 4 to write x; a row is read once and
- * kept in registers. Parts of other ranks come over NVLink. */
+ * Bound by memory: 6 * n_rows * dim bytes, the parts and 4 to write x; a row is read once and kept
+ * in registers. Parts of other ranks come over NVLink, where each access of a warp is to bytes in
+ * a row: sectors that two accesses share would cross it twice.
+ *
+ * Few rows are bound by latency: there a rank pushes its parts to the others instead, whose memory
+ * says by itself what has come, because it is NaN until then. So there is no barrier and no fence,
+ * and nobody reads over NVLink. */
 #include "cuda/kernels/common.cuh"
 
 static constexpr int MAX_THREADS = 1024;
-static constexpr int VEC = 8; /* of 16 bytes of y */
+static constexpr int VEC = 4;
+
+static __device__ __forceinline__ float4 read_part(const float *part, int64_t at)
+{
+    return __ldcg((const float4 *)part + at);
+}
+
+static __device__ __forceinline__ float4 read_part(const uint16_t *part, int64_t at)
+{
+    const uint2 v = __ldcg((const uint2 *)part + at);
+
+    return make_float4(bf16_low(v.x), bf16_high(v.x), bf16_low(v.y), bf16_high(v.y));
+}
 
 static __device__ __forceinline__ void add(float4 &a, float4 b)
 {
@@ -17,18 +34,91 @@ static __device__ __forceinline__ void add(float4 &a, float4 b)
     a.w += b.w;
 }
 
-/* N vectors a thread; all loads of a row are under way at once. */
+/* A NaN that no operation gives, so a word that has not come. */
+static constexpr uint32_t NOT_COME = 0xffffffffu;
+
+static __device__ __forceinline__ uint32_t sendable(float x)
+{
+    const uint32_t bits = __float_as_uint(x);
+
+    return bits == NOT_COME ? 0x7fffffffu : bits;
+}
+
+static __device__ __forceinline__ void push(float4 *to, float4 v)
+{
+    asm volatile("st.relaxed.sys.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to),
+                 "r"(sendable(v.x)), "r"(sendable(v.y)), "r"(sendable(v.z)), "r"(sendable(v.w))
+                 : "memory");
+}
+
+/* Whether all of it has come. */
+static __device__ __forceinline__ bool pull(float4 &v, const float4 *from)
+{
+    uint32_t x, y, z, w;
+
+    asm volatile("ld.relaxed.sys.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(x), "=r"(y), "=r"(z), "=r"(w)
+                 : "l"(from)
+                 : "memory");
+    v = make_float4(__uint_as_float(x), __uint_as_float(y), __uint_as_float(z), __uint_as_float(w));
+    return x != NOT_COME && y != NOT_COME && z != NOT_COME && w != NOT_COME;
+}
+
+/* Adds row i of all ranks, in their order, to v; `row` is where the rank's own part has it. */
 template <int N, int PARTS>
+static __device__ __forceinline__ void exchange(float4 (&v)[N], const struct norm &n, int row,
+                                                int i)
+{
+    const int n_vec = n.dim / VEC, me = (int)threadIdx.x, n_threads = (int)blockDim.x;
+    const float4 *part = (const float4 *)n.parts[n.me] + (int64_t)row * n_vec;
+    float4 own[N];
+
+#pragma unroll
+    for (int j = 0; j < N; j++)
+        own[j] = __ldcg(part + min(me + j * n_threads, n_vec - 1));
+#pragma unroll
+    for (int k = 0; k < PARTS; k++) {
+        float4 *to = (float4 *)n.inbox[k] + (int64_t)(n.me * NORM_PUSHED_ROWS + i) * n_vec;
+
+        for (int j = 0; j < N && k != n.me; j++)
+            if (me + j * n_threads < n_vec)
+                push(to + me + j * n_threads, own[j]);
+    }
+    const uint64_t begin = now_ns();
+#pragma unroll
+    for (int k = 0; k < PARTS; k++) {
+        float4 *from = (float4 *)n.inbox[n.me] + (int64_t)(k * NORM_PUSHED_ROWS + i) * n_vec;
+        float4 theirs[N];
+
+        for (bool come = k == n.me; !come; trap_when_late(begin)) {
+            come = true;
+#pragma unroll
+            for (int j = 0; j < N; j++)
+                if (me + j * n_threads < n_vec)
+                    come &= pull(theirs[j], from + me + j * n_threads);
+        }
+#pragma unroll
+        for (int j = 0; j < N; j++) {
+            add(v[j], k == n.me ? own[j] : theirs[j]);
+            if (k != n.me && me + j * n_threads < n_vec)
+                *(uint4 *)(from + me + j * n_threads) =
+                    make_uint4(NOT_COME, NOT_COME, NOT_COME, NOT_COME);
+        }
+    }
+}
+
+/* N vectors a thread; all loads of a row are under way at once. */
+template <int N, int PARTS, typename Part>
 static __global__ void __launch_bounds__(MAX_THREADS)
     rms_norm_kernel(const __grid_constant__ struct norm n, const struct sampler_row *rows,
                     const struct step_counts *counts)
 {
-    const uint4 *w = (const uint4 *)n.w;
+    const uint2 *w = (const uint2 *)n.w;
     const int n_vec = n.dim / VEC;
     __shared__ float sums[MAX_THREADS / WARP];
     const int i = (int)blockIdx.x, me = (int)threadIdx.x, n_threads = (int)blockDim.x;
-    float4 low[N], high[N];
-    uint4 g[N];
+    float4 v[N];
+    uint2 g[N];
     const int n_rows = rows ? __ldcg(&counts->n_rows) : (int)gridDim.x;
     const int row = rows ? __ldcg(&rows[i].row) : n.first_row + i, to = rows ? i : row;
     float sum = 0.0f;
@@ -39,32 +129,27 @@ static __global__ void __launch_bounds__(MAX_THREADS)
     chain_wait();
     if (i >= n_rows || (rows && (row < n.first_row || row >= n.first_row + n.owned_rows)))
         return;
-    float4 *from = (float4 *)n.x + (int64_t)row * n_vec * 2;
+    float4 *from = (float4 *)n.x + (int64_t)row * n_vec;
 #pragma unroll
-    for (int j = 0; j < N; j++) {
-        const int at = min(me + j * n_threads, n_vec - 1);
-
-        low[j] = __ldcg(from + at * 2);
-        high[j] = __ldcg(from + at * 2 + 1);
+    for (int j = 0; j < N; j++)
+        v[j] = __ldcg(from + min(me + j * n_threads, n_vec - 1));
+    if (PARTS > 0 && n.inbox[0]) {
+        exchange<N, PARTS>(v, n, row, i);
+    } else {
 #pragma unroll
-        for (int k = 0; k < PARTS; k++) {
-            const float4 *part = (const float4 *)n.parts[k] + ((int64_t)row * n_vec + at) * 2;
-
-            add(low[j], __ldcg(part));
-            add(high[j], __ldcg(part + 1));
-        }
+        for (int j = 0; j < N; j++)
+#pragma unroll
+            for (int k = 0; k < PARTS; k++)
+                add(v[j], read_part((const Part *)n.parts[k],
+                                    (int64_t)row * n_vec + min(me + j * n_threads, n_vec - 1)));
     }
 #pragma unroll
     for (int j = 0; j < N; j++) {
-        const float4 a = low[j], b = high[j];
-
-        if (PARTS > 0 && me + j * n_threads < n_vec) {
-            from[(me + j * n_threads) * 2] = a;
-            from[(me + j * n_threads) * 2 + 1] = b;
-        }
-        if (me + j * n_threads < n_vec)
-            sum += a.x * a.x + a.y * a.y + a.z * a.z + a.w * a.w + b.x * b.x + b.y * b.y +
-                   b.z * b.z + b.w * b.w;
+        if (me + j * n_threads >= n_vec)
+            continue;
+        if (PARTS > 0)
+            from[me + j * n_threads] = v[j];
+        sum += v[j].x * v[j].x + v[j].y * v[j].y + v[j].z * v[j].z + v[j].w * v[j].w;
     }
     sum = warp_sum(sum);
     if (me % WARP == 0)
@@ -73,53 +158,58 @@ static __global__ void __launch_bounds__(MAX_THREADS)
     sum = 0.0f;
     for (int j = 0; j < n_threads / WARP; j++)
         sum += sums[j];
-    const float scale = rsqrtf(sum / (float)(n_vec * VEC) + n.eps);
+    const float scale = rsqrtf(sum / (float)n.dim + n.eps);
 #pragma unroll
     for (int j = 0; j < N; j++) {
-        const float4 a = low[j], b = high[j];
-        uint4 out;
+        const int at = me + j * n_threads;
+        uint2 out;
 
-        out.x = bf16_pair(a.x * scale * bf16_low(g[j].x), a.y * scale * bf16_high(g[j].x));
-        out.y = bf16_pair(a.z * scale * bf16_low(g[j].y), a.w * scale * bf16_high(g[j].y));
-        out.z = bf16_pair(b.x * scale * bf16_low(g[j].z), b.y * scale * bf16_high(g[j].z));
-        out.w = bf16_pair(b.z * scale * bf16_low(g[j].w), b.w * scale * bf16_high(g[j].w));
-        if (me + j * n_threads >= n_vec)
+        out.x = bf16_pair(v[j].x * scale * bf16_low(g[j].x), v[j].y * scale * bf16_high(g[j].x));
+        out.y = bf16_pair(v[j].z * scale * bf16_low(g[j].y), v[j].w * scale * bf16_high(g[j].y));
+        if (at >= n_vec)
             continue;
-        ((uint4 *)n.y[0])[(int64_t)to * n_vec + me + j * n_threads] = out;
+        ((uint2 *)n.y[0])[(int64_t)to * n_vec + at] = out;
         for (int k = 1; k < n.n_y; k++)
-            ((uint4 *)n.y[k])[(int64_t)to * n_vec + me + j * n_threads] = out;
+            ((uint2 *)n.y[k])[(int64_t)to * n_vec + at] = out;
     }
 }
 
-template <int N, int PARTS> static cudaError_t run(const struct launch *l, const struct norm *n)
+template <int N, int PARTS, typename Part>
+static cudaError_t run(const struct launch *l, const struct norm *n)
 {
     const int n_vec = n->dim / VEC, threads = ((n_vec + N - 1) / N + WARP - 1) / WARP * WARP;
 
-    return launch_kernel(rms_norm_kernel<N, PARTS>, dim3((unsigned)n->n_rows), threads, 0, l, *n,
-                         n->gather ? n->gather->rows : nullptr,
+    return launch_kernel(known<rms_norm_kernel<N, PARTS, Part>>(), dim3((unsigned)n->n_rows),
+                         threads, 0, l, *n, n->gather ? n->gather->rows : nullptr,
                          n->gather ? n->gather->counts : nullptr);
 }
 
-template <int PARTS> static cudaError_t pick(const struct launch *l, const struct norm *n)
+template <int PARTS, typename Part>
+static cudaError_t pick(const struct launch *l, const struct norm *n)
 {
-    if (n->dim <= 256 * VEC)
-        return run<1, PARTS>(l, n);
-    if (PARTS > 0 || n->dim <= 2 * MAX_THREADS * VEC)
-        return run<2, PARTS>(l, n);
-    return run<16, 0>(l, n); /* more than there are registers for */
+    if (n->dim <= 512 * VEC)
+        return run<2, PARTS, Part>(l, n);
+    if (PARTS > 0 || n->dim <= 4 * MAX_THREADS * VEC)
+        return run<4, PARTS, Part>(l, n);
+    return run<32, 0, Part>(l, n); /* more than there are registers for */
+}
+
+template <int PARTS> static cudaError_t pick_part(const struct launch *l, const struct norm *n)
+{
+    return n->parts_bf16 ? pick<PARTS, uint16_t>(l, n) : pick<PARTS, float>(l, n);
 }
 
 extern "C" cudaError_t rms_norm(const struct launch *l, const struct norm *n)
 {
     switch (n->n_parts) {
     case 0:
-        return pick<0>(l, n);
+        return pick<0, float>(l, n);
     case 2:
-        return pick<2>(l, n);
+        return pick_part<2>(l, n);
     case 4:
-        return pick<4>(l, n);
+        return pick_part<4>(l, n);
     case 8:
-        return pick<8>(l, n);
+        return pick_part<8>(l, n);
     default:
         return cudaErrorInvalidValue;
     }

@@ -55,7 +55,8 @@ extern "C" cudaError_t rope_store(const struct launch *l, uint16_t *qkv, const s
 {
     const int all_heads = n_heads + 2 * kv->n_kv_heads;
     const int64_t threads = (int64_t)n_tokens * all_heads * LANES;
-    auto *kernel = kv->head_dim == 128 ? rope_store_kernel<128> : rope_store_kernel<64>;
+    const auto kernel =
+        kv->head_dim == 128 ? known<rope_store_kernel<128>>() : known<rope_store_kernel<64>>();
 
     if (!r->q_norm != !r->k_norm)
         return cudaErrorInvalidValue;
@@ -80,9 +81,8 @@ extern "C" cudaError_t rope_table(const struct launch *l, float *table, int max_
                                   int head_dim, double theta)
 {
     const int64_t n = (int64_t)max_seq_len * (head_dim / 2);
+    const struct launch alone = {l->stream, false, l->n_sms};
 
-    rope_table_kernel<<<(unsigned)((n + 255) / 256), 256, 0, l->stream>>>((float2 *)table,
-                                                                          max_seq_len, head_dim / 2,
-                                                                          theta);
-    return cudaGetLastError();
+    return launch_kernel(known<rope_table_kernel>(), dim3((unsigned)((n + 255) / 256)), 256, 0,
+                         &alone, (float2 *)table, max_seq_len, head_dim / 2, theta);
 }

@@ -516,6 +516,6 @@ static __global__ void __launch_bounds__(THREADS)
 extern "C" cudaError_t sampler_finish(const struct launch *l, const struct sampler_memory *m,
                                       const struct step_view *v, int n_rows)
 {
-    return launch_kernel(sample_finish_kernel, dim3((unsigned)n_rows), THREADS, 0, l, *m, v->rows,
-                         v->counts, sample_scan_parts(l, m, n_rows) * m->n_ranks);
+    return launch_kernel(known<sample_finish_kernel>(), dim3((unsigned)n_rows), THREADS, 0, l, *m,
+                         v->rows, v->counts, sample_scan_parts(l, m, n_rows) * m->n_ranks);
 }

@@ -332,7 +332,7 @@ extern "C" cudaError_t sampler_scan(const struct launch *l, const struct sampler
 {
     const dim3 grid((unsigned)sample_scan_parts(l, m, n_rows), (unsigned)n_rows);
 
-    return launch_kernel(sample_scan_kernel, grid, THREADS, 0, l, *m, v->rows, v->counts);
+    return launch_kernel(known<sample_scan_kernel>(), grid, THREADS, 0, l, *m, v->rows, v->counts);
 }
 
 /* The more rows, the fewer parts of each: the most rows do not take the most room. */
@@ -362,8 +362,10 @@ static __global__ void update_kernel(const struct sampler_memory m, const struct
 extern "C" cudaError_t sampler_update(const struct launch *l, const struct sampler_memory *m,
                                       const struct step_view *v, int n_updates)
 {
-    update_kernel<<<(unsigned)n_updates, 128, 0, l->stream>>>(*m, v->sets, v->bias);
-    return cudaGetLastError();
+    const struct launch alone = {l->stream, false, l->n_sms};
+
+    return launch_kernel(known<update_kernel>(), dim3((unsigned)n_updates), 128, 0, &alone, *m,
+                         v->sets, v->bias);
 }
 
 /* One token a thread; counts of two ids share a word. seen: of n_ids ids from first_id on. */
@@ -390,12 +392,13 @@ static __global__ void history_kernel(uint16_t *seen, const int32_t *tokens, int
 extern "C" cudaError_t sampler_history(const struct launch *l, const struct sampler_memory *m,
                                        int state, const int32_t *tokens, int n_prompt, int n_tokens)
 {
+    const struct launch alone = {l->stream, false, l->n_sms};
     uint16_t *seen = m->seen[m->me] + (int64_t)state * m->logits_stride;
     cudaError_t r = cudaMemsetAsync(seen, 0, (size_t)m->logits_stride * sizeof(*seen), l->stream);
 
     if (r != cudaSuccess || n_tokens == 0)
         return r;
-    history_kernel<<<(unsigned)((n_tokens + 255) / 256), 256, 0, l->stream>>>(
-        seen, tokens, n_prompt, n_tokens, m->me * m->ids_per_rank, m->ids_per_rank);
-    return cudaGetLastError();
+    return launch_kernel(known<history_kernel>(), dim3((unsigned)((n_tokens + 255) / 256)), 256, 0,
+                         &alone, seen, tokens, n_prompt, n_tokens, m->me * m->ids_per_rank,
+                         m->ids_per_rank);
 }

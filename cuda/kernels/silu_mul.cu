@@ -34,6 +34,6 @@ extern "C" cudaError_t silu_mul(const struct launch *l, uint16_t *y, const uint1
     const int n_vec = dim / VEC, n_blocks = (n_vec + MAX_THREADS - 1) / MAX_THREADS;
     const int threads = ((n_vec + n_blocks - 1) / n_blocks + WARP - 1) / WARP * WARP;
 
-    return launch_kernel(silu_mul_kernel, dim3((unsigned)n_tokens, (unsigned)n_blocks), threads, 0,
-                         l, (uint4 *)y, (const uint4 *)x, n_vec);
+    return launch_kernel(known<silu_mul_kernel>(), dim3((unsigned)n_tokens, (unsigned)n_blocks),
+                         threads, 0, l, (uint4 *)y, (const uint4 *)x, n_vec);
 }

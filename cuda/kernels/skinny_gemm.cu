@@ -123,8 +123,8 @@ extern "C" cudaError_t skinny_norm(const struct launch *l, uint16_t *y, float *r
 {
     if (m < 1 || k % STEP)
         return cudaErrorInvalidValue;
-    return launch_kernel(norm_kernel, dim3((unsigned)m), WARPS * WARP, 0, l, (uint4 *)y, rms, x,
-                         norm, k, eps);
+    return launch_kernel(known<norm_kernel>(), dim3((unsigned)m), WARPS * WARP, 0, l, (uint4 *)y,
+                         rms, x, norm, k, eps);
 }
 
 /* Blocks that a multiprocessor must have room for, which bounds a thread's registers. */
@@ -297,15 +297,15 @@ static cudaError_t run(const struct launch *l, const struct skinny_args *a)
 
     if constexpr (OUT == SKINNY_F32 || OUT == SKINNY_ADD_F32)
         if (a->s.sum != SKINNY_WHOLE)
-            return launch_kernel(skinny_kernel<HALVES, TILES, AHEAD, false, OUT, true>, grid,
-                                 WARPS * WARP, 0, l, *a);
+            return launch_kernel(known<skinny_kernel<HALVES, TILES, AHEAD, false, OUT, true>>(),
+                                 grid, WARPS * WARP, 0, l, *a);
     if constexpr (HALVES <= 2)
         if (a->s.x_f32)
-            return launch_kernel(skinny_kernel<HALVES, TILES, AHEAD, true, OUT, false>, grid,
-                                 WARPS * WARP,
+            return launch_kernel(known<skinny_kernel<HALVES, TILES, AHEAD, true, OUT, false>>(),
+                                 grid, WARPS * WARP,
                                  (size_t)a->s.m * ((size_t)a->s.k / 8 + 1) * sizeof(uint4), l, *a);
-    return launch_kernel(skinny_kernel<HALVES, TILES, AHEAD, false, OUT, false>, grid, WARPS * WARP,
-                         0, l, *a);
+    return launch_kernel(known<skinny_kernel<HALVES, TILES, AHEAD, false, OUT, false>>(), grid,
+                         WARPS * WARP, 0, l, *a);
 }
 
 /* The widest matrices take four tiles a block, so that x is read a quarter as often; those of

@@ -20,7 +20,7 @@ extern "C" cudaError_t step_copy(const struct launch *l, void *to, const void *f
     const int n = (int)(bytes / sizeof(uint4));
     const int blocks = (n + THREADS - 1) / THREADS;
 
-    return launch_kernel(step_copy_kernel,
+    return launch_kernel(known<step_copy_kernel>(),
                          dim3((unsigned)(blocks < MAX_BLOCKS ? blocks : MAX_BLOCKS)), THREADS, 0, l,
                          (uint4 *)to, (const uint4 *)from, n);
 }

@@ -3,8 +3,8 @@
  * from a file; see random_lengths.py). Prints one line of key=value a measurement; without
  * arguments, how it is called.
  *
- * Where a bar is missed the exit status is 1. With a last word `invariant` the backend promises
- * that nothing depends on what else runs. */
+ * With -r N the model is divided among N ranks. With a last word `invariant` the backend promises
+ * that nothing depends on what else runs. Where a bar is missed the exit status is 1. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -211,6 +211,7 @@ static bool is(const char *word, const char *name)
 
 int main(int argc, char **argv)
 {
+    const int n_ranks = argc > 2 && is(argv[1], "-r") ? atoi(argv[2]) : 1;
     const bool invariant = argc > 2 && is(argv[argc - 1], "invariant");
     const double begin = now_seconds();
     const char *words[4] = {0}; /* after the folder */
@@ -219,6 +220,11 @@ int main(int argc, char **argv)
     struct model *model;
     struct err e;
 
+    if (argc > 2 && is(argv[1], "-r")) {
+        argv[2] = argv[0];
+        argc -= 2;
+        argv += 2;
+    }
     for (int i = 2; i < argc - invariant && i < 6; i++)
         words[i - 2] = argv[i];
     copies = is(words[0], "copies") && words[2];
@@ -228,7 +234,7 @@ int main(int argc, char **argv)
     tune = is(words[0], "tune");
     if (argc < 2) {
         fprintf(stderr,
-                "usage: %1$s MODEL_FOLDER [LENGTHS_FILE | short [CACHE_FOLDER | eager]]\n"
+                "usage: %1$s [-r N] MODEL_FOLDER [LENGTHS_FILE | short [CACHE_FOLDER | eager]]\n"
                 "       %1$s MODEL_FOLDER decode SEQS CONTEXT [CACHE_FOLDER]\n"
                 "       %1$s MODEL_FOLDER copies SEQS CONTEXT\n"
                 "       %1$s MODEL_FOLDER mixed LENGTHS_FILE\n"
@@ -254,6 +260,7 @@ int main(int argc, char **argv)
     config = model_config(model);
     options = (struct backend_options){.eager = is(words[1], "eager"),
                                        .invariant = invariant,
+                                       .tp_size = n_ranks,
                                        .tune = tune,
                                        .block_len = 16,
                                        .max_batch_tokens = 8192,

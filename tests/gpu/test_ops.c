@@ -65,18 +65,24 @@ static const struct {
     {1, 8, 2, false},     {256, 1024, 2, false}, {7, 904, 2, false},    {65, 2560, 2, false},
     {3, 8192, 2, false},  {1, 8, 4, false},      {256, 1024, 4, false}, {7, 904, 4, false},
     {65, 2560, 4, false}, {3, 8192, 4, false},   {1, 8, 8, true},       {65, 5120, 8, false},
-    {300, 904, 8, true},  {7, 1024, 2, true},
+    {300, 904, 8, true},  {7, 1024, 2, true},    {300, 4096, 2, false},
 };
 
 /* Every row has unit mean square before the weight, at one row, odd widths and many rows, gathered
- * or not. Parts are added to x before it is normed, and x is what was added up then. */
-TEST(rms_norm_follows_twin, .n = N(norms))
+ * or not. Parts, float or bf16, are added to x before it is normed, and x is what was added up. */
+TEST(rms_norm_follows_twin, .n = 2 * N(norms))
 {
-    const int rows = norms[_i].rows, dim = norms[_i].dim, n_parts = norms[_i].n_parts;
-    const int apart = norms[_i].gather ? 3 : 1; /* rows of x from one that is taken to the next */
+    const bool narrow = _i >= N(norms);
+    const int which = _i % N(norms);
+    const int rows = norms[which].rows, dim = norms[which].dim, n_parts = norms[which].n_parts;
+    const int apart =
+        norms[which].gather ? 3 : 1; /* rows of x from one that is taken to the next */
     const size_t row = (size_t)dim, n = (size_t)rows * row, stride = n * (size_t)apart + 8 * row;
     const struct device_array x = array_f32((size_t)(rows * apart + 1) * row, 3.0f);
-    const struct device_array parts = array_f32((size_t)n_parts * stride, 2.0f);
+    const struct device_array parts = narrow ? array_bf16((size_t)n_parts * stride, 2.0f)
+                                             : array_f32((size_t)n_parts * stride, 2.0f);
+    const double *added = narrow ? values_bf16(parts.host, (size_t)n_parts * stride)
+                                 : values_f32(parts.host, (size_t)n_parts * stride);
     const struct device_array w = array_bf16(row, 1.0f), y = array_new(n * 2);
     const struct step_counts counts = {.n_rows = rows};
     struct sampler_row *list = host_new((size_t)rows, sizeof(*list));
@@ -89,12 +95,11 @@ TEST(rms_norm_follows_twin, .n = N(norms))
     v = (struct step_view){.rows = array_of(list, (size_t)rows * sizeof(*list)).device,
                            .counts = array_of(&counts, sizeof(counts)).device};
     for (int i = 0; i < rows; i++) {
-        double *sum = sums + (norms[_i].gather ? i * 3 + 1 : i) * dim;
+        double *sum = sums + (norms[which].gather ? i * 3 + 1 : i) * dim;
 
         for (size_t k = 0; k < row; k++)
             for (int j = 0; j < n_parts; j++)
-                sum[k] +=
-                    (double)((float *)parts.host)[(size_t)j * stride + (size_t)(sum + k - sums)];
+                sum[k] += added[(size_t)j * stride + (size_t)(sum + k - sums)];
         memcpy(expected + i * dim, sum, row * 8);
         norm_twin(expected + i * dim, w.host, dim);
     }
@@ -105,10 +110,11 @@ TEST(rms_norm_follows_twin, .n = N(norms))
                         .owned_rows = rows * apart + 1,
                         .dim = dim,
                         .eps = eps,
-                        .gather = norms[_i].gather ? &v : NULL,
-                        .n_parts = n_parts};
+                        .gather = norms[which].gather ? &v : NULL,
+                        .n_parts = n_parts,
+                        .parts_bf16 = narrow};
     for (int j = 0; j < n_parts; j++)
-        how.parts[j] = (const float *)parts.device + (size_t)j * stride;
+        how.parts[j] = (const char *)parts.device + (size_t)j * stride * (narrow ? 2 : 4);
     cuda_must(rms_norm(&device.launch, &how));
     array_to_host(&y);
     array_to_host(&x);

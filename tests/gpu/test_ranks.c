@@ -61,6 +61,73 @@ TEST(what_ranks_wrote_is_seen_behind_the_barrier)
 }
 END_TEST
 
+/* A float whose bytes are all the same, so that it can be set by the device. */
+static float float_of(int byte)
+{
+    const uint32_t bits = (uint32_t)byte * 0x01010101u;
+    float x;
+
+    memcpy(&x, &bits, sizeof(x));
+    return x;
+}
+
+static int byte_of(int round, int rank)
+{
+    return 0x3c + (round + rank) % 4; /* 0.01 to 0.75 */
+}
+
+/* Norms that exchange parts by themselves: each adds what all have written in its round, and not
+ * what they wrote before. */
+TEST(norms_exchange_what_they_add)
+{
+    enum { ROWS = 7, DIM = 1024, BYTES = ROWS * DIM * 4 };
+    const size_t inbox_bytes = (size_t)RANKS * NORM_PUSHED_ROWS * DIM * 4;
+    struct launch l[RANKS];
+    struct norm norm[RANKS];
+    char *parts[RANKS][2];
+    float *inbox[2][RANKS];
+    uint16_t *w = device_new(DIM * 2);
+    float expected = 0.0f, *x = host_new(ROWS * DIM, sizeof(float));
+
+    for (int i = 0; i < RANKS; i++) {
+        l[i] = (struct launch){.n_sms = device.launch.n_sms};
+        cuda_must(cudaStreamCreateWithFlags(&l[i].stream, cudaStreamNonBlocking));
+        for (int turn = 0; turn < 2; turn++) {
+            parts[i][turn] = device_new(BYTES);
+            inbox[turn][i] = device_new(inbox_bytes);
+            device_fill(inbox[turn][i], 0xff, inbox_bytes);
+        }
+        norm[i] = (struct norm){.y = {device_new(BYTES / 2)},
+                                .x = device_new(BYTES),
+                                .w = w,
+                                .n_rows = ROWS,
+                                .dim = DIM,
+                                .eps = 1e-6f,
+                                .n_parts = RANKS,
+                                .me = i};
+    }
+    for (int round = 0; round < ROUNDS; round++)
+        for (int k = 0; k < RANKS; k++) {
+            const int i = (k + round) % RANKS;
+
+            norm[i].parts[i] = parts[i][round % 2];
+            memcpy(norm[i].inbox, inbox[round % 2], sizeof(inbox[0]));
+            cuda_must(cudaMemsetAsync(parts[i][round % 2], byte_of(round, i), BYTES, l[i].stream));
+            cuda_must(rms_norm(&l[i], &norm[i]));
+        }
+    for (int round = 0; round < ROUNDS; round++)
+        for (int i = 0; i < RANKS; i++)
+            expected += float_of(byte_of(round, i));
+    for (int i = 0; i < RANKS; i++) {
+        cuda_must(cudaStreamSynchronize(l[i].stream));
+        cuda_must(cudaMemcpy(x, norm[i].x, BYTES, cudaMemcpyDeviceToHost));
+        for (int k = 0; k < ROWS * DIM; k++)
+            ck_assert(x[k] == expected);
+        cuda_must(cudaStreamDestroy(l[i].stream));
+    }
+}
+END_TEST
+
 /* Prints how long one of four ranks waited for the others, which never came. */
 static int lost(void)
 {

@@ -1,6 +1,6 @@
 /* timeline.c - what the device did and when, of any CUDA program: a library that the driver loads
- * when CUDA_INJECTION64_PATH names it. Each kernel and copy becomes a line `begin end name`, in
- * nanoseconds, of the file `timeline.PID` beside the library; timeline.py reads it.
+ * when CUDA_INJECTION64_PATH names it. Each kernel and copy becomes a line `device begin end name`,
+ * in nanoseconds, of the file `timeline.PID` beside the library; timeline.py reads it.
  *
  * CUPTI's own thread hands the records over; nothing else here runs at the same time. */
 #include <cupti.h>
@@ -33,12 +33,12 @@ static void CUPTIAPI take_buffer(CUcontext context, uint32_t stream, uint8_t *bu
         if (record->kind == CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL) {
             const CUpti_ActivityKernel10 *k = (const void *)record;
 
-            fprintf(out, "%llu %llu %s\n", (unsigned long long)k->start, (unsigned long long)k->end,
-                    k->name);
+            fprintf(out, "%u %llu %llu %s\n", k->deviceId, (unsigned long long)k->start,
+                    (unsigned long long)k->end, k->name);
         } else if (record->kind == CUPTI_ACTIVITY_KIND_MEMCPY) {
             const CUpti_ActivityMemcpy6 *m = (const void *)record;
 
-            fprintf(out, "%llu %llu copy\n", (unsigned long long)m->start,
+            fprintf(out, "%u %llu %llu copy\n", m->deviceId, (unsigned long long)m->start,
                     (unsigned long long)m->end);
         }
     }

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What the steps of a run spent the device's time on, from the file that timeline.c wrote.
+"""What the steps of a run spent each device's time on, from the file that timeline.c wrote.
 
     timeline.py FILE [--last N] [--all] [--bar SHARE]
 
@@ -15,13 +15,13 @@ import re
 import sys
 
 def read(path):
-    """(begin, end, short name) of all, in order of their begin."""
-    records = []
+    """Of each device: (begin, end, short name) of all, in order of their begin."""
+    records = collections.defaultdict(list)
     with open(path, encoding="utf-8") as f:
         for line in f:
-            begin, end, name = line.rstrip("\n").split(" ", 2)
-            records.append((int(begin), int(end), short(name)))
-    return sorted(records)
+            device, begin, end, name = line.rstrip("\n").split(" ", 3)
+            records[int(device)].append((int(begin), int(end), short(name)))
+    return {device: sorted(r) for device, r in sorted(records.items())}
 
 
 def short(name):
@@ -38,7 +38,7 @@ def steps_of(records):
     """Lists of records."""
     steps = []
     for r in records:
-        if r[2] == "copy" and (not steps or steps[-1][-1][2] != "copy"):
+        if r[2] == "step_copy_kernel":
             steps.append([])
         if steps:
             steps[-1].append(r)
@@ -52,7 +52,13 @@ def main():
     parser.add_argument("--all", action="store_true")
     parser.add_argument("--bar", type=float)
     args = parser.parse_args()
-    steps = steps_of(read(args.file))[:-1]  # the very last may be cut off
+    idle = [look(args, device, records) for device, records in read(args.file).items()]
+    sys.exit(1 if args.bar is not None and max(idle) > args.bar else 0)
+
+
+def look(args, device, records):
+    """Prints a device's shares; the share of the time that is idle between steps."""
+    steps = steps_of(records)[:-1]  # the very last may be cut off
     steps = steps if args.all else steps[-args.last:]
     shape = collections.Counter(tuple(r[2] for r in s) for s in steps).most_common(1)
     pairs = [(a, b) for a, b in zip(steps, steps[1:])
@@ -76,9 +82,10 @@ def main():
               f"{ns / calls[name] / 1e3:7.2f} us  {name}")
     print(f"{inside / n / 1e3:9.1f} us {inside / whole:6.1%} idle within a step")
     print(f"{between / n / 1e3:9.1f} us {between / whole:6.1%} idle between steps")
-    print(f"timeline steps={n} step_us={whole / n / 1e3:.1f} within={inside / whole:.1%} "
-          f"between={between / whole:.1%}" + (f" (bar {args.bar:.0%})" if args.bar else ""))
-    sys.exit(1 if args.bar is not None and between > args.bar * whole else 0)
+    print(f"timeline device={device} steps={n} step_us={whole / n / 1e3:.1f} "
+          f"within={inside / whole:.1%} between={between / whole:.1%}"
+          + (f" (bar {args.bar:.0%})" if args.bar else ""))
+    return between / whole
 
 
 if __name__ == "__main__":
