@@ -39,9 +39,12 @@ static int qkv_dim(const struct forward *f)
 /* ---- ranks */
 
 /* What other ranks have written is there behind it. */
-static int barrier(const struct pass *p)
+static int barrier(const struct pass *p, enum peer_mark mark)
 {
-    return cuda_check(peer_barrier(p->f->launch, &p->f->ranks.barrier), "a barrier of ranks", p->e);
+    struct peer_barrier b = p->f->ranks.barrier;
+
+    b.mark = mark;
+    return cuda_check(peer_barrier(p->f->launch, &b), "a barrier of ranks", p->e);
 }
 
 /* Whether each rank norms a share of so many rows. */
@@ -87,11 +90,12 @@ static int reduce(const struct pass *p, int which, const uint16_t *w, bool gathe
                      .owned_rows = rows.n,
                      .n_parts = which == NO_PARTS ? 0 : r->n,
                      .parts_bf16 = shared,
-                     .me = r->me};
+                     .me = r->me,
+                     .clock = pushed && which != NO_PARTS ? r->barrier.clock : NULL};
     int rc = 0;
 
     if (which != NO_PARTS && !pushed)
-        rc = barrier(p);
+        rc = barrier(p, shared ? PEER_BEGIN : PEER_MEET);
     for (int i = 0; i < n.n_parts; i++) {
         n.parts[i] = r->parts[i][which];
         n.y[i] = shared ? r->normed[i] : n.y[i];
@@ -99,7 +103,7 @@ static int reduce(const struct pass *p, int which, const uint16_t *w, bool gathe
     }
     if (rc == 0 && n.n_rows > 0)
         rc = cuda_check(rms_norm(f->launch, &n), "rms_norm", p->e);
-    return rc == 0 && shared ? barrier(p) : rc;
+    return rc == 0 && shared ? barrier(p, PEER_END) : rc;
 }
 
 /* ---- products of many rows */
@@ -606,7 +610,7 @@ static int sample(const struct pass *p)
     int r = cuda_check(sampler_scan(f->launch, &f->sampler, p->v, n), "sampling", p->e);
 
     if (r == 0 && f->ranks.n > 1)
-        r = barrier(p);
+        r = barrier(p, PEER_MEET);
     return r < 0 || f->ranks.me > 0
                ? r
                : cuda_check(sampler_finish(f->launch, &f->sampler, p->v, n), "sampling", p->e);
@@ -622,7 +626,7 @@ int forward_run(const struct forward *f, const struct step_view *v, const struct
         r = sample(&p);
     /* The next step writes parts and logits that others may still read, and begins with what rank 0
      * has sampled. */
-    return r == 0 && f->ranks.n > 1 ? barrier(&p) : r;
+    return r == 0 && f->ranks.n > 1 ? barrier(&p, PEER_STEP_END) : r;
 }
 
 int forward_capture(cudaGraphExec_t *out, const struct forward *f, const struct step_view *v,

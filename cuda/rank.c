@@ -73,6 +73,7 @@ static void lay_shared(struct rank *b, struct arena *a, size_t rows)
     r->normed[r->me] = b->forward.normed;
     r->barrier.arrived[r->me] = arena_take(a, MAX_RANKS * sizeof(uint32_t));
     r->barrier.last = arena_take(a, sizeof(uint32_t));
+    r->barrier.clock = arena_take(a, sizeof(*r->barrier.clock));
     r->inbox_bytes = (size_t)r->n * NORM_PUSHED_ROWS * (size_t)b->config.hidden_dim * sizeof(float);
     for (int i = 0; i < 2; i++)
         r->inbox[r->me][i] = arena_take(a, r->inbox_bytes);
@@ -364,6 +365,10 @@ static int open_device(struct rank *b, struct err *e)
         forward_plan_resident(f, c, d->launch.n_sms, __builtin_ctz((unsigned)b->options.block_len));
     for (int i = 0; i < SAMPLER_SLOTS && r == 0; i++)
         r = take_slot(b, i, e);
+    if (r == 0 && b->shard.tp_size > 1)
+        r = cuda_check(cudaHostAlloc((void **)&f->ranks.barrier.host_ns, sizeof(uint64_t),
+                                     cudaHostAllocMapped),
+                       "pinning memory", e);
     if (r == 0)
         r = open_ring(&f->ring, e);
     if (r == 0)
@@ -497,6 +502,8 @@ void rank_deinit(struct rank *b)
         if (b->slots[i].done)
             (void)cudaEventDestroy(b->slots[i].done);
     }
+    if (b->forward.ranks.barrier.host_ns)
+        (void)cudaFreeHost(b->forward.ranks.barrier.host_ns);
     close_ring(&b->forward.ring);
     device_close(&b->device);
 }
@@ -623,7 +630,7 @@ void rank_info(const struct rank *b, struct backend_info *out)
         out->tiers[TIER_HOST] = (struct backend_tier){host_memory_blocks(b->host_memory),
                                                       host_memory_pinned_bytes(b->host_memory),
                                                       host_memory_base(b->host_memory)};
-    snprintf(out->devices[0], sizeof(*out->devices), "%.100s, %.0f GiB", b->device.name,
+    snprintf(out->devices[0].name, sizeof(out->devices[0].name), "%.100s, %.0f GiB", b->device.name,
              (double)b->device.total_bytes / 0x1p30);
     snprintf(out->driver, sizeof(out->driver), "%s", b->device.driver);
     fill_ledger(out, b);

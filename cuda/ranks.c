@@ -72,6 +72,8 @@ struct ranks {
     _Atomic uint32_t n_posted;
     _Atomic int n_asleep;
     struct step steps[SAMPLER_SLOTS];
+    double busy, busy_from; /* seconds with steps under way since the memory was taken */
+    int n_under_way;
 };
 
 /* ---- threads */
@@ -375,6 +377,7 @@ static int take_all(struct ranks *r, struct err *e)
     const bool planned = r->ranks[0].n_blocks > 0;
     int rc = each(r, take_memory, NULL, e);
 
+    r->busy = 0.0;
     if (rc < 0 || (!planned && (rc = plan_blocks(r, e)) < 0))
         return rc;
     if ((rc = take_host_memory(r, e)) < 0 || (rc = each(r, take_blocks, NULL, e)) < 0)
@@ -520,8 +523,16 @@ void ranks_info(struct ranks *r, struct backend_info *out)
     (void)each_within(r, STEP_SECONDS, info_of, r->infos, &ignored);
     *out = infos[0];
     out->n_devices = r->n;
+    for (int i = 0; i < r->n && r->n > 1; i++) {
+        out->devices[i] = infos[i].devices[0];
+        out->devices[i].total_bytes = infos[i].total_bytes;
+        out->devices[i].free_bytes = infos[i].free_bytes;
+        out->devices[i].exchange_share =
+            r->busy > 0.0
+                ? fmin((double)*r->ranks[i].forward.ranks.barrier.host_ns * 1e-9 / r->busy, 1.0)
+                : 0.0;
+    }
     for (int i = 1; i < r->n; i++) {
-        memcpy(out->devices[i], infos[i].devices[0], sizeof(out->devices[i]));
         out->block_bytes += infos[i].block_bytes;
         out->tiers[TIER_DEVICE].bytes += infos[i].tiers[TIER_DEVICE].bytes;
         out->weight_bytes += infos[i].weight_bytes;
@@ -555,6 +566,8 @@ int ranks_submit(struct ranks *r, const struct batch *batch, int slot, struct er
         return rank_submit(&r->ranks[0], batch, slot, e);
     s->batch = batch;
     s->slot = slot;
+    if (r->n_under_way++ == 0)
+        r->busy_from = monotonic_seconds();
     rc = post(r, (struct job){.run = submit_one, .arg = s, .is_step = true}, e);
     s->posted = r->n_posted;
     return rc;
@@ -640,6 +653,8 @@ int ranks_wait(struct ranks *r, int slot, struct step_result *out, struct err *e
         rc = wait_for_devices(r, slot, e);
     if (rc < 0)
         return rc;
+    if (r->n > 1 && --r->n_under_way == 0)
+        r->busy += monotonic_seconds() - r->busy_from;
     rank_result(&r->ranks[0], slot, out);
     return r->host ? take_copies(r, r->ranks[0].slots[slot].copies_only, out, e) : 0;
 }

@@ -164,6 +164,7 @@ FILLER(host, CacheTier, cache_tier, struct engine_status, STATUS_HOST_FIELDS)
 FILLER(disk, CacheTier, cache_tier, struct engine_status, STATUS_DISK_FIELDS)
 FILLER(requests, Requests, requests, struct engine_status, STATUS_REQUESTS_FIELDS)
 FILLER(memory, Memory, memory, struct engine_status, STATUS_MEMORY_FIELDS)
+FILLER(rank, Rank, rank, struct backend_device, RANK_FIELDS)
 FILLER(status, Status, status, struct engine_status, STATUS_FIELDS)
 FILLER(request_info, RequestInfo, request_info, struct inspect_request, REQUEST_INFO_FIELDS)
 FILLER(request_list, RequestList, request_list, struct inspect_report, REQUEST_LIST_FIELDS)
@@ -192,11 +193,16 @@ int session_status(struct session_call *c, struct refusal *e)
     struct engine_status engine;
     struct sources from = {.server = s, .engine = &engine, .core = &engine.core};
     Nvllm__V1__Status m;
+    int rc;
 
     (void)e;
     engine_status(s->parts.engine, &engine);
-    fill_status(&m, &engine, &from);
-    return reply_put(c->session->connection, c->frame->id, EVENT(STATUS), &m);
+    from.lists = unpacked_new();
+    rc = fill_status(&m, &engine, &from);
+    if (rc == 0)
+        rc = reply_put(c->session->connection, c->frame->id, EVENT(STATUS), &m);
+    unpacked_free(from.lists);
+    return rc;
 }
 
 /* The frame of each report, and what fills it. */

@@ -63,7 +63,7 @@ static void engine_ready(struct server *s)
     s->rules.max_seq_len = status.max_seq_len;
     s->rules.options = s->parts.options;
     s->ready = true;
-    log_text(LOG_LEVEL_INFO, "ready", status.backend.devices[0],
+    log_text(LOG_LEVEL_INFO, "ready", status.backend.devices[0].name,
              "model=%s backend=%s tensor_parallel=%d blocks=%d block_len=%d block_bytes=%llu "
              "max_seq_len=%d",
              s->parts.model, s->parts.backend, status.backend.tp_size,

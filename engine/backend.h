@@ -16,7 +16,7 @@
 #include "engine/model/model.h"
 
 enum {
-    BACKEND_ABI = 9,         /* changes when a struct of batch.h or this file does */
+    BACKEND_ABI = 10,        /* changes when a struct of batch.h or this file does */
     BACKEND_IN_FLIGHT = 2,   /* steps submitted and not yet waited for, at most */
     BACKEND_MAX_DEVICES = 8, /* of one backend */
 };
@@ -62,10 +62,19 @@ struct backend_tier {
                        * them; else NULL */
 };
 
+/* One of the devices; of several each is a rank. */
+struct backend_device {
+    char name[128]; /* "AMD EPYC, 2 threads, AVX-512" */
+    /* Of several: its memory; and how much of the time of steps, since it was opened or last woke,
+     * it has exchanged parts with the others or waited for them: 0 .. 1. */
+    uint64_t total_bytes, free_bytes;
+    double exchange_share;
+};
+
 /* What an opened backend offers. */
 struct backend_info {
     int32_t n_devices;
-    char devices[BACKEND_MAX_DEVICES][128]; /* names: "AMD EPYC, 2 threads, AVX-512" */
+    struct backend_device devices[BACKEND_MAX_DEVICES];
     int32_t tp_size; /* ranks that share each layer; on the CPU all are one device */
     char driver[64]; /* "580.159.04, CUDA 13.0"; empty: there is none */
     struct backend_tier tiers[N_TIERS];

@@ -233,6 +233,8 @@ void engine_status(const struct engine *g, struct engine_status *out)
     pthread_mutex_unlock(lock);
     out->state = engine_state(g);
     out->asleep = engine_asleep(g);
+    out->n_ranks = out->backend.n_devices > 1 ? out->backend.n_devices : 0;
+    out->ranks = out->backend.devices;
 }
 
 const struct model *engine_model(const struct engine *g)

@@ -157,7 +157,9 @@ struct engine_status {
     double progress;             /* of loading, 0 .. 1 */
     struct err failure;          /* with ENGINE_FAILED */
     int failure_code;            /* the same: negative errno */
-    struct backend_info backend; /* from READY on, as what follows */
+    struct backend_info backend; /* from READY on, as what follows; of when it was last idle */
+    int32_t n_ranks;             /* with a device of their own; 0: there is one device */
+    const struct backend_device *ranks; /* the devices of this struct's backend */
     struct core_stats core;
     int32_t block_len;
     int32_t max_seq_len;

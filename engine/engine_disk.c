@@ -26,7 +26,7 @@ static int describe(char *out, size_t size, const struct engine *g, struct err *
                  "nvllm=%s model=%016llx%016llx backend=%s device=%s dtype=%d block_len=%d "
                  "bytes=%llu devices=%d ranks=%d invariant=%d shared=%d",
                  NVLLM_VERSION, (unsigned long long)model.high64, (unsigned long long)model.low64,
-                 g->options.backend->name, *info->driver ? info->devices[0] : "",
+                 g->options.backend->name, *info->driver ? info->devices[0].name : "",
                  (int)info->kv_dtype, (int)o->block_len, (unsigned long long)info->block_bytes,
                  (int)info->n_devices, (int)info->tp_size, o->invariant, g->options.share_all);
     return r;

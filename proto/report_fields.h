@@ -63,13 +63,19 @@
     F(COUNT, total_bytes,     q->backend.total_bytes,     total_bytes,     total_bytes) \
     F(COUNT, free_bytes,      q->backend.free_bytes,      free_bytes,      free_bytes)
 
+#define RANK_FIELDS(F) \
+    F(TEXT,  device,         q->name,           device,         device) \
+    F(COUNT, total_bytes,    q->total_bytes,    total_bytes,    total_bytes) \
+    F(COUNT, free_bytes,     q->free_bytes,     free_bytes,     free_bytes) \
+    F(REAL,  exchange_share, q->exchange_share, exchange_share, exchange_share)
+
 #define STATUS_FIELDS(F) \
     F(STATE, state,         server_state(from->server),  state,           state) \
     F(REAL,  progress,      q->progress,                 progress,        progress) \
     F(TEXT,  model,         from->server->parts.model,   model,           model) \
     F(TEXT,  model_folder,  from->server->parts.options->model_path, model_folder, model_folder) \
     F(TEXT,  backend,       from->server->parts.backend, backend,         backend) \
-    F(TEXT,  device,        q->backend.devices[0],       device,          device) \
+    F(TEXT,  device,        q->backend.devices[0].name,  device,          device) \
     F(TEXT,  driver,        q->backend.driver,           driver,          driver) \
     F(TEXT,  server,        SERVER_NAME,                 server,          server) \
     F(COUNT, uptime_ms,     server_now_us() / 1000 - from->server->start_ms, uptime_ms, uptime_ms) \
@@ -87,7 +93,8 @@
     F(COUNT, prompt_tokens, q->core.prompt_tokens,       prompt_tokens,   prompt_tokens) \
     F(COUNT, output_tokens, q->core.output_tokens,       output_tokens,   output_tokens) \
     F(SLEEP_LEVEL, asleep,  q->asleep,                   asleep,          asleep) \
-    F(COUNT, tensor_parallel, q->backend.tp_size,        tensor_parallel, tensor_parallel)
+    F(COUNT, tensor_parallel, q->backend.tp_size,        tensor_parallel, tensor_parallel) \
+    F(LIST,  ranks,         ranks,                       rank,            ranks)
 
 /* ---- requests: nvllm_request_info, nvllm_request_list */
 
@@ -202,6 +209,7 @@
     R(status_disk,     nvllm_status,         CacheTier,       STATUS_DISK_FIELDS) \
     R(status_hits,     nvllm_status,         PrefixCache,     STATUS_HITS_FIELDS) \
     R(status_memory,   nvllm_status,         Memory,          STATUS_MEMORY_FIELDS) \
+    R(rank,            nvllm_rank,           Rank,            RANK_FIELDS) \
     R(status,          nvllm_status,         Status,          STATUS_FIELDS) \
     R(request_info,    nvllm_request_info,   RequestInfo,     REQUEST_INFO_FIELDS) \
     R(request_list,    nvllm_request_list,   RequestList,     REQUEST_LIST_FIELDS) \

@@ -43,6 +43,15 @@ static void print_memory(const struct nvllm_status *s)
     putchar('\n');
 }
 
+static void print_rank(size_t number, const struct nvllm_rank *r)
+{
+    char name[32];
+
+    snprintf(name, sizeof(name), "  rank %zu", number);
+    printf("%-14s%.1f MiB of %.1f MiB free, %.1f %% of the time of steps for exchange\n", name,
+           show_mib(r->free_bytes), show_mib(r->total_bytes), r->exchange_share * 100);
+}
+
 static void print_tier(const char *name, uint32_t cached, uint32_t total, uint64_t stored,
                        uint64_t loaded, uint64_t bytes)
 {
@@ -93,6 +102,8 @@ static void print_status(const struct nvllm_status *s)
     put("driver", s->driver);
     if (s->tensor_parallel > 1)
         printf("%-14s%u ranks\n", "parallel", s->tensor_parallel);
+    for (size_t i = 0; i < s->n_ranks; i++)
+        print_rank(i, s->ranks[i]);
     put("server", s->server);
     put_uptime(s->uptime_ms);
     if (s->blocks_total > 0)

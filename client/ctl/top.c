@@ -87,6 +87,8 @@ static void draw_status(const struct top *t, FILE *to, const struct nvllm_status
     ctl_put_line(to, s->model, 0);
     fputs(" on ", to);
     ctl_put_line(to, s->device[0] ? s->device : s->backend, 0);
+    if (s->n_ranks > 0)
+        fprintf(to, " and %zu more", s->n_ranks - 1);
     fprintf(to, "\nrequests  %u running, %u waiting, %u connection%s\n", s->requests_running,
             s->requests_waiting, s->connections, s->connections == 1 ? "" : "s");
     fprintf(to, "tokens    %.0f a second generated, %.0f of prompts computed, %.0f steps\n",

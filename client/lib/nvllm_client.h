@@ -372,6 +372,15 @@ enum nvllm_sleep_level {
 /* "none", "weights", "all", "unknown". */
 const char *nvllm_sleep_level_name(enum nvllm_sleep_level level);
 
+/* A rank with a device of its own; made by the library. */
+struct nvllm_rank {
+    const char *device;
+    uint64_t total_bytes;  /* of the device's memory */
+    uint64_t free_bytes;   /* when the engine was last idle, as is exchange_share */
+    double exchange_share; /* of the time of steps, since the start or the last wake: exchanging
+                            * partial sums with other ranks, or waiting for them; 0 .. 1 */
+};
+
 /* Made by the library; grows at its end. Texts are never NULL. */
 struct nvllm_status {
     enum nvllm_state state;
@@ -421,6 +430,8 @@ struct nvllm_status {
     uint64_t disk_blocks_loaded;
     enum nvllm_sleep_level asleep; /* the state is as if awake: the next request wakes the model */
     uint32_t tensor_parallel;      /* ranks that share each layer; 0 while loading */
+    size_t n_ranks;                /* that have a device each; 0: all share one */
+    const struct nvllm_rank *const *ranks;
 };
 
 enum nvllm_code nvllm_get_status(struct nvllm_client *client, int timeout_ms,

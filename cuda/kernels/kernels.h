@@ -78,9 +78,23 @@ enum {
 
 enum { MAX_RANKS = 8 };
 
+/* How long a device has waited for others and exchanged parts with them; in its memory. */
+struct peer_clock {
+    uint64_t begin, ns;
+};
+
 /* Where the ranks of a model wait for each other: a barrier in memory that all can write. */
+enum peer_mark {
+    PEER_MEET,     /* the clock counts the wait, */
+    PEER_BEGIN,    /* or all from the beginning of this one */
+    PEER_END,      /* to the end of this one; */
+    PEER_STEP_END, /* or the wait, and the host is told what it has counted */
+};
 struct peer_barrier {
     int n_ranks, me;
+    enum peer_mark mark;
+    struct peer_clock *clock;
+    uint64_t *host_ns;            /* mapped host memory */
     uint32_t *arrived[MAX_RANKS]; /* [MAX_RANKS] in each rank's memory: [i] is the last barrier that
                                    * rank i has come to */
     uint32_t *last;               /* own: the last barrier; all of these begin at 0 */
@@ -170,6 +184,7 @@ struct norm {
      * norms behind one another have two by turns. */
     float *inbox[MAX_RANKS];
     int me;
+    struct peer_clock *clock; /* with inboxes; NULL: not counted */
 };
 cudaError_t rms_norm(const struct launch *l, const struct norm *n);
 

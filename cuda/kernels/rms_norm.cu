@@ -127,6 +127,8 @@ static __global__ void __launch_bounds__(MAX_THREADS)
     for (int j = 0; j < N; j++)
         g[j] = w[min(me + j * n_threads, n_vec - 1)];
     chain_wait();
+    const bool counts_time = PARTS > 0 && n.clock && i == 0 && me == 0;
+    const uint64_t begin = counts_time ? now_ns() : 0, ns = counts_time ? __ldcg(&n.clock->ns) : 0;
     if (i >= n_rows || (rows && (row < n.first_row || row >= n.first_row + n.owned_rows)))
         return;
     float4 *from = (float4 *)n.x + (int64_t)row * n_vec;
@@ -172,6 +174,8 @@ static __global__ void __launch_bounds__(MAX_THREADS)
         for (int k = 1; k < n.n_y; k++)
             ((uint2 *)n.y[k])[(int64_t)to * n_vec + at] = out;
     }
+    if (counts_time)
+        n.clock->ns = ns + (now_ns() - begin);
 }
 
 template <int N, int PARTS, typename Part>

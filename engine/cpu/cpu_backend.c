@@ -297,7 +297,7 @@ static void fill_info(struct backend *b)
     b->info.tp_size = tp_size_of(&b->options);
     if (b->info.tp_size > 1)
         snprintf(ranks, sizeof(ranks), " in %d ranks", b->info.tp_size);
-    snprintf(b->info.devices[0], sizeof(b->info.devices[0]), "%s, %d thread%s%s, %s", cpu,
+    snprintf(b->info.devices[0].name, sizeof(b->info.devices[0].name), "%s, %d thread%s%s, %s", cpu,
              n_threads, n_threads == 1 ? "" : "s", ranks, b->ops->name);
     b->info.masks = b->info.drafts = b->info.copies = true;
     b->info.block_bytes = b->kv.block_bytes;

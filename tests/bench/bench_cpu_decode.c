@@ -144,7 +144,7 @@ int main(int argc, char **argv)
         fail(e.text);
     printf("open_s=%.3f\n", now_seconds() - start);
     cpu_backend.info(d.backend, &info);
-    printf("device=\"%s\" model=%s\n", info.devices[0], basename(argv[1]));
+    printf("device=\"%s\" model=%s\n", info.devices[0].name, basename(argv[1]));
     if (cpu_pool_new(&pool, n_threads) < 0)
         fail("out of memory");
     /* An embedding of its own is looked up, not read; a tied one is the head. */

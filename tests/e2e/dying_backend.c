@@ -36,7 +36,7 @@ static void dying_info(const struct backend *b, struct backend_info *out)
     *out =
         (struct backend_info){.n_devices = 1,
                               .tp_size = 1,
-                              .devices = {"a dying device"},
+                              .devices = {{.name = "a dying device"}},
                               .tiers = {{.n_blocks = 1024, .bytes = 1024 * (uint64_t)b->block_len}},
                               .block_bytes = (uint64_t)b->block_len,
                               .kv_dtype = KV_DTYPE_F32};

@@ -70,7 +70,7 @@ static int fake_open(struct backend **out, const struct model *model,
         return err_set(e, -ENOMEM, "fake backend: no memory");
     b->info.n_devices = 1;
     b->info.tp_size = 1;
-    snprintf(b->info.devices[0], sizeof(b->info.devices[0]), "fake, hashes of prefixes");
+    snprintf(b->info.devices[0].name, sizeof(b->info.devices[0].name), "fake, hashes of prefixes");
     b->info.kv_dtype = KV_DTYPE_F32;
     rc = size_pools(&b->info, c, options, e);
     if (rc < 0)

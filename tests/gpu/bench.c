@@ -273,7 +273,7 @@ int main(int argc, char **argv)
     err_must(nvllm_backend.open(&backend, model, &options, &e), &e);
     nvllm_backend.info(backend, &info);
     printf("bench=open model=%s device=\"%s\" seconds=%.3f weights_mb=%.0f blocks=%d\n",
-           basename(argv[1]), info.devices[0], now_seconds() - begin,
+           basename(argv[1]), info.devices[0].name, now_seconds() - begin,
            (double)info.weight_bytes / 1e6, info.tiers[TIER_DEVICE].n_blocks);
     fflush(stdout);
     if (tune) {

@@ -169,7 +169,7 @@ TEST(ranks_sleep_and_wake)
     err_must(nvllm_backend.open(&b, model, &o, &e), &e);
     nvllm_backend.info(b, &two);
     ck_assert_int_eq(two.n_devices, 2);
-    ck_assert(*two.devices[0] && *two.devices[1]);
+    ck_assert(*two.devices[0].name && *two.devices[1].name);
     ck_assert_uint_eq(two.block_bytes, one.block_bytes);
     ck_assert_int_eq(two.tiers[TIER_DEVICE].n_blocks, one.tiers[TIER_DEVICE].n_blocks);
     ck_assert_uint_ge(two.weight_bytes, one.weight_bytes);

@@ -82,8 +82,14 @@ TEST(status_has_the_ledger)
                 .workspace_bytes = 4, .other_bytes = 5, .total_bytes = UINT64_MAX, .free_bytes = 7);
     const struct nvllm_status *status;
 
+    Nvllm__V1__Rank one = MESSAGE(Rank, rank, .device = (char *)"one", .total_bytes = 9,
+                                  .free_bytes = 8, .exchange_share = 0.25f),
+                    two = MESSAGE(Rank, rank, .device = (char *)"two"),
+                    *ranks[] = {mark(&one), &two};
+
     ANSWER(STATUS, Status, status, .driver = (char *)"580.159.04, CUDA 13.0",
-           .has_tensor_parallel = 1, .tensor_parallel = 4, .memory = mark(&memory));
+           .has_tensor_parallel = 1, .tensor_parallel = 4, .memory = mark(&memory), .n_ranks = 2,
+           .ranks = ranks);
     expect_ok(nvllm_get_status(client, MS, &status, &err));
     asked(OP(GET_STATUS));
     ck_assert_str_eq(status->driver, "580.159.04, CUDA 13.0");
@@ -92,6 +98,11 @@ TEST(status_has_the_ledger)
     ck_assert(status->kv_bytes == 2 && status->graph_bytes == 3 && status->workspace_bytes == 4);
     ck_assert(status->other_bytes == 5 && status->total_bytes == UINT64_MAX);
     ck_assert_uint_eq(status->free_bytes, 7);
+    ck_assert_uint_eq(status->n_ranks, 2);
+    ck_assert_str_eq(status->ranks[0]->device, "one");
+    ck_assert(status->ranks[0]->total_bytes == 9 && status->ranks[0]->free_bytes == 8);
+    ck_assert(status->ranks[0]->exchange_share == 0.25);
+    ck_assert_str_eq(status->ranks[1]->device, "two");
 }
 
 /* ---- requests and blocks */

@@ -63,7 +63,7 @@ TEST(blocks_follow_kv_bytes)
     ck_assert_int_eq(info.tiers[TIER_DEVICE].n_blocks, 9); /* of 1 MiB */
     ck_assert_int_eq(info.kv_dtype, KV_DTYPE_F32);
     ck_assert_uint_ge(info.weight_bytes, 12 << 20 >> 1);
-    ck_assert_ptr_nonnull(strstr(info.devices[0], "1 thread,"));
+    ck_assert_ptr_nonnull(strstr(info.devices[0].name, "1 thread,"));
 }
 
 /* The ledger counts what was taken: all blocks, and workspaces that grow by what a
@@ -160,10 +160,10 @@ TEST(ranks_hold_shares)
         ck_assert_uint_ge(info.weight_bytes, whole);
         ck_assert_uint_le(info.weight_bytes, whole + whole / 4);
     }
-    ck_assert_msg(strstr(info.devices[0], "8 threads in 8 ranks,"), "%s", info.devices[0]);
+    ck_assert_msg(strstr(info.devices[0].name, "8 threads in 8 ranks,"), "%s", info.devices[0].name);
     o.tp_size = 2;
     open_with(&o);
-    ck_assert_msg(strstr(info.devices[0], "3 threads in 2 ranks,"), "%s", info.devices[0]);
+    ck_assert_msg(strstr(info.devices[0].name, "3 threads in 2 ranks,"), "%s", info.devices[0].name);
 }
 
 /* What cannot be divided is refused, by a check and by a start alike. */
