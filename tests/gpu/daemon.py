@@ -224,6 +224,7 @@ PARTS["ranks"] = ranks.ranks
 PARTS["stress"] = stress.stress
 PARTS["clients"] = clients.clients
 PARTS["speed"] = speed.speed
+PARTS["large"] = speed.large
 PARTS["host"] = tiers.host
 PARTS["disk"] = tiers.disk
 PARTS["offload"] = tiers.offload

@@ -5,6 +5,7 @@
  * number a line:
  *   trap N    a device stops with a sticky error in the N-th step
  *   hang N    a device hangs there
+ *   peer N    a device reads another one's memory there, behind all that was allocated
  *   stop N    a rank's thread stops there; of n ranks it is always number N % n
  *   onto 0    all ranks are on device 0, which no configuration asks for
  *   poison 1  every KV block is filled with NaN at open, when a sequence begins to write it, and
@@ -35,7 +36,7 @@ enum { POISON = 0xff }; /* in every byte: NaN in bf16 */
 /* backend.c is compiled once more for this module, with its table under this name. */
 extern const struct backend_ops nvllm_planted_inner;
 
-static long trap_step, hang_step, stop_step;
+static long trap_step, hang_step, peer_step, stop_step;
 static bool onto_one;
 static char time_path[4096];
 static bool poison;
@@ -72,6 +73,8 @@ static int read_plan(struct err *e)
             trap_step = number;
         else if (strcmp(word, "hang") == 0)
             hang_step = number;
+        else if (strcmp(word, "peer") == 0)
+            peer_step = number;
         else if (strcmp(word, "stop") == 0)
             stop_step = number;
         else if (strcmp(word, "onto") == 0)
@@ -82,8 +85,9 @@ static int read_plan(struct err *e)
             break;
     }
     fclose(f);
-    return n == EOF ? 0
-                    : err_set(e, -EINVAL, "%s: none of trap, hang, stop, onto and poison", path);
+    return n == EOF
+               ? 0
+               : err_set(e, -EINVAL, "%s: none of trap, hang, peer, stop, onto and poison", path);
 }
 
 static int n_ranks(const struct backend *b)
@@ -247,16 +251,26 @@ static void note_time(void)
     must(fclose(f) == 0);
 }
 
+/* An address of the next rank's device where there is nothing: no device has so much memory. */
+static const void *of_peer(const struct backend *b, int rank)
+{
+    const int peer = (rank + 1) % n_ranks(b);
+
+    return (const char *)ranks_at(cuda_backend_ranks(b), peer)->forward.kv.base + (1ull << 40);
+}
+
 static void plant(struct backend *b, long step)
 {
     const int rank = (int)(step % n_ranks(b));
 
-    if (trap_step == step || hang_step == step || stop_step == step)
+    if (trap_step == step || hang_step == step || peer_step == step || stop_step == step)
         note_time();
     if (trap_step == step)
         must(trap_device(stream_of(b, rank)) == cudaSuccess);
     if (hang_step == step)
         must(hang_device(stream_of(b, rank)) == cudaSuccess);
+    if (peer_step == step)
+        must(misread_device(stream_of(b, rank), of_peer(b, rank)) == cudaSuccess);
     if (stop_step == step)
         stop_thread(rank);
     (void)stream_of(b, 0);

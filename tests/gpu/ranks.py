@@ -5,24 +5,27 @@ import json
 import random
 import subprocess
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 
 import stress
 from device import (CLEAR_MARGIN, Planted, answers_of, args, daemon, fault_once, few, golden_wrong,
                     harness, median, model_config, row, seeded_requests, verdict)
 from tiers import wait_until_pinned
 
-FOUND_S = 15  # a rank that fails or hangs
+FOUND_S = 15   # a rank that fails or hangs
+AT_A_TIME = 5  # daemons that wait for one that does
 
 
 class Two:
     """Daemons of two ranks: each on its device, or both on one by the module that does as told."""
 
-    def __init__(self):
+    def __init__(self, planted=None):
         n = len(subprocess.run(["nvidia-smi", "-L"], capture_output=True,
                                text=True).stdout.splitlines())
         self.apart = n > 1
         self.where = "two devices" if self.apart else "one device"
-        self.planted = Planted("" if self.apart else "onto 0\n")
+        self.planted = planted or Planted("")
+        self.plan("")
         # On one device they wait for each other, so loading kernels must not.
         self.env = None if self.apart else {"CUDA_MODULE_LOADING": "EAGER",
                                             "CUDA_DEVICE_MAX_CONNECTIONS": "32"}
@@ -98,17 +101,25 @@ def sleep(two):
 
 
 def faults(two, rounds):
-    """A rank that stops in some step: each request is told, the daemon ends, the next one starts."""
-    rng, problems, times = random.Random(3), [], {}
-    for kind in ("trap", "hang", "stop"):
-        times[kind] = []
-        for number in range(rounds):
-            two.plan(f"{kind} {rng.randint(20, 200)}\n")
-            seconds, problem = fault_once(two.planted, rng, "model.tensor_parallel=2",
-                                    "cache.kv_memory=2G", bar=FOUND_S, env=two.env)
-            times[kind].append(seconds)
-            problems += [f"{kind} {number}: {problem}"] if problem else []
+    """A rank that stops in some step: each request is told, the daemon ends, the next one starts.
+    A kernel traps; one does not end, so that the exchange of parts never completes; a peer's memory
+    cannot be read; the rank's thread stops."""
+    kinds = ("trap", "hang", "peer", "stop")
+
+    def once(number):
+        rng = random.Random(number)
+        with Planted("") as planted:
+            one = Two(planted)
+            one.plan(f"{kinds[number % len(kinds)]} {rng.randint(20, 200)}\n")
+            return fault_once(planted, rng, "model.tensor_parallel=2", "cache.kv_memory=2G",
+                              bar=FOUND_S, env=one.env)
+
+    with ThreadPoolExecutor(AT_A_TIME if two.apart else 1) as pool:
+        results = list(pool.map(once, range(rounds * len(kinds))))
+    problems = [f"{kinds[i % len(kinds)]} {i}: {p}" for i, (_, p) in enumerate(results) if p]
+    times = {kind: [s for s, _ in results[i::len(kinds)]] for i, kind in enumerate(kinds)}
     row("ranks, planted faults", verdict(not problems),
-        f"{two.where}, {rounds} each, seconds from the fault to the end: "
+        f"{two.where}, {len(results) - len(problems)} of {len(results)}, seconds from the fault to "
+        "the end: "
         + ", ".join(f"{kind} {median(t):.1f} (longest {max(t):.1f})" for kind, t in times.items())
         + "".join(f"; {p}" for p in problems[:3]))

@@ -15,7 +15,7 @@ ROUNDS = 4  # of which the first makes the device warm
 
 
 def speed():
-    """All of it, on the 0.6B shape and, where it is there, one stream of the 8B shape."""
+    """All of it, on the 0.6B shape and, where it is there, the larger one."""
     model = need_model()
     config = model_config(model)
     with daemon("scheduler.max_batch_tokens=8192", "cache.prefix_cache=off", model=model) as d, \
@@ -27,9 +27,17 @@ def speed():
         streams(w, config, "0.6B", 1, config["max_position_embeddings"] - 1, 500)
         nano_vllm(w, config)
     if args.large:
-        with daemon("cache.prefix_cache=off", model=args.large) as d, d.connect() as w:
-            streams(w, model_config(args.large), "8B", 1, 512, 235)
-            long_prompt(w, model_config(args.large), "8B", 16384, None)
+        large()
+
+
+def large():
+    """Of the larger shape alone, by its name: qwen3-8b."""
+    config, name = model_config(args.large), args.large.name.removeprefix("qwen3-").upper()
+    with daemon("cache.prefix_cache=off", model=args.large) as d, d.connect() as w:
+        streams(w, config, name, 1, 512, {"8B": 235, "32B": 95}.get(name, 0))
+        if name == "32B":
+            streams(w, config, name, 64, 512, 0)
+        long_prompt(w, config, name, 16384, None)
 
 
 def spread(values, digits=0):
