@@ -160,10 +160,12 @@ TEST(ranks_hold_shares)
         ck_assert_uint_ge(info.weight_bytes, whole);
         ck_assert_uint_le(info.weight_bytes, whole + whole / 4);
     }
-    ck_assert_msg(strstr(info.devices[0].name, "8 threads in 8 ranks,"), "%s", info.devices[0].name);
+    ck_assert_msg(strstr(info.devices[0].name, "8 threads in 8 ranks,"), "%s",
+                  info.devices[0].name);
     o.tp_size = 2;
     open_with(&o);
-    ck_assert_msg(strstr(info.devices[0].name, "3 threads in 2 ranks,"), "%s", info.devices[0].name);
+    ck_assert_msg(strstr(info.devices[0].name, "3 threads in 2 ranks,"), "%s",
+                  info.devices[0].name);
 }
 
 /* What cannot be divided is refused, by a check and by a start alike. */
