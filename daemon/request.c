@@ -90,6 +90,7 @@ static void take_tool_call(struct checker *c, struct chat_tool_call *out,
     if (!m->has_arguments)
         refuse(c, CODE(INVALID), "arguments", "is missing; it must be a JSON object");
     take_text(c, &out->arguments_json, m->arguments.data, m->arguments.len, "arguments");
+    take_text(c, &out->id, m->id.data, m->id.len, "id");
 }
 
 static void take_message(struct checker *c, struct chat_message *out, const Nvllm__V1__Message *m)
@@ -105,6 +106,8 @@ static void take_message(struct checker *c, struct chat_message *out, const Nvll
     out->has_reasoning = m->has_reasoning_content;
     take_text(c, &out->reasoning, m->reasoning_content.data, m->reasoning_content.len,
               "reasoning_content");
+    take_text(c, &out->name, m->name.data, m->name.len, "name");
+    take_text(c, &out->tool_call_id, m->tool_call_id.data, m->tool_call_id.len, "tool_call_id");
     calls = take_memory(c, m->n_tool_calls, sizeof(*calls));
     for (size_t i = 0; c->r == 0 && i < m->n_tool_calls; i++) {
         const size_t path = enter(c, "tool_calls", i);
@@ -116,12 +119,30 @@ static void take_message(struct checker *c, struct chat_message *out, const Nvll
     out->n_tool_calls = m->n_tool_calls;
 }
 
+static struct text *take_texts(struct checker *c, const ProtobufCBinaryData *from, size_t n,
+                               const char *field)
+{
+    struct text *texts = take_memory(c, n, sizeof(*texts));
+
+    for (size_t i = 0; c->r == 0 && i < n; i++) {
+        const size_t path = enter(c, field, i);
+
+        take_text(c, &texts[i], from[i].data, from[i].len, "");
+        leave(c, path);
+    }
+    return texts;
+}
+
 static const struct chat *take_chat(struct checker *c, const Nvllm__V1__Chat *m)
 {
     struct chat *chat = take_memory(c, 1, sizeof(*chat));
     struct chat_message *messages = take_memory(c, m->n_messages, sizeof(*messages));
-    struct text *tools = take_memory(c, m->n_tools, sizeof(*tools));
+    struct text *tools = take_texts(c, m->tools, m->n_tools, "chat.tools");
+    struct text *documents = take_texts(c, m->documents, m->n_documents, "chat.documents");
+    struct text kwargs;
 
+    take_text(c, &kwargs, m->chat_template_kwargs.data, m->chat_template_kwargs.len,
+              "chat.chat_template_kwargs");
     if (m->n_messages == 0)
         refuse(c, CODE(INVALID), "chat.messages", "is empty");
     for (size_t i = 0; c->r == 0 && i < m->n_messages; i++) {
@@ -130,18 +151,15 @@ static const struct chat *take_chat(struct checker *c, const Nvllm__V1__Chat *m)
         take_message(c, &messages[i], m->messages[i]);
         leave(c, path);
     }
-    for (size_t i = 0; c->r == 0 && i < m->n_tools; i++) {
-        const size_t path = enter(c, "chat.tools", i);
-
-        take_text(c, &tools[i], m->tools[i].data, m->tools[i].len, "");
-        leave(c, path);
-    }
     if (c->r < 0)
         return NULL;
     chat->messages = messages;
     chat->n_messages = m->n_messages;
     chat->tools = tools;
     chat->n_tools = m->n_tools;
+    chat->documents = documents;
+    chat->n_documents = m->n_documents;
+    chat->kwargs = kwargs;
     chat->add_generation_prompt = !m->has_add_generation_prompt || m->add_generation_prompt;
     chat->thinking = !m->has_enable_thinking ? CHAT_THINKING_UNSET
                      : m->enable_thinking    ? CHAT_THINKING_ON

@@ -116,10 +116,10 @@ static const struct usage_command commands[] = {
         "batch", "run many prompts from a file in parallel",
         .synopsis = "--input FILE|- --output FILE|- [OPTION…]",
         .text = "Each line of the input is a JSON object with prompt, prompt_ids or messages\n"
-                "(and tools, enable_thinking, add_generation_prompt), any sampling field, and\n"
-                "id. Each gives one line of output, in the same order. A line that fails gives\n"
-                "an error, and the others continue. Sampling options set the fields that a line\n"
-                "does not have.\n",
+                "(and tools, documents, enable_thinking, add_generation_prompt,\n"
+                "chat_template_kwargs), any sampling field, and id. Each gives one line of\n"
+                "output, in the same order. A line that fails gives an error, and the others\n"
+                "continue. Sampling options set the fields that a line does not have.\n",
         .options = {OPTIONS(OPTION("input", "FILE", "file of requests, one per line; “-” is stdin",
                                    .values = USAGE_FILE),
                             OPTION("output", "FILE", "file for the answers; “-” is stdout",
@@ -150,8 +150,9 @@ static const struct usage_command commands[] = {
         "render", "turn chat messages into the model's prompt", .synopsis = "[OPTION…] [JSON|-]",
         .text =
             "Prints, byte for byte, what the model's chat template makes of one JSON object\n"
-            "{\"messages\", \"tools\", \"add_generation_prompt\", \"enable_thinking\"}, read from\n"
-            "stdin if it is missing or “-”.\n",
+            "{\"messages\", \"tools\", \"documents\", \"add_generation_prompt\",\n"
+            "\"enable_thinking\", \"chat_template_kwargs\"}, read from stdin if it is missing\n"
+            "or “-”.\n",
         .options = {text_options}, .max_words = 1,
         .examples =
             "  nvllmctl render '{\"messages\": [{\"role\": \"user\", \"content\": \"hi\"}]}'\n"),

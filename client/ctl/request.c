@@ -216,7 +216,7 @@ static bool read_tool_call(struct reading *in, void *out, const json_t *value)
     };
     const json_t *function = json_object_get(value, "function");
     const json_t *source = json_is_object(function) ? function : value;
-    const json_t *name = json_object_get(source, "name");
+    const json_t *name = json_object_get(source, "name"), *id = json_object_get(value, "id");
     const json_t *arguments = json_object_get(source, "arguments");
     struct nvllm_tool_call *call = out;
 
@@ -226,6 +226,9 @@ static bool read_tool_call(struct reading *in, void *out, const json_t *value)
         return ctl_invalid(in->err, "%s.name: must be a string", in->where);
     if (!arguments)
         return ctl_invalid(in->err, "%s.arguments: is missing", in->where);
+    if (id && !json_is_null(id) && !json_is_string(id))
+        return ctl_invalid(in->err, "%s.id: must be a string", in->where);
+    call->id = ctl_json_string(id);
     call->name = ctl_json_string(name);
     call->arguments = dumped(in->q, arguments);
     return true;
@@ -238,9 +241,8 @@ static bool read_message(struct reading *in, void *out, const json_t *value)
         {"content", read_text, ONE(nvllm_message, content)},
         {"reasoning_content", read_text, ONE(nvllm_message, reasoning_content)},
         {"tool_calls", read_tool_call, MANY(nvllm_message, tool_calls, n_tool_calls)},
-        /* Those two are common, and no chat template here uses them. */
-        {.name = "tool_call_id"},
-        {.name = "name"},
+        {"name", read_text, ONE(nvllm_message, name)},
+        {"tool_call_id", read_text, ONE(nvllm_message, tool_call_id)},
     };
     const struct nvllm_message *m = out;
 
@@ -323,7 +325,7 @@ static bool read_priority(struct reading *in, void *out, const json_t *value)
 
 #define FIELD(name, read) #name, read, ONE(ctl_request, r.name)
 
-enum { N_CHAT_FIELDS = 4, N_INPUT_FIELDS = 6, N_FIELDS = 28 };
+enum { N_CHAT_FIELDS = 6, N_INPUT_FIELDS = 8, N_FIELDS = 30 };
 
 /* First those of a chat, then other inputs, then those that are options, too. */
 static const struct member fields[N_FIELDS] = {
@@ -331,6 +333,8 @@ static const struct member fields[N_FIELDS] = {
     {"tools", read_object_text, MANY(ctl_request, chat.tools, chat.n_tools)},
     {"add_generation_prompt", read_switch, ONE(ctl_request, chat.add_generation_prompt)},
     {"enable_thinking", read_switch, ONE(ctl_request, chat.enable_thinking)},
+    {"documents", read_object_text, MANY(ctl_request, chat.documents, chat.n_documents)},
+    {"chat_template_kwargs", read_object_text, ONE(ctl_request, chat.chat_template_kwargs)},
     {FIELD(prompt, read_text)},
     {"prompt_ids", read_id, MANY(ctl_request, r.prompt_ids, r.n_prompt_ids)},
     {FIELD(temperature, read_float)},
@@ -393,9 +397,10 @@ bool ctl_request_read(struct ctl_request *q, json_t *value, struct nvllm_error *
     if (q->chat.messages)
         q->r.chat = &q->chat;
     else if (q->chat.tools || q->chat.add_generation_prompt != NVLLM_UNSET ||
-             q->chat.enable_thinking != NVLLM_UNSET)
-        return ctl_invalid(err, "tools, enable_thinking and add_generation_prompt need "
-                                "messages");
+             q->chat.enable_thinking != NVLLM_UNSET || q->chat.documents ||
+             q->chat.chat_template_kwargs.data)
+        return ctl_invalid(err, "tools, documents, enable_thinking, add_generation_prompt and "
+                                "chat_template_kwargs need messages");
     return true;
 }
 

@@ -26,8 +26,8 @@ void ctl_request_take_options(struct ctl_request *q, const struct ctl *ctl);
 /* A line of a batch: its input, and fields that override those from options. Keeps value. */
 bool ctl_request_read(struct ctl_request *q, json_t *value, struct nvllm_error *err);
 
-/* {messages, tools, add_generation_prompt, enable_thinking}: the chat is the input, and points into
- * value. Any other member is an error that names it. */
+/* An object with the members of struct nvllm_chat: the chat is the input, and points into value.
+ * Any other member is an error that names it. */
 bool ctl_request_read_chat(struct ctl_request *q, const json_t *value, struct nvllm_error *err);
 
 /* An array of token ids, called “ids” in errors: the prompt's. */

@@ -153,7 +153,7 @@ enum nvllm_priority {
 struct nvllm_tool_call {
     struct nvllm_text name;
     struct nvllm_text arguments; /* one JSON value; a JSON string stands for its contents */
-    const void *reserved[2];     /* NULL, else NVLLM_E_INVALID */
+    struct nvllm_text id;
 };
 
 struct nvllm_message {
@@ -162,7 +162,8 @@ struct nvllm_message {
     struct nvllm_text reasoning_content;
     const struct nvllm_tool_call *tool_calls; /* [n_tool_calls] */
     size_t n_tool_calls;
-    const void *reserved[4]; /* NULL, likewise */
+    struct nvllm_text name;         /* of who speaks, or of the tool */
+    struct nvllm_text tool_call_id; /* of a tool's message: the call that it answers */
 };
 
 enum nvllm_switch { NVLLM_UNSET = -1, NVLLM_OFF = 0, NVLLM_ON = 1 };
@@ -175,6 +176,12 @@ struct nvllm_chat {
     size_t n_tools;
     enum nvllm_switch add_generation_prompt; /* unset: on */
     enum nvllm_switch enable_thinking;       /* unset: the template's default */
+    const struct nvllm_text *documents; /* [n_documents] one JSON object each, for templates that
+                                         * cite them */
+    size_t n_documents;
+    /* A JSON object: more variables of the template. It may not have those that the members above
+     * or the model's special tokens set. */
+    struct nvllm_text chat_template_kwargs;
 };
 
 void nvllm_chat_init_size(struct nvllm_chat *chat, size_t size);

@@ -60,10 +60,9 @@ static enum nvllm_code pack_tool_calls(struct unpacked *memory, Nvllm__V1__Messa
 
         nvllm__v1__tool_call__init(&calls[i]);
         if (!set_bytes(&calls[i].has_name, &calls[i].name, call->name) ||
-            !set_bytes(&calls[i].has_arguments, &calls[i].arguments, call->arguments))
+            !set_bytes(&calls[i].has_arguments, &calls[i].arguments, call->arguments) ||
+            !set_bytes(&calls[i].has_id, &calls[i].id, call->id))
             return error_field(err, where, "%s.tool_calls[%zu] has a length but no data", where, i);
-        if (call->reserved[0] || call->reserved[1])
-            return error_field(err, where, "%s.tool_calls[%zu].reserved is not NULL", where, i);
     }
     out->n_tool_calls = in->n_tool_calls;
     return NVLLM_OK;
@@ -81,10 +80,10 @@ static enum nvllm_code pack_message(struct unpacked *memory, Nvllm__V1__Message 
         return error_field(err, where, "%s has no role", where);
     if (!set_bytes(&out->has_content, &out->content, in->content) ||
         !set_bytes(&out->has_reasoning_content, &out->reasoning_content, in->reasoning_content) ||
+        !set_bytes(&out->has_name, &out->name, in->name) ||
+        !set_bytes(&out->has_tool_call_id, &out->tool_call_id, in->tool_call_id) ||
         (in->n_tool_calls > 0 && !in->tool_calls))
         return error_field(err, where, "%s has a length but no data", where);
-    if (in->reserved[0] || in->reserved[1] || in->reserved[2] || in->reserved[3])
-        return error_field(err, where, "%s.reserved is not NULL", where);
     out->role = (char *)in->role;
     return pack_tool_calls(memory, out, in, where, err);
 }
@@ -132,6 +131,15 @@ enum nvllm_code pack_chat(struct unpacked *memory, Nvllm__V1__Chat *out,
     if (code != NVLLM_OK)
         return code;
     out->n_tools = chat->n_tools;
+    code =
+        pack_texts(memory, &out->documents, chat->documents, chat->n_documents, "documents", err);
+    if (code != NVLLM_OK)
+        return code;
+    out->n_documents = chat->n_documents;
+    if (!set_bytes(&out->has_chat_template_kwargs, &out->chat_template_kwargs,
+                   chat->chat_template_kwargs))
+        return error_field(err, "chat_template_kwargs",
+                           "chat_template_kwargs has a length but no data");
     pack_switch(&out->has_add_generation_prompt, &out->add_generation_prompt,
                 chat->add_generation_prompt);
     pack_switch(&out->has_enable_thinking, &out->enable_thinking, chat->enable_thinking);

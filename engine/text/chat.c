@@ -174,13 +174,18 @@ size_t chat_bytes(const struct chat *chat)
     for (size_t i = 0; i < chat->n_messages; i++) {
         const struct chat_message *m = &chat->messages[i];
 
-        n += MARKUP_BYTES + m->content.len + m->reasoning.len;
-        for (size_t k = 0; k < m->n_tool_calls; k++)
-            n += MARKUP_BYTES + m->tool_calls[k].name.len + m->tool_calls[k].arguments_json.len;
+        n += MARKUP_BYTES + m->content.len + m->reasoning.len + m->name.len + m->tool_call_id.len;
+        for (size_t k = 0; k < m->n_tool_calls; k++) {
+            const struct chat_tool_call *call = &m->tool_calls[k];
+
+            n += MARKUP_BYTES + call->name.len + call->arguments_json.len + call->id.len;
+        }
     }
     for (size_t i = 0; i < chat->n_tools; i++)
         n += chat->tools[i].len;
-    return n;
+    for (size_t i = 0; i < chat->n_documents; i++)
+        n += chat->documents[i].len;
+    return n + chat->kwargs.len;
 }
 
 /* A conversation of n bytes. Published templates take a tenth of these steps at most; what is

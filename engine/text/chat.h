@@ -27,6 +27,7 @@ void chat_template_free(struct chat_template *t);
 struct chat_tool_call {
     struct text name;
     struct text arguments_json; /* one JSON value */
+    struct text id;             /* empty: none */
 };
 
 struct chat_message {
@@ -37,6 +38,7 @@ struct chat_message {
     struct text reasoning; /* reasoning_content */
     const struct chat_tool_call *tool_calls;
     size_t n_tool_calls;
+    struct text name, tool_call_id; /* empty: none */
 };
 
 enum chat_thinking { CHAT_THINKING_UNSET, CHAT_THINKING_ON, CHAT_THINKING_OFF };
@@ -46,6 +48,9 @@ struct chat {
     size_t n_messages;
     const struct text *tools; /* [n_tools] one JSON object each */
     size_t n_tools;
+    const struct text *documents; /* [n_documents] one JSON object each */
+    size_t n_documents;
+    struct text kwargs; /* a JSON object of more variables, chat_template_kwargs; or empty */
     bool add_generation_prompt;
     enum chat_thinking thinking;
 };

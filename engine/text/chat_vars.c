@@ -167,6 +167,13 @@ static struct value array_value(struct list *l)
     return v;
 }
 
+/* Unless it is empty. */
+static void put_text(struct jinja_run *r, struct dict *d, enum str_word key, struct text t)
+{
+    if (t.len)
+        put(r, d, key, text_value(r, t, false));
+}
+
 static struct value calls_value(struct jinja_run *r, const struct chat_message *m, size_t i)
 {
     struct list *calls = list_new(r, m->n_tool_calls);
@@ -175,6 +182,7 @@ static struct value calls_value(struct jinja_run *r, const struct chat_message *
     for (size_t k = 0; k < m->n_tool_calls; k++) {
         struct dict *call = dict_new(r, 3), *function = dict_new(r, 2);
 
+        put_text(r, call, WORD_ID, m->tool_calls[k].id);
         snprintf(path, sizeof(path), "messages[%zu].tool_calls[%zu].arguments", i, k);
         put(r, function, WORD_NAME, text_value(r, m->tool_calls[k].name, false));
         put(r, function, WORD_ARGUMENTS,
@@ -197,35 +205,82 @@ static struct value message_value(struct jinja_run *r, const struct chat_message
         put(r, d, WORD_REASONING_CONTENT, text_value(r, m->reasoning, false));
     if (m->n_tool_calls)
         put(r, d, WORD_TOOL_CALLS, calls_value(r, m, i));
+    put_text(r, d, WORD_NAME, m->name);
+    put_text(r, d, WORD_TOOL_CALL_ID, m->tool_call_id);
     return object_value(d);
 }
 
-static void set_chat(struct jinja_run *r, const struct chat *chat)
+static struct value parse_object(struct jinja_run *r, struct text t, const char *path)
 {
-    struct list *messages = list_new(r, chat->n_messages), *tools = list_new(r, chat->n_tools);
+    struct value v = value_parse_json(r, t, path);
+    struct err why;
+
+    if (v.type == V_DICT)
+        return v;
+    err_set(&why, -EINVAL, "%s: is not an object", path);
+    jinja_fail_plain(r, -EINVAL, &why);
+}
+
+/* Sets a variable that is a list of objects, where there are any. */
+static void set_objects(struct jinja_run *r, const char *name, const struct text *texts, size_t n)
+{
+    struct list *objects = list_new(r, n);
     char path[64];
+
+    for (size_t i = 0; i < n; i++) {
+        snprintf(path, sizeof(path), "%s[%zu]", name, i);
+        list_push(r, objects, parse_object(r, texts[i], path));
+    }
+    if (n)
+        set(r, name, array_value(objects));
+}
+
+/* What a chat sets by fields of its own, and special tokens, nobody sets by kwargs. */
+static bool is_set(const struct chat_source *source, const char *name)
+{
+    static const char *const names[] = {"messages", "tools", "documents", "add_generation_prompt"};
+
+    for (size_t i = 0; i < sizeof(names) / sizeof(*names); i++)
+        if (strcmp(name, names[i]) == 0)
+            return true;
+    return json_object_get(source->t->tokens, name) ||
+           (source->chat->thinking != CHAT_THINKING_UNSET && strcmp(name, "enable_thinking") == 0);
+}
+
+static void set_kwargs(struct jinja_run *r, const struct chat_source *source)
+{
+    const struct dict *d = parse_object(r, source->chat->kwargs, "chat_template_kwargs").dict;
+
+    for (uint32_t i = 0; i < d->n; i++) {
+        const struct str *name = d->entries[i].key.str;
+        char copy[64];
+
+        snprintf(copy, sizeof(copy), "%.*s", (int)name->len, name->data);
+        if (is_set(source, copy)) {
+            struct err why;
+
+            err_set(&why, -EINVAL, "chat_template_kwargs: \"%s\" is set already", copy);
+            jinja_fail_plain(r, -EINVAL, &why);
+        }
+        jinja_set(r, name->data, name->len, d->entries[i].value);
+    }
+}
+
+static void set_chat(struct jinja_run *r, const struct chat_source *source)
+{
+    const struct chat *chat = source->chat;
+    struct list *messages = list_new(r, chat->n_messages);
 
     for (size_t i = 0; i < chat->n_messages; i++)
         list_push(r, messages, message_value(r, &chat->messages[i], i));
-    for (size_t i = 0; i < chat->n_tools; i++) {
-        struct value v;
-
-        snprintf(path, sizeof(path), "tools[%zu]", i);
-        v = value_parse_json(r, chat->tools[i], path);
-        if (v.type != V_DICT) {
-            struct err why;
-
-            err_set(&why, -EINVAL, "%s: is not an object", path);
-            jinja_fail_plain(r, -EINVAL, &why);
-        }
-        list_push(r, tools, v);
-    }
     set(r, "messages", array_value(messages));
-    if (chat->n_tools)
-        set(r, "tools", array_value(tools));
+    set_objects(r, "tools", chat->tools, chat->n_tools);
+    set_objects(r, "documents", chat->documents, chat->n_documents);
     set(r, "add_generation_prompt", value_bool(chat->add_generation_prompt));
     if (chat->thinking != CHAT_THINKING_UNSET)
         set(r, "enable_thinking", value_bool(chat->thinking == CHAT_THINKING_ON));
+    if (chat->kwargs.len)
+        set_kwargs(r, source);
 }
 
 /* A message as it is, but that its role is the template's. */
@@ -276,7 +331,7 @@ void chat_set_variables(struct jinja_run *r, void *arg)
         set(r, key,
             text_value(r, (struct text){json_string_value(v), json_string_length(v)}, true));
     if (source->chat)
-        set_chat(r, source->chat);
+        set_chat(r, source);
     else
         set_json(r, source->json);
 }

@@ -2,8 +2,10 @@
 
 import json
 import os
+import pathlib
 import signal
 import subprocess
+import tempfile
 import time
 
 from harness import (MODEL, SMALL, Case, Daemon, SharedDaemon, config, parse_jsonl, run_command,
@@ -16,6 +18,28 @@ ENDLESS = "generate", "--raw", "--max-tokens", 30000, "--ignore-eos"
 
 
 class Generate(SharedDaemon):
+    def test_a_chat_has_all_that_its_template_reads(self):
+        """Names, ids, documents and variables go from JSON to the template, and errors come back."""
+        template = ("{% for m in messages %}{{ m.name }}|{{ m.tool_call_id }}|"
+                    "{% for c in m.tool_calls or [] %}{{ c.id }}{{ c.function.arguments.x }}"
+                    "{% endfor %}\n{% endfor %}{{ documents[0].title }} {{ mood }}")
+        chat = {"messages": [{"role": "assistant", "content": None, "tool_calls": [
+                    {"id": "c1", "type": "function",
+                     "function": {"name": "f", "arguments": {"x": 7}}}]},
+                             {"role": "tool", "content": "49", "name": "f", "tool_call_id": "c1"}],
+                "documents": [{"title": "T"}], "chat_template_kwargs": {"mood": "low"}}
+        with tempfile.TemporaryDirectory() as folder:
+            path = pathlib.Path(folder, "chat.jinja")
+            path.write_text(template)
+            with Daemon(f"model.chat_template={path}") as d:
+                text = d.ctl("render", "-", stdin=json.dumps(chat).encode()).stdout.decode()
+                self.assertEqual(text, "||c17\nf|c1|\nT low")
+                chat["chat_template_kwargs"]["tools"] = []
+                answer = d.ctl("batch", "--input", "-", "--output", "-", check=False,
+                               stdin=json.dumps(chat).encode())
+                error = json.loads(answer.stdout)["error"]
+                self.assertIn('chat_template_kwargs: "tools" is set already', error["message"])
+
     def test_answer_streams_to_stdout(self):
         """The text alone on stdout, from an argument and from stdin."""
         args = ["generate", "--no-think", "--temperature", 0]

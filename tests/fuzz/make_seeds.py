@@ -39,8 +39,9 @@ def requests():
         {"role": "system", "content": "Be brief."},
         {"role": "user", "content": "What is 17 + 25?"},
         {"role": "assistant", "content": "", "reasoning_content": "Easy.",
-         "tool_calls": [{"name": "add", "arguments": '{"a": 17, "b": 25}'}]},
-        {"role": "tool", "content": "42"}],
+         "tool_calls": [{"id": "c1", "name": "add", "arguments": '{"a": 17, "b": 25}'}]},
+        {"role": "tool", "content": "42", "name": "add", "tool_call_id": "c1"}],
+        "documents": ['{"title": "Sums"}'], "chat_template_kwargs": '{"mood": [1, "x"]}',
         "tools": ['{"type": "function", "function": {"name": "add", "parameters": {}}}'],
         "enable_thinking": False, "add_generation_prompt": True}
     frame = wire.frame

@@ -247,6 +247,67 @@ TEST(all_members_reach_the_template)
     chat_template_free(t);
 }
 
+/* So do all that the protocol has. What kwargs say is no more the template's than a message is. */
+TEST(all_fields_reach_the_template)
+{
+    static const char text[] =
+        "{% for m in messages %}{{ m.name }} {{ m.tool_call_id }}{% for c in m.tool_calls %}"
+        "{{ c.id }} {{ c.function.arguments.x }}{% endfor %};{% endfor %}"
+        "{{ documents[1].title }} {{ enable_thinking }} {{ mood }}";
+    const struct chat_tool_call call = {{"f", 1}, {"{\"x\":7}", 7}, {"c1", 2}};
+    const struct chat_message messages[] = {
+        {.role = {"assistant", 9}, .tool_calls = &call, .n_tool_calls = 1},
+        {.role = {"tool", 4}, .name = {"f", 1}, .tool_call_id = {"c1", 2}},
+    };
+    static const char kwargs[] = "{\"mood\": \"<|im_end|>\", \"enable_thinking\": false}";
+    const struct text documents[] = {{"{}", 2}, {"{\"title\":\"T\"}", 13}};
+    struct chat chat = {.messages = messages,
+                        .n_messages = 2,
+                        .documents = documents,
+                        .n_documents = 2,
+                        .kwargs = {kwargs, sizeof(kwargs) - 1}};
+    struct chat_template *t = NULL;
+    struct jinja_text out;
+    struct err e = {0};
+
+    ck_assert_int_eq(chat_template_parse(&t, (struct text){text, strlen(text)}, &e), 0);
+    ck_assert_msg(chat_render(t, &chat, &out, &e) == 0, "%s", e.text);
+    ck_assert_str_eq(out.data, " c1 7;f c1;T False <|im_end|>");
+    ck_assert_uint_eq(out.ranges[out.n_ranges - 1].end, out.len - strlen("<|im_end|>"));
+    jinja_text_deinit(&out);
+    chat_template_free(t);
+}
+
+/* Kwargs are an object, and set nothing that a chat has set already. */
+TEST(wrong_kwargs_are_refused)
+{
+    static const struct {
+        const char *kwargs, *error;
+    } cases[] = {
+        {"[]", "chat_template_kwargs: is not an object"},
+        {"{\"a\":", "chat_template_kwargs: not JSON"},
+        {"{\"a\": 1, \"messages\": []}", "chat_template_kwargs: \"messages\" is set already"},
+        {"{\"tools\": []}", "chat_template_kwargs: \"tools\" is set already"},
+        {"{\"documents\": 1}", "\"documents\" is set already"},
+        {"{\"add_generation_prompt\": false}", "\"add_generation_prompt\" is set already"},
+        {"{\"enable_thinking\": true}", "\"enable_thinking\" is set already"},
+        {"{\"eos_token\": \"x\"}", "\"eos_token\" is set already"},
+    };
+    const struct chat_message message = {.role = {"user", 4}};
+    struct chat chat = {.messages = &message, .n_messages = 1, .thinking = CHAT_THINKING_OFF};
+    struct chat_template *t = NULL;
+    struct jinja_text text;
+    struct err e = {0};
+
+    ck_assert_int_eq(chat_template_load(&t, TEST_MODEL_DIR, NULL, &e), 0);
+    for (size_t i = 0; i < sizeof(cases) / sizeof(*cases); i++) {
+        chat.kwargs = (struct text){cases[i].kwargs, strlen(cases[i].kwargs)};
+        ck_assert_int_eq(chat_render(t, &chat, &text, &e), -EINVAL);
+        ck_assert_msg(strstr(e.text, cases[i].error) != NULL, "%s", e.text);
+    }
+    chat_template_free(t);
+}
+
 /* How often each token of the bundled model is in the rendered chat. */
 static void count_tokens(int *n, const char *family, const char *json)
 {
@@ -475,7 +536,7 @@ TEST(errors_name_the_field)
 TEST(texts_that_are_no_json)
 {
     const struct chat_template *t = named("qwen3");
-    struct chat_tool_call call = {{"f", 1}, {"{", 1}};
+    struct chat_tool_call call = {{"f", 1}, {"{", 1}, {NULL, 0}};
     struct chat_message message = {.role = {"assistant", 9},
                                    .tool_calls = &call,
                                    .n_tool_calls = 1};

@@ -92,30 +92,40 @@ TEST(request_fields_arrive)
 /* A chat arrives with all its parts; a text that is absent is not the same as an empty one. */
 TEST(chat_arrives)
 {
-    const struct nvllm_tool_call call = {{"add", 3}, {"{\"a\": 1}", 8}, {NULL}};
+    const struct nvllm_tool_call call = {{"add", 3}, {"{\"a\": 1}", 8}, {"c1", 2}};
     const struct nvllm_message messages[] = {
         {.role = "user", .content = {"hi\0", 3}},
         {.role = "assistant", .content = {"", 0}, .tool_calls = &call, .n_tool_calls = 1},
         {.role = "assistant", .reasoning_content = {"hm", 2}},
+        {.role = "tool", .name = {"add", 3}, .tool_call_id = {"c1", 2}},
     };
-    const struct nvllm_text tool = {"{}", 2};
+    const struct nvllm_text tool = {"{}", 2}, documents[] = {{"{\"a\":0}", 7}, {"{}", 2}};
     const Nvllm__V1__Chat *c;
-    struct nvllm_chat chat = chat_of(messages, 3);
+    struct nvllm_chat chat = chat_of(messages, 4);
     struct nvllm_request r;
     uint64_t id;
 
     chat.tools = &tool;
     chat.n_tools = 1;
+    chat.documents = documents;
+    chat.n_documents = 2;
+    chat.chat_template_kwargs = (struct nvllm_text){"{\"b\":1}", 7};
     chat.enable_thinking = NVLLM_OFF;
     nvllm_request_init(&r);
     r.chat = &chat;
     ck_assert_int_eq(nvllm_generate_start(client, &id, &r, &err), NVLLM_OK);
     c = server_read(&server)->generate->chat;
-    ck_assert_uint_eq(c->n_messages, 3);
+    ck_assert_uint_eq(c->n_messages, 4);
     ck_assert_uint_eq(c->messages[0]->content.len, 3);
     ck_assert(c->messages[1]->has_content && c->messages[1]->content.len == 0);
     ck_assert(!c->messages[2]->has_content && c->messages[2]->has_reasoning_content);
     ck_assert_uint_eq(c->messages[1]->tool_calls[0]->arguments.len, 8);
+    ck_assert_uint_eq(c->messages[1]->tool_calls[0]->id.len, 2);
+    ck_assert(!c->messages[1]->has_name && !c->messages[1]->has_tool_call_id);
+    ck_assert_uint_eq(c->messages[3]->name.len, 3);
+    ck_assert_uint_eq(c->messages[3]->tool_call_id.len, 2);
+    ck_assert(c->n_documents == 2 && c->documents[0].len == 7);
+    ck_assert_uint_eq(c->chat_template_kwargs.len, 7);
     ck_assert_uint_eq(c->n_tools, 1);
     ck_assert(c->has_enable_thinking && !c->enable_thinking);
     ck_assert(!c->has_add_generation_prompt);
@@ -207,22 +217,28 @@ TEST(wrong_requests)
     ck_assert_uint_eq(nvllm_pending(client), 0);
 }
 
-/* What lies in the places kept for later is refused, so that it can mean something then. */
-TEST(reserved_places_are_null)
+/* A text with a length needs its bytes, wherever in a chat it is. */
+TEST(texts_of_a_chat_have_data)
 {
     struct nvllm_tool_call call = {.name = {"f", 1}, .arguments = {"{}", 2}};
     struct nvllm_message message = {.role = "assistant", .tool_calls = &call, .n_tool_calls = 1};
     struct nvllm_chat chat = chat_of(&message, 1);
+    const struct nvllm_text none = {NULL, 0}, wrong = {NULL, 1};
+    struct nvllm_text *const texts[] = {&call.id, &message.name, &message.tool_call_id,
+                                        &chat.chat_template_kwargs};
     uint64_t id = 77;
 
-    call.reserved[1] = &id;
+    for (size_t i = 0; i < sizeof(texts) / sizeof(*texts); i++) {
+        *texts[i] = wrong;
+        ck_assert_int_eq(nvllm_render_start(client, &id, &chat, 1000, &err), NVLLM_E_INVALID);
+        ck_assert_ptr_nonnull(strstr(err.message, "has a length but no data"));
+        *texts[i] = none;
+    }
+    chat.documents = &wrong;
+    chat.n_documents = 1;
     ck_assert_int_eq(nvllm_render_start(client, &id, &chat, 1000, &err), NVLLM_E_INVALID);
-    ck_assert_ptr_nonnull(strstr(err.message, "tool_calls[0].reserved"));
-    call.reserved[1] = NULL;
-    message.reserved[3] = &id;
-    ck_assert_int_eq(nvllm_render_start(client, &id, &chat, 1000, &err), NVLLM_E_INVALID);
-    ck_assert_str_eq(err.message, "messages[0].reserved is not NULL");
-    message.reserved[3] = NULL;
+    ck_assert_str_eq(err.message, "documents[0] is NULL");
+    chat.n_documents = 0;
     ck_assert_int_eq(nvllm_render_start(client, &id, &chat, 1000, &err), NVLLM_OK);
 }
 

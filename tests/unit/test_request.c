@@ -398,7 +398,7 @@ TEST(chats_are_checked)
     Nvllm__V1__Message m[2] = {NVLLM__V1__MESSAGE__INIT, NVLLM__V1__MESSAGE__INIT};
     Nvllm__V1__Message *mp[2] = {&m[0], &m[1]};
     Nvllm__V1__ToolCall call = NVLLM__V1__TOOL_CALL__INIT, *calls[1] = {&call};
-    ProtobufCBinaryData tool = {2, (uint8_t *)"{}"};
+    ProtobufCBinaryData tool = {2, (uint8_t *)"{}"}, document = {1, (uint8_t *)"\x80"};
 
     g.input_case = NVLLM__V1__GENERATE__INPUT_CHAT;
     g.chat = &chat;
@@ -437,6 +437,24 @@ TEST(chats_are_checked)
     m[0].content.len = 0;
     tool = (ProtobufCBinaryData){1, (uint8_t *)"\x80"};
     ck_refused("chat.tools");
+    tool.len = 0;
+    chat.documents = &document;
+    chat.n_documents = 1;
+    ck_refused("chat.documents");
+    document.len = 0;
+    call.id = m[1].name = m[1].tool_call_id = chat.chat_template_kwargs =
+        (ProtobufCBinaryData){2, (uint8_t *)"{}"};
+    ck_assert_int_eq(build(), 0);
+    ck_assert_uint_eq(r.chat->n_documents, 1);
+    ck_assert_uint_eq(r.chat->kwargs.len, 2);
+    ck_assert_uint_eq(r.chat->messages[1].tool_call_id.len, 2);
+    ck_assert_uint_eq(r.chat->messages[1].tool_calls[0].id.len, 2);
+    m[1].name.data = (uint8_t *)"\x80{";
+    ck_refused("chat.messages");
+    ck_assert_ptr_nonnull(strstr(e.message.text, "chat.messages[1].name"));
+    m[1].name.len = 0;
+    chat.chat_template_kwargs.data = (uint8_t *)"\x80{";
+    ck_refused("chat.chat_template_kwargs");
 }
 
 /* Texts and ids of the tokenizer's operations. */
