@@ -22,7 +22,7 @@ class Generate(SharedDaemon):
         """Names, ids, documents and variables go from JSON to the template, and errors come back."""
         template = ("{% for m in messages %}{{ m.name }}|{{ m.tool_call_id }}|"
                     "{% for c in m.tool_calls or [] %}{{ c.id }}{{ c.function.arguments.x }}"
-                    "{% endfor %}\n{% endfor %}{{ documents[0].title }} {{ mood }}")
+                    "{% endfor %};{% endfor %}{{ documents[0].title }} {{ mood }}")
         chat = {"messages": [{"role": "assistant", "content": None, "tool_calls": [
                     {"id": "c1", "type": "function",
                      "function": {"name": "f", "arguments": {"x": 7}}}]},
@@ -33,7 +33,7 @@ class Generate(SharedDaemon):
             path.write_text(template)
             with Daemon(f"model.chat_template={path}") as d:
                 text = d.ctl("render", "-", stdin=json.dumps(chat).encode()).stdout.decode()
-                self.assertEqual(text, "||c17\nf|c1|\nT low")
+                self.assertEqual(text, "||c17;f|c1|;T low")
                 chat["chat_template_kwargs"]["tools"] = []
                 answer = d.ctl("batch", "--input", "-", "--output", "-", check=False,
                                stdin=json.dumps(chat).encode())
