@@ -203,20 +203,18 @@ class Daemon:
         return self.memory_kib("VmRSS")
 
     def wait_filled(self):
-        """Until the KV pages, which a thread of the least priority makes while the daemon serves,
-        are all there: then memory grows for other reasons alone."""
-        def filling():
-            for task in os.listdir(f"/proc/{self.pid}/task"):
-                try:
-                    with open(f"/proc/{self.pid}/task/{task}/stat") as f:
-                        nice = int(f.read().rpartition(")")[2].split()[16])
-                except OSError:
-                    continue  # it has ended meanwhile
-                if nice == 19:
-                    return True
-            return False
+        """Until the KV pages, which the CPU backend makes while it has nothing to compute, are all
+        there: then memory grows for other reasons alone."""
+        same, last = 0, -1
 
-        wait_for(lambda: not filling(), 300, "the KV pages are made")
+        def settled():
+            nonlocal same, last
+            now = self.rss_kib()
+            same, last = same + 1 if now == last else 0, now
+            time.sleep(0.05)
+            return same == 10
+
+        wait_for(settled, 300, "the KV pages are made")
 
     def times_slept(self):
         """How often the loop's thread has waited for something, and so been woken."""
