@@ -2,7 +2,10 @@
 #include "daemon/replies.h"
 
 #include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
 #include <stdlib.h>
+#include <sys/random.h>
 
 #include "proto/unpack.h"
 #include "proto/utf8.h"
@@ -34,18 +37,48 @@ static const Nvllm__V1__FinishReason finish_reasons[] = {
     [CORE_REASON_NO_MEMORY] = NVLLM__V1__FINISH_REASON__FINISH_ERROR,
 };
 
+/* Tool calls get ids, by which later messages name them: at random, because those of several
+ * answers, and of several runs of the daemon, meet in one conversation. */
+static int put_tool_calls(struct unpacked *u, Nvllm__V1__Delta *d, const struct engine_event *ev)
+{
+    enum { ID_BYTES = sizeof("call_") + 16 };
+    Nvllm__V1__ToolCall *calls = unpacked_list(u, &d->tool_calls, ev->n_calls, sizeof(*calls));
+    char *id = unpacked_alloc(u, ev->n_calls, ID_BYTES);
+    uint64_t number;
+
+    if (!calls || !id)
+        return -ENOMEM;
+    d->n_tool_calls = ev->n_calls;
+    for (size_t i = 0; i < ev->n_calls; i++, id += ID_BYTES) {
+        if (getrandom(&number, sizeof(number), 0) != sizeof(number))
+            return -errno;
+        nvllm__v1__tool_call__init(&calls[i]);
+        calls[i].has_name = calls[i].has_arguments = calls[i].has_id = true;
+        calls[i].name = binary(ev->calls[i].name);
+        calls[i].arguments = binary(ev->calls[i].arguments_json);
+        calls[i].id.len = (size_t)snprintf(id, ID_BYTES, "call_%016" PRIx64, number);
+        calls[i].id.data = (uint8_t *)id;
+    }
+    return 0;
+}
+
 int reply_delta(struct connection *c, uint64_t id, const struct engine_event *ev)
 {
     const size_t n = ev->logprobs ? ev->n_ids : 0;
-    struct unpacked *u = n ? unpacked_new() : NULL;
+    struct unpacked *u = n || ev->n_calls ? unpacked_new() : NULL;
     Nvllm__V1__Delta d = NVLLM__V1__DELTA__INIT;
     Nvllm__V1__TokenLogprobs *logprobs = unpacked_list(u, &d.logprobs, n, sizeof(*logprobs));
     int r = n && !logprobs ? -ENOMEM : 0;
+
+    if (r == 0 && ev->n_calls)
+        r = put_tool_calls(u, &d, ev);
 
     d.has_choice = true;
     d.choice = (uint32_t)ev->choice;
     d.has_text = ev->text.len > 0;
     d.text = binary(ev->text);
+    d.has_reasoning = ev->reasoning.len > 0;
+    d.reasoning = binary(ev->reasoning);
     d.n_token_ids = ev->n_ids;
     d.token_ids = ev->ids;
     d.has_finish_reason = ev->reason != CORE_REASON_NONE;

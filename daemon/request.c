@@ -430,6 +430,7 @@ static void take_generate(struct checker *c, struct engine_request *r, const Nvl
     r->most_prompt_tokens = (int32_t)c->rules->options->max_prompt_tokens;
     r->stream = g->has_stream && g->stream;
     r->keep_special = g->has_keep_special && g->keep_special;
+    r->raw_text = g->has_raw_text && g->raw_text;
 }
 
 /* ---- looks into the engine, and changes of its prefix cache */

@@ -105,6 +105,7 @@ struct engine_request {
     uint64_t deadline_us; /* CLOCK_MONOTONIC; 0: none */
     bool stream;          /* false: one ENGINE_DELTA a choice, at its end */
     bool keep_special;
+    bool raw_text; /* of a chat: reasoning and tool calls stay in the text */
 
     /* Charges the owner for bytes that the answer takes until the terminal event. False ends the
      * request with ENGINE_E_MEMORY_LIMIT. Called on the engine thread; NULL: no limit. */
@@ -143,13 +144,16 @@ struct engine_event {
     int32_t *ids;                    /* [n_ids] DELTA */
     struct token_logprobs *logprobs; /* [n_ids] DELTA, or NULL */
     struct text text;                /* DELTA */
-    struct core_usage usage;         /* DONE */
-    enum engine_error error;         /* ERROR */
-    const char *field;               /* ERROR: static text, or NULL */
-    struct err *message;             /* ERROR: in the event's memory */
-    struct inspect_report *report;   /* REPORT: set it to NULL to keep it */
-    size_t bytes;                    /* of the event's memory, report and packed */
-    struct engine_packed packed;     /* TOKENS, TEXT; as report */
+    struct text reasoning;           /* DELTA */
+    struct chat_tool_call *calls;    /* [n_calls] DELTA; complete, without ids */
+    size_t n_calls;
+    struct core_usage usage;       /* DONE */
+    enum engine_error error;       /* ERROR */
+    const char *field;             /* ERROR: static text, or NULL */
+    struct err *message;           /* ERROR: in the event's memory */
+    struct inspect_report *report; /* REPORT: set it to NULL to keep it */
+    size_t bytes;                  /* of the event's memory, report and packed */
+    struct engine_packed packed;   /* TOKENS, TEXT; as report */
 };
 
 struct engine_status {

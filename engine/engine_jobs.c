@@ -63,6 +63,16 @@ static int render(const struct engine *g, const struct chat *chat, struct jinja_
 
 /* ---- prompts */
 
+/* Tags mean something where the model was shown what they are for. */
+static void expect_answer(struct job *j, struct text prompt)
+{
+    struct answer_format format = chat_template_answer(j->engine->chat_template);
+
+    format.tool_calls = format.tool_calls && j->request.chat->n_tools > 0;
+    if (!j->request.raw_text)
+        answer_parser_init(&j->answer, format, answer_is_begun(prompt));
+}
+
 static int encode_chat(struct job *j, struct err *e)
 {
     struct jinja_text text;
@@ -70,6 +80,7 @@ static int encode_chat(struct job *j, struct err *e)
 
     if (r < 0)
         return r;
+    expect_answer(j, (struct text){text.data, text.len});
     r = tokenizer_encode(j->engine->tokenizer, (struct text){text.data, text.len}, text.ranges,
                          text.n_ranges, &j->prompt);
     jinja_text_deinit(&text);

@@ -124,7 +124,7 @@ static int admit(struct engine *g, struct job *j, struct err *e)
 
         if (woken <= 0)
             return woken;
-        ret = generation_new(&j->generation, r, g->tokenizer);
+        ret = generation_new(&j->generation, r, g->tokenizer, &j->answer);
     }
     if (ret == CORE_OK)
         ret = core_admit(g->core, &cr, engine_now_us());
@@ -158,7 +158,7 @@ static void finish_unadmitted(struct engine *g, struct job *j)
 
     if (j->request.kind != ENGINE_GENERATE) {
         job_fail(j, &g->out, ENGINE_E_CANCELLED, NULL, "cancelled");
-    } else if (generation_new(&j->generation, &j->request, g->tokenizer) < 0) {
+    } else if (generation_new(&j->generation, &j->request, g->tokenizer, &j->answer) < 0) {
         job_fail(j, &g->out, ENGINE_E_INTERNAL, NULL, "out of memory");
     } else {
         for (; ev.choice < j->request.n; ev.choice++)

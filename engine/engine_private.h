@@ -41,6 +41,7 @@ struct job {
     uint64_t arrival_us;
     struct engine_request request;
     struct token_list prompt;      /* encoded */
+    struct answer_parser answer;   /* as the answer begins */
     struct generation *generation; /* ENGINE_GENERATE, in the core */
 };
 
@@ -172,7 +173,7 @@ int engine_store_down(struct engine *g, bool to_sleep, uint64_t until_us, struct
 
 /* generation.c. The request must outlive the generation. -EINVAL, -ENOMEM. */
 int generation_new(struct generation **out, const struct engine_request *r,
-                   const struct tokenizer *tokenizer);
+                   const struct tokenizer *tokenizer, const struct answer_parser *answer);
 void generation_free(struct generation *g);                /* takes NULL */
 uint64_t generation_bytes(const struct engine_request *r); /* before its first token */
 

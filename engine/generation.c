@@ -1,5 +1,5 @@
-/* generation.c - the answer to one generate request as it grows: its choices' text streams and, for
- * a request that does not stream, each choice's tokens and text.
+/* generation.c - the answer to one generate request as it grows: its choices' text streams, the
+ * parts of their text and, for a request that does not stream, all that each has so far.
  *
  * Turns core events into engine events. Engine thread only. */
 #include "engine/engine_private.h"
@@ -18,12 +18,18 @@ struct buffer {
     size_t n, cap; /* entries */
 };
 
+struct call { /* bytes of it in call_text */
+    size_t name, arguments;
+};
+
 struct choice {
     struct text_stream *stream;
+    struct answer_parser answer;
     bool done;
-    size_t n_tokens; /* sampled */
+    size_t n_tokens;    /* sampled */
+    struct buffer held; /* text of which the parser is not certain */
     /* What the next delta will hold: the whole answer of a request that does not stream. */
-    struct buffer ids, logprobs, text;
+    struct buffer ids, logprobs, text, reasoning, calls, call_text;
 };
 
 struct generation {
@@ -40,7 +46,7 @@ uint64_t generation_bytes(const struct engine_request *r)
 }
 
 int generation_new(struct generation **out, const struct engine_request *r,
-                   const struct tokenizer *tokenizer)
+                   const struct tokenizer *tokenizer, const struct answer_parser *answer)
 {
     struct generation *g;
     int ret = -ENOMEM;
@@ -52,6 +58,7 @@ int generation_new(struct generation **out, const struct engine_request *r,
     g->request = r;
     g->logprobs = r->sampling.n_logprobs >= 0;
     for (int32_t i = 0; i < r->n; i++) {
+        g->choices[i].answer = *answer;
         ret = text_stream_new(&g->choices[i].stream, tokenizer, r->stops, r->n_stops,
                               !r->keep_special);
         if (ret < 0)
@@ -69,10 +76,16 @@ void generation_free(struct generation *g)
     if (!g)
         return;
     for (int32_t i = 0; i < g->request->n; i++) {
-        text_stream_free(g->choices[i].stream);
-        free(g->choices[i].ids.data);
-        free(g->choices[i].logprobs.data);
-        free(g->choices[i].text.data);
+        struct choice *c = &g->choices[i];
+
+        text_stream_free(c->stream);
+        free(c->held.data);
+        free(c->ids.data);
+        free(c->logprobs.data);
+        free(c->text.data);
+        free(c->reasoning.data);
+        free(c->calls.data);
+        free(c->call_text.data);
     }
     free(g);
 }
@@ -116,9 +129,58 @@ static int append(const struct generation *g, struct buffer *b, const void *entr
     return 0;
 }
 
-static int append_text(const struct generation *g, struct choice *c, struct text piece)
+static int append_text(const struct generation *g, struct buffer *b, struct text piece)
 {
-    return append(g, &c->text, piece.data, piece.len, 1);
+    return append(g, b, piece.data, piece.len, 1);
+}
+
+/* Appends a tool call, or what is none as content: its braces match, but it is not JSON, or has no
+ * name. */
+static int append_call(const struct generation *g, struct choice *c, struct text json,
+                       struct text source)
+{
+    struct text arguments;
+    struct call call;
+    char *name;
+    int r = answer_read_call(json, &name, &call.name, &arguments);
+
+    if (r < 0)
+        return r == -EINVAL ? append_text(g, &c->text, source) : r;
+    call.arguments = arguments.len;
+    r = append_text(g, &c->call_text, (struct text){name, call.name});
+    if (r == 0)
+        r = append_text(g, &c->call_text, arguments);
+    if (r == 0)
+        r = append(g, &c->calls, &call, 1, sizeof(call));
+    free(name);
+    return r;
+}
+
+/* Adds text to the parts that it belongs to. */
+static int add_text(const struct generation *g, struct choice *c, struct text piece, bool end)
+{
+    struct answer_part part;
+    struct text held;
+    int r;
+
+    if (!c->answer.format.reasoning && !c->answer.format.tool_calls)
+        return append_text(g, &c->text, piece);
+    r = append_text(g, &c->held, piece);
+    held = (struct text){c->held.data, c->held.n};
+    while (r == 0 && (part = answer_parser_next(&c->answer, held, end)).used) {
+        if (part.kind == ANSWER_REASONING)
+            r = append_text(g, &c->reasoning, part.text);
+        else if (part.kind == ANSWER_CONTENT)
+            r = append_text(g, &c->text, part.text);
+        else if (part.kind == ANSWER_TOOL_CALL)
+            r = append_call(g, c, part.text, (struct text){held.data, part.used});
+        held.data += part.used;
+        held.len -= part.used;
+    }
+    if (held.len && held.len < c->held.n)
+        memmove(c->held.data, held.data, held.len);
+    c->held.n = held.len;
+    return r;
 }
 
 static int append_token(const struct generation *g, struct choice *c, const struct core_event *ev)
@@ -136,14 +198,38 @@ static int append_token(const struct generation *g, struct choice *c, const stru
 }
 
 /* Copies entries to *at, which moves behind them. */
-static void *move_out(const struct buffer *b, size_t size, char **at)
+static void *move_out(struct buffer *b, size_t size, char **at)
 {
     char *copy = *at;
 
     if (b->n)
         memcpy(copy, b->data, b->n * size);
     *at += b->n * size;
+    b->n = 0;
     return copy;
+}
+
+static struct text move_text(struct buffer *b, char **at)
+{
+    const size_t n = b->n;
+
+    return (struct text){move_out(b, 1, at), n};
+}
+
+/* Copies the texts of tool calls to *at, one behind the other. */
+static void move_calls(struct choice *c, struct chat_tool_call *out, char **at)
+{
+    const struct call *calls = c->calls.data;
+    const char *text = move_text(&c->call_text, at).data;
+
+    for (size_t i = 0; i < c->calls.n; i++) {
+        out[i] = (struct chat_tool_call){
+            .name = {text, calls[i].name},
+            .arguments_json = {text + calls[i].name, calls[i].arguments},
+        };
+        text += calls[i].name + calls[i].arguments;
+    }
+    c->calls.n = 0;
 }
 
 /* Pushes what the choice has gathered as one delta, in one allocation. */
@@ -151,9 +237,10 @@ static int tell(struct generation *g, int32_t choice, enum core_reason reason,
                 struct event_list *out)
 {
     struct choice *c = &g->choices[choice];
-    const size_t bytes = sizeof(struct engine_event) +
+    /* Each less than the buffers have. */
+    const size_t bytes = sizeof(struct engine_event) + c->calls.n * sizeof(struct chat_tool_call) +
                          c->logprobs.n * sizeof(struct token_logprobs) +
-                         c->ids.n * sizeof(int32_t) + c->text.n; /* less than the buffers have */
+                         c->ids.n * sizeof(int32_t) + c->text.n + c->reasoning.n + c->call_text.n;
     struct engine_event *d = malloc(bytes);
     char *at = (char *)(d + 1);
 
@@ -163,14 +250,18 @@ static int tell(struct generation *g, int32_t choice, enum core_reason reason,
                                .request = g->request->id,
                                .choice = choice,
                                .reason = reason,
+                               .calls = (struct chat_tool_call *)(void *)at,
+                               .n_calls = c->calls.n,
                                .n_ids = c->ids.n,
                                .bytes = bytes};
+    at += d->n_calls * sizeof(*d->calls);
     if (c->logprobs.n)
         d->logprobs = move_out(&c->logprobs, sizeof(*d->logprobs), &at);
     d->ids = move_out(&c->ids, sizeof(*d->ids), &at);
-    d->text = (struct text){move_out(&c->text, 1, &at), c->text.n};
+    d->text = move_text(&c->text, &at);
+    d->reasoning = move_text(&c->reasoning, &at);
+    move_calls(c, d->calls, &at);
     event_list_push(out, d);
-    c->ids.n = c->logprobs.n = c->text.n = 0;
     return 0;
 }
 
@@ -184,7 +275,7 @@ static int end_choice(struct generation *g, int32_t choice, enum core_reason rea
     if (r == TEXT_STREAM_STOP) /* in its last bytes; the core has ended the choice */
         reason = CORE_REASON_STOP;
     if (r >= 0)
-        r = append_text(g, c, rest);
+        r = add_text(g, c, rest, true);
     return r < 0 ? r : tell(g, choice, reason, out);
 }
 
@@ -207,7 +298,7 @@ static int add_token(struct generation *g, const struct core_event *ev, struct e
         r = text_stream_push(c->stream, ev->token, &piece);
         stopped = r == TEXT_STREAM_STOP;
         if (r >= 0)
-            r = append_text(g, c, piece);
+            r = add_text(g, c, piece, stopped);
         if (r < 0)
             return r;
     }

@@ -68,19 +68,25 @@ static void show_cost(const struct chat *chat, const struct nvllm_done *done)
 /* A partial answer is part of the conversation; a question without an answer is not. */
 static void keep_answer(struct chat *chat, const struct ctl_result *a)
 {
-    const struct text_buffer *text = &a->choices[0].text;
+    const struct text_buffer *text = &a->choices[0].text, *reasoning = &a->choices[0].reasoning;
+    json_t *message;
 
-    if (text->len == 0)
+    if (text->len == 0 && reasoning->len == 0) {
         json_array_remove(chat->messages, json_array_size(chat->messages) - 1);
-    else
-        json_array_append_new(chat->messages, message_of("assistant", text->data, text->len));
+        return;
+    }
+    message = message_of("assistant", text->data, text->len);
+    if (reasoning->len > 0)
+        json_object_set_new(message, "reasoning_content",
+                            json_stringn_nocheck(reasoning->data, reasoning->len));
+    json_array_append_new(chat->messages, message);
 }
 
 static void end_done(struct chat *chat, const struct ctl_result *a)
 {
     enum nvllm_finish finish = a->choices[0].finish;
 
-    if (a->choices[0].text.len == 0 || ctl_result_is_open(a))
+    if (a->choices[0].text.len == 0 || a->open)
         ctl_write(STDOUT_FILENO, "\n", 1);
     keep_answer(chat, a);
     if (finish == NVLLM_FINISH_CANCELLED && a->cancel_end < 0)
@@ -98,7 +104,7 @@ static int end_error(struct chat *chat, const struct ctl_result *a, const struct
 {
     int rc;
 
-    if (ctl_result_is_open(a))
+    if (a->open)
         ctl_write(STDOUT_FILENO, "\n", 1);
     keep_answer(chat, a);
     if (err->code == NVLLM_E_CANCELLED && a->cancel_end >= 0)

@@ -46,6 +46,7 @@ static const struct usage_option request_options[] = {
     OPTION("cache-salt", "TEXT", "share the cached prompt only with requests of the same salt"),
     OPTION("deadline-ms", "MS", "end after this time, queueing included (exit code 5)"),
     OPTION("keep-special", NULL, "show special tokens in the text"),
+    OPTION("raw-text", NULL, "leave reasoning and tool calls in the text, with their tags"),
     OPTIONS_END,
 };
 

@@ -35,7 +35,7 @@ static void show_end(const struct job *job)
         ctl_json_print(STDOUT_FILENO, ctl_result_json(&job->result));
     else if (!job->streams)
         show_choices(&job->result);
-    else if (isatty(STDOUT_FILENO) && ctl_result_is_open(&job->result))
+    else if (isatty(STDOUT_FILENO) && job->result.open)
         ctl_write(STDOUT_FILENO, "\n", 1);
 }
 

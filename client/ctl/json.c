@@ -5,7 +5,9 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/param.h>
+#include <unistd.h>
 
+#include "client/ctl/show.h"
 #include "client/lib/clock.h"
 #include "proto/report_fields.h"
 #include "proto/utf8.h"
@@ -118,6 +120,8 @@ void ctl_result_deinit(struct ctl_result *r)
 {
     for (uint32_t i = 0; r->choices && i < r->n_choices; i++) {
         text_buffer_deinit(&r->choices[i].text);
+        text_buffer_deinit(&r->choices[i].reasoning);
+        json_decref(r->choices[i].tool_calls);
         json_decref(r->choices[i].object);
     }
     free(r->choices);
@@ -135,6 +139,13 @@ static void add_logprobs(json_t *choice, const struct nvllm_logprobs *row)
     json_array_append_new(json_object_get(choice, "token_logprobs"), number_or_null(row->logprob));
 }
 
+static json_t *tool_call_json(const struct nvllm_tool_call *call)
+{
+    return json_pack("{sossss{soso}}", "id", ctl_json_text(call->id), "type", "function",
+                     "function", "name", ctl_json_text(call->name), "arguments",
+                     ctl_json_text(call->arguments));
+}
+
 void ctl_result_add(struct ctl_result *r, const struct nvllm_delta *delta)
 {
     struct ctl_choice *c;
@@ -144,6 +155,11 @@ void ctl_result_add(struct ctl_result *r, const struct nvllm_delta *delta)
         return;
     c = &r->choices[delta->choice];
     text_buffer_add(&c->text, delta->text.data, delta->text.len);
+    text_buffer_add(&c->reasoning, delta->reasoning.data, delta->reasoning.len);
+    if (delta->n_tool_calls > 0 && !c->tool_calls)
+        c->tool_calls = json_array();
+    for (size_t i = 0; i < delta->n_tool_calls; i++)
+        json_array_append_new(c->tool_calls, tool_call_json(&delta->tool_calls[i]));
     ids = json_object_get(c->object, "token_ids");
     for (size_t i = 0; i < delta->n_tokens; i++) {
         json_array_append_new(ids, json_integer(delta->token_ids[i]));
@@ -195,6 +211,49 @@ static enum nvllm_code next_event(struct ctl_result *r, struct ctl *ctl,
     return code;
 }
 
+static void show_text(struct ctl_result *r, struct nvllm_text text)
+{
+    if (text.len == 0)
+        return;
+    ctl_write_text(text);
+    r->open = text.data[text.len - 1] != '\n';
+}
+
+static void end_line(struct ctl_result *r)
+{
+    if (r->open)
+        show_text(r, nvllm_str("\n"));
+}
+
+/* Reasoning is dim, and an empty line comes after it. */
+static void show_reasoning(struct ctl_result *r, struct nvllm_text text)
+{
+    const char *colour = show_colour(STDOUT_FILENO, COLOUR_DIM);
+
+    if (text.len == 0 || !isatty(STDOUT_FILENO))
+        return;
+    r->reasons = true;
+    ctl_write(STDOUT_FILENO, colour, strlen(colour));
+    show_text(r, text);
+    colour = show_colour(STDOUT_FILENO, COLOUR_END);
+    ctl_write(STDOUT_FILENO, colour, strlen(colour));
+}
+
+static void show_delta(struct ctl_result *r, const struct nvllm_delta *delta)
+{
+    show_reasoning(r, delta->reasoning);
+    if (r->reasons && (delta->text.len > 0 || delta->n_tool_calls > 0)) {
+        r->reasons = false;
+        end_line(r);
+        show_text(r, nvllm_str("\n"));
+    }
+    show_text(r, delta->text);
+    for (size_t i = 0; i < delta->n_tool_calls; i++) {
+        end_line(r);
+        ctl_json_print(STDOUT_FILENO, tool_call_json(&delta->tool_calls[i]));
+    }
+}
+
 enum nvllm_code ctl_result_run(struct ctl_result *r, struct ctl *ctl,
                                const struct nvllm_request *request, bool streams,
                                struct nvllm_error *err)
@@ -215,16 +274,9 @@ enum nvllm_code ctl_result_run(struct ctl_result *r, struct ctl *ctl,
         }
         ctl_result_add(r, event->delta);
         if (streams)
-            ctl_write_text(event->delta->text);
+            show_delta(r, event->delta);
     }
     return code;
-}
-
-bool ctl_result_is_open(const struct ctl_result *r)
-{
-    const struct text_buffer *text = &r->choices[0].text;
-
-    return text->len > 0 && text->data[text->len - 1] != '\n';
 }
 
 json_t *ctl_result_json(const struct ctl_result *r)
@@ -236,6 +288,12 @@ json_t *ctl_result_json(const struct ctl_result *r)
 
         json_object_set_new(c->object, "text",
                             ctl_json_text((struct nvllm_text){c->text.data, c->text.len}));
+        if (c->reasoning.len > 0)
+            json_object_set_new(c->object, "reasoning_content",
+                                ctl_json_text(
+                                    (struct nvllm_text){c->reasoning.data, c->reasoning.len}));
+        if (c->tool_calls)
+            json_object_set(c->object, "tool_calls", c->tool_calls);
         json_object_set_new(c->object, "finish_reason", json_string(nvllm_finish_name(c->finish)));
         json_array_append(choices, c->object);
     }

@@ -27,8 +27,9 @@ json_t *ctl_json_error(const struct nvllm_error *err);
 /* ---- results: the deltas of one request as the object that --json prints */
 
 struct ctl_choice {
-    struct text_buffer text;
-    json_t *object; /* as it is printed; the text is filled in at the end */
+    struct text_buffer text, reasoning;
+    json_t *tool_calls; /* an array, as a message has it; NULL: none */
+    json_t *object;     /* as it is printed; the text is filled in at the end */
     enum nvllm_finish finish;
 };
 
@@ -39,6 +40,8 @@ struct ctl_result {
     struct ctl_choice *choices; /* [n_choices] */
     uint32_t n_choices;
     struct nvllm_done done; /* zero if the request ended with an error */
+    bool reasons;           /* what stdout was sent ends in reasoning; */
+    bool open;              /* and within a line */
 };
 
 void ctl_result_init(struct ctl_result *r, const struct nvllm_request *request);
@@ -48,17 +51,15 @@ void ctl_result_add(struct ctl_result *r, const struct nvllm_delta *delta);
 /* Sets the finish reason of choices that have none. Gives the worst of all choices. */
 enum nvllm_finish ctl_result_end(struct ctl_result *r, enum nvllm_finish finish);
 
-/* Runs a request to its end: r takes what comes and, if `streams`, stdout the text of its deltas.
- * An interrupt or the end of --timeout cancels it; NVLLM_E_TIMEOUT, without *err: it has not ended
- * soon after that. */
+/* Runs a request to its end: r takes what comes and, if `streams`, stdout the text of its deltas,
+ * tool calls as JSON, a line each, and on a terminal the reasoning. An interrupt or the end of
+ * --timeout cancels it; NVLLM_E_TIMEOUT, without *err: it has not ended soon after that. */
 enum nvllm_code ctl_result_run(struct ctl_result *r, struct ctl *ctl,
                                const struct nvllm_request *request, bool streams,
                                struct nvllm_error *err);
 
-/* Whether the text of the first choice ends within a line. */
-bool ctl_result_is_open(const struct ctl_result *r);
-
-/* {text, token_ids, finish_reason, usage, timing}, logprobs if requested, choices if several. */
+/* {text, token_ids, finish_reason, usage, timing}, reasoning_content and tool_calls where there are
+ * any, logprobs if requested, choices if several. */
 json_t *ctl_result_json(const struct ctl_result *r);
 
 /* ---- reports */

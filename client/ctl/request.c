@@ -325,7 +325,7 @@ static bool read_priority(struct reading *in, void *out, const json_t *value)
 
 #define FIELD(name, read) #name, read, ONE(ctl_request, r.name)
 
-enum { N_CHAT_FIELDS = 6, N_INPUT_FIELDS = 8, N_FIELDS = 30 };
+enum { N_CHAT_FIELDS = 6, N_INPUT_FIELDS = 8, N_FIELDS = 31 };
 
 /* First those of a chat, then other inputs, then those that are options, too. */
 static const struct member fields[N_FIELDS] = {
@@ -351,6 +351,7 @@ static const struct member fields[N_FIELDS] = {
     {FIELD(deadline_ms, read_u32)},
     {FIELD(ignore_eos, read_flag)},
     {FIELD(keep_special, read_flag)},
+    {FIELD(raw_text, read_flag)},
     {FIELD(seed, read_seed)},
     {FIELD(stop, read_stop)},
     {"stop_token_ids", read_id, MANY(ctl_request, r.stop_token_ids, r.n_stop_token_ids)},

@@ -257,15 +257,17 @@ static enum nvllm_code start(struct nvllm_client *c, uint64_t *id, bool open, in
     Nvllm__V1__ClientFrame frame = NVLLM__V1__CLIENT_FRAME__INIT;
     struct unpacked *memory = unpacked_new();
     Nvllm__V1__Generate generate;
-    uint32_t timeout_ms;
-    enum nvllm_code code = pack_generate(memory, &generate, &timeout_ms, request, err);
+    struct nvllm_request ours;
+    enum nvllm_code code = pack_generate(memory, &generate, &ours, request, err);
 
     if (code == NVLLM_OK) {
         frame.op_case = OP(GENERATE);
         frame.generate = &generate;
-        *deadline = timeout_ms ? clock_deadline(timeout_ms) : INT64_MAX;
+        *deadline = ours.timeout_ms ? clock_deadline(ours.timeout_ms) : INT64_MAX;
         code = client_send(c, &frame, open, open ? *deadline : INT64_MAX, id, err);
     }
+    if (code == NVLLM_OK)
+        conn_find(&c->conn, *id)->user_data = ours.user_data;
     unpacked_free(memory);
     return code;
 }

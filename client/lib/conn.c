@@ -250,7 +250,7 @@ struct event *conn_expire(struct conn *c, int64_t now)
         return NULL;
     while (request->deadline > now)
         request++;
-    e = event_timeout(request->id);
+    e = event_timeout(request);
     if (!e) {
         die_no_memory(c);
         return NULL;

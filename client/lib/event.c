@@ -59,6 +59,26 @@ static enum nvllm_code read_logprobs(struct event *e, const Nvllm__V1__Delta *in
     return NVLLM_OK;
 }
 
+static enum nvllm_code read_tool_calls(struct event *e, const Nvllm__V1__Delta *in)
+{
+    struct nvllm_tool_call *calls;
+
+    if (in->n_tool_calls == 0)
+        return NVLLM_OK;
+    calls = unpacked_alloc(e->memory, in->n_tool_calls, sizeof(*calls));
+    if (!calls)
+        return NVLLM_E_NOMEM;
+    for (size_t i = 0; i < in->n_tool_calls; i++)
+        calls[i] = (struct nvllm_tool_call){
+            .name = text_of(in->tool_calls[i]->name),
+            .arguments = text_of(in->tool_calls[i]->arguments),
+            .id = text_of(in->tool_calls[i]->id),
+        };
+    e->delta.tool_calls = calls;
+    e->delta.n_tool_calls = in->n_tool_calls;
+    return NVLLM_OK;
+}
+
 static enum nvllm_code read_delta(struct event *e, const Nvllm__V1__Delta *in,
                                   const struct pending *of, struct nvllm_error *err)
 {
@@ -73,6 +93,9 @@ static enum nvllm_code read_delta(struct event *e, const Nvllm__V1__Delta *in,
                           : NVLLM_FINISH_ERROR;
     e->public.type = NVLLM_EVENT_DELTA;
     e->public.delta = &e->delta;
+    e->delta.reasoning = text_of(in->reasoning);
+    if (read_tool_calls(e, in) != NVLLM_OK)
+        return NVLLM_E_NOMEM;
     return read_logprobs(e, in, err);
 }
 
@@ -209,14 +232,15 @@ static bool belongs(Nvllm__V1__ServerFrame__EventCase event, int answer)
 }
 
 /* An empty event; NULL: no memory. */
-static struct event *make(struct unpacked *memory, uint64_t id, bool open)
+static struct event *make(struct unpacked *memory, const struct pending *of)
 {
     struct event *e = unpacked_alloc(memory, 1, sizeof(*e));
 
     if (e) {
         e->memory = memory;
-        e->open = open;
-        e->public.id = id;
+        e->open = of->open;
+        e->public.id = of->id;
+        e->public.user_data = of->user_data;
     }
     return e;
 }
@@ -303,7 +327,7 @@ struct event *event_new(struct unpacked *memory, const struct pending *of, struc
         error_protocol(err, "an answer of the wrong kind");
         return NULL;
     }
-    e = make(memory, of->id, of->open);
+    e = make(memory, of);
     code = e ? read_event(e, frame, of, err) : NVLLM_E_NOMEM;
     if (code == NVLLM_E_NOMEM)
         error_set(err, code, ENOMEM, "out of memory for an answer from the daemon");
@@ -316,10 +340,10 @@ void event_free(struct event *e)
         unpacked_free(e->memory);
 }
 
-struct event *event_timeout(uint64_t id)
+struct event *event_timeout(const struct pending *of)
 {
     struct unpacked *memory = unpacked_new();
-    struct event *e = make(memory, id, true);
+    struct event *e = make(memory, of);
     struct nvllm_error *error = e ? add_error(e) : NULL;
 
     if (!error) {

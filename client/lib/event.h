@@ -22,6 +22,7 @@ struct pending {
     bool open;          /* nvllm_next() returns its last event, and n_open counts it */
     bool abandoned;     /* answers are dropped */
     int64_t deadline;   /* of the monotonic clock, in ms; INT64_MAX: none */
+    void *user_data;    /* of generate */
 };
 
 struct event {
@@ -53,7 +54,7 @@ struct event *event_new(struct unpacked *memory, const struct pending *of, struc
 void event_free(struct event *e);
 
 /* The error that ends an open request whose deadline has passed. NULL: no memory. */
-struct event *event_timeout(uint64_t id);
+struct event *event_timeout(const struct pending *of);
 
 /* Its request has ended. */
 static inline bool event_is_last(const struct event *e)

@@ -229,6 +229,8 @@ struct nvllm_request {
     bool keep_special;    /* show special tokens in the text */
     uint32_t timeout_ms; /* like deadline_ms, but enforced by the library, even if the daemon hangs;
                             0: none */
+    bool raw_text;       /* of a chat: reasoning and tool calls stay in the text, with their tags */
+    void *user_data;     /* the program's own; its events have it */
 };
 
 void nvllm_request_init_size(struct nvllm_request *request, size_t size);
@@ -268,6 +270,12 @@ struct nvllm_logprobs {
     const float *top_logprobs; /* [n_top] */
 };
 
+/* Made by the library; grows at its end.
+ *
+ * Of a chat's answer the text is the content alone. Models write their reasoning between <think>
+ * and
+ * </think>, tool calls between <tool_call> and </tool_call>; a model does so if its chat template
+ * has these tags, and calls tools if the chat has some. What only looks like a call is text. */
 struct nvllm_delta {
     uint32_t choice;                       /* 0 .. n - 1 */
     struct nvllm_text text;                /* complete characters; may lag behind token_ids */
@@ -275,6 +283,9 @@ struct nvllm_delta {
     const struct nvllm_logprobs *logprobs; /* [n_tokens], or NULL if not requested */
     size_t n_tokens;
     enum nvllm_finish finish; /* not NONE: this is the choice's last delta */
+    struct nvllm_text reasoning;
+    const struct nvllm_tool_call *tool_calls; /* [n_tool_calls] complete; arguments: an object */
+    size_t n_tool_calls;
 };
 
 struct nvllm_done {
@@ -309,6 +320,7 @@ struct nvllm_event {
     const struct nvllm_tokens *tokens;
     const struct nvllm_text *text;
     const struct nvllm_status *status;
+    void *user_data; /* of the request; NULL unless nvllm_generate() or its _start began it */
 };
 
 /* The next event of any request. NVLLM_E_TIMEOUT: none has arrived (with timeout_ms 0: none is

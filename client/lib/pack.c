@@ -294,15 +294,15 @@ void nvllm_request_init_size(struct nvllm_request *request, size_t size)
 }
 
 enum nvllm_code pack_generate(struct unpacked *memory, Nvllm__V1__Generate *out,
-                              uint32_t *timeout_ms, const struct nvllm_request *request,
+                              struct nvllm_request *ours, const struct nvllm_request *request,
                               struct nvllm_error *err)
 {
-    struct nvllm_request ours = default_request;
-    const struct nvllm_request *r = &ours;
+    const struct nvllm_request *r = ours;
     enum nvllm_code code;
 
+    *ours = default_request;
     nvllm__v1__generate__init(out);
-    if (!request || !sized_take(&ours, sizeof(ours), request))
+    if (!request || !sized_take(ours, sizeof(*ours), request))
         return error_field(err, "request", "initialise the request by nvllm_request_init()");
     out->sampling = unpacked_alloc(memory, 1, sizeof(*out->sampling));
     if (!out->sampling)
@@ -324,6 +324,6 @@ enum nvllm_code pack_generate(struct unpacked *memory, Nvllm__V1__Generate *out,
     out->has_stream = true;
     out->stream = r->stream;
     out->has_keep_special = out->keep_special = r->keep_special;
-    *timeout_ms = r->timeout_ms;
+    out->has_raw_text = out->raw_text = r->raw_text;
     return NVLLM_OK;
 }

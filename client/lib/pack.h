@@ -12,9 +12,10 @@
 #include "proto/unpack.h"
 
 /* These fill *out, whose parts live as long as memory and the arguments. Only what cannot be
- * encoded is refused here: the daemon checks values. */
+ * encoded is refused here: the daemon checks values. *ours: the request with all members that this
+ * library knows. */
 enum nvllm_code pack_generate(struct unpacked *memory, Nvllm__V1__Generate *out,
-                              uint32_t *timeout_ms, const struct nvllm_request *request,
+                              struct nvllm_request *ours, const struct nvllm_request *request,
                               struct nvllm_error *err);
 enum nvllm_code pack_chat(struct unpacked *memory, Nvllm__V1__Chat *out,
                           const struct nvllm_chat *chat, struct nvllm_error *err);

@@ -27,11 +27,14 @@ static int no_memory(struct err *e)
 /* ---- loading */
 
 /* A template that cannot be compiled is one that is not supported: raw prompts still work. */
-static int compile(struct jinja **out, struct text text, struct err *e)
+static int compile(struct chat_template *t, struct jinja **out, struct text text, struct err *e)
 {
+    const struct answer_format answer = answer_format_of(text);
     struct err why;
     int r = jinja_compile(out, text, &why);
 
+    t->answer.reasoning |= answer.reasoning;
+    t->answer.tool_calls |= answer.tool_calls;
     if (r == -ENOMEM)
         return no_memory(e);
     return r ? err_set(e, -ENOTSUP, "chat template: %s", why.text) : 0;
@@ -40,7 +43,7 @@ static int compile(struct jinja **out, struct text text, struct err *e)
 int chat_template_parse(struct chat_template **out, struct text text, struct err *e)
 {
     struct chat_template *t = calloc(1, sizeof(*t));
-    int r = t ? compile(&t->usual, text, e) : no_memory(e);
+    int r = t ? compile(t, &t->usual, text, e) : no_memory(e);
 
     if (r)
         chat_template_free(t);
@@ -57,6 +60,11 @@ void chat_template_free(struct chat_template *t)
     jinja_free(t->tool_use);
     json_decref(t->tokens);
     free(t);
+}
+
+struct answer_format chat_template_answer(const struct chat_template *t)
+{
+    return t->answer;
 }
 
 /* The string, or of a list of {name, template} the one of that name; NULL: none. */
@@ -77,14 +85,15 @@ static const json_t *find_template(const json_t *config, const char *name)
     return NULL;
 }
 
-static int compile_member(struct jinja **out, const json_t *template, struct err *e)
+static int compile_member(struct chat_template *t, struct jinja **out, const json_t *template,
+                          struct err *e)
 {
     if (!template || json_is_null(template))
         return 0;
     if (!json_is_string(template))
         return err_set(e, -EINVAL, "%s: chat_template: is %s, not a string", config_file,
                        json_type_name(template));
-    return compile(out, (struct text){json_string_value(template), json_string_length(template)},
+    return compile(t, out, (struct text){json_string_value(template), json_string_length(template)},
                    e);
 }
 
@@ -116,7 +125,7 @@ static int load_file(struct chat_template *t, int dir, const char *file, struct 
 
     if (r)
         return r;
-    r = compile(&t->usual, (struct text){text, len}, e);
+    r = compile(t, &t->usual, (struct text){text, len}, e);
     free(text);
     return r;
 }
@@ -132,9 +141,9 @@ static int load_folder(struct chat_template *t, int dir, bool has_template, stru
         return r;
     r = read_tokens(t, config, e);
     if (!r && !has_template)
-        r = compile_member(&t->usual, find_template(config, "default"), e);
+        r = compile_member(t, &t->usual, find_template(config, "default"), e);
     if (!r && !has_template)
-        r = compile_member(&t->tool_use, find_template(config, "tool_use"), e);
+        r = compile_member(t, &t->tool_use, find_template(config, "tool_use"), e);
     json_decref(config);
     return r;
 }

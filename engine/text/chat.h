@@ -9,6 +9,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 
+#include "engine/text/answer.h"
 #include "engine/text/jinja.h"
 #include "engine/text/tokenizer.h"
 
@@ -23,6 +24,9 @@ int chat_template_load(struct chat_template **out, const char *folder, const cha
 /* The same from the template's text, without a folder. */
 int chat_template_parse(struct chat_template **out, struct text text, struct err *e);
 void chat_template_free(struct chat_template *t);
+
+/* The tags of the answers that its model gives. */
+struct answer_format chat_template_answer(const struct chat_template *t);
 
 struct chat_tool_call {
     struct text name;

@@ -9,6 +9,7 @@
 struct chat_template {
     struct jinja *usual, *tool_use; /* tool_use may be NULL */
     json_t *tokens;                 /* {"bos_token": "<s>", …}; NULL: none */
+    struct answer_format answer;
 };
 
 /* What a rendering is given: one of both. */
