@@ -141,8 +141,8 @@ static void add_logprobs(json_t *choice, const struct nvllm_logprobs *row)
 
 static json_t *tool_call_json(const struct nvllm_tool_call *call)
 {
-    return json_pack("{sossss{soso}}", "id", ctl_json_text(call->id), "type", "function",
-                     "function", "name", ctl_json_text(call->name), "arguments",
+    return json_pack("{sosss{soso}}", "id", ctl_json_text(call->id), "type", "function", "function",
+                     "name", ctl_json_text(call->name), "arguments",
                      ctl_json_text(call->arguments));
 }
 

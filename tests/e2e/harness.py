@@ -268,6 +268,15 @@ class Case(unittest.TestCase):
         d.instant = folder / "instant"
         return d
 
+    def echo_daemon(self, *options, **others):
+        """A chat is answered with its last message, if the request has a penalty; its model calls
+        tools. --module is nvllm-echo.so."""
+        own = json.loads((MODEL / "tokenizer_config.json").read_text())["chat_template"]
+        template = self.temporary_folder() / "template.jinja"
+        template.write_text(own + "{# <tool_call> </tool_call> #}")
+        return Daemon(f"backend.module={config.module}", f"model.chat_template={template}",
+                      *options, backend="cuda", **others)
+
     def temporary_folder(self):
         folder = tempfile.TemporaryDirectory(prefix="nvllm-e2e-")
         self.addCleanup(folder.cleanup)

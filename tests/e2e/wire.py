@@ -279,10 +279,11 @@ class Wire(Stream):
 class Choice:
     def __init__(self):
         self.text, self.ids, self.logprobs, self.reason = b"", [], [], None
+        self.reasoning, self.tool_calls = b"", []
 
     def outcome(self):
         """What must not depend on what else the daemon does."""
-        return self.text, tuple(self.ids), repr(self.logprobs), self.reason
+        return self.text, self.reasoning, tuple(self.ids), repr(self.logprobs), self.reason
 
 
 class Answer:
@@ -297,6 +298,8 @@ class Answer:
             d = reply["delta"]
             c = self.choices.setdefault(d.get("choice", 0), Choice())
             c.text += d.get("text", b"")
+            c.reasoning += d.get("reasoning", b"")
+            c.tool_calls += d["tool_calls"]
             c.ids += d["token_ids"]
             c.logprobs += d["logprobs"]
             reason = d.get("finish_reason", "FINISH_NONE")
