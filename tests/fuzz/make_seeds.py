@@ -204,6 +204,20 @@ def chats():
         talk, ensure_ascii=False).encode() for name, template in templates.items()})
 
 
+def chat_answers():
+    call = '<tool_call>\n{"name": "f", "arguments": {"x": [1.50, "}\\""], "y": {}} }\n</tool_call>\n'
+    texts = {
+        "reasons": (1, 3, "<think>\nwhy\n\n</think>\n\nYes, <think>.\n"),
+        "begun": (7, 0, f"why\n</think>\n\n{call}{call}"),
+        "calls": (2, 15, f"a\n{call}b {call}"),
+        "none": (3, 1, '<think>a<tool_call>{"name": 1}</tool_call><tool_call>f()</tool_call> </thin'),
+        "open": (2, 7, '<tool_call>{"name": "f", "arguments": {"x": "<tool_call>{"}'),
+        "bare": (2, 2, '<tool_call>{"arguments": {}, "name": "f"}'),
+    }
+    write(folder("answer"), **{name: bytes([kind, cut]) + text.encode()
+                               for name, (kind, cut, text) in texts.items()})
+
+
 if __name__ == "__main__":
     requests()
     answers()
@@ -211,3 +225,4 @@ if __name__ == "__main__":
     configs()
     tokenizers()
     chats()
+    chat_answers()
