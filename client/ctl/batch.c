@@ -342,6 +342,7 @@ static void open_files(struct batch *b, const char *input, const char *output)
 
 int ctl_batch(struct ctl *ctl)
 {
+    const char *word = ctl->line.n_words ? ctl->line.words[0] : NULL;
     const char *input = ctl_option(ctl, "input"), *output = ctl_option(ctl, "output");
     struct batch b = {
         .ctl = ctl,
@@ -359,8 +360,12 @@ int ctl_batch(struct ctl *ctl)
     b.flight.limit = (size_t)ctl_whole(ctl, "concurrency", DEFAULT_CONCURRENCY, 1, MAX_CONCURRENCY);
     ctl_request_init(&b.defaults);
     ctl_request_take_options(&b.defaults, ctl);
-    if (!input || !output)
-        ctl_usage(ctl, "batch needs --input FILE and --output FILE; “-” is stdin or stdout");
+    if (word && input)
+        ctl_usage(ctl, "“%s” is a second input: give only one", word);
+    input = word ? word : input;
+    if (!input)
+        ctl_usage(ctl, "batch needs a file of requests; “-” is stdin");
+    output = output ? output : "-";
     open_files(&b, input, output);
     ctl_connect(ctl);
     ctl_catch_interrupts(false);

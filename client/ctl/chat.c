@@ -125,6 +125,7 @@ static int run_answer(struct chat *chat)
     struct ctl_request q;
     struct nvllm_error err;
     struct ctl_result a;
+    struct wrap wrap;
     enum nvllm_code code;
     int rc = EXIT_OK;
 
@@ -133,6 +134,9 @@ static int run_answer(struct chat *chat)
     q.chat.enable_thinking = ctl_prompt_thinking(chat->ctl);
     ctl_request_read_chat(&q, sent, &err);
     ctl_result_init(&a, &q.r);
+    wrap_init(&wrap, show_columns(STDOUT_FILENO, NULL));
+    if (isatty(STDOUT_FILENO))
+        a.wrap = &wrap;
     code = ctl_result_run(&a, chat->ctl, &q.r, true, &err);
     if (code == NVLLM_OK || code == NVLLM_E_TIMEOUT)
         end_done(chat, &a);
@@ -140,6 +144,7 @@ static int run_answer(struct chat *chat)
         rc = end_error(chat, &a, &err);
     if (code == NVLLM_OK)
         show_cost(chat, &a.done);
+    wrap_deinit(&wrap);
     ctl_result_deinit(&a);
     ctl_request_deinit(&q);
     json_decref(sent);
@@ -346,7 +351,7 @@ int ctl_chat(struct ctl *ctl)
     chat.terminal = chat.asking && isatty(STDOUT_FILENO);
     ctl_connect(ctl);
     ctl_catch_interrupts(chat.terminal);
-    chat.editor = editor_new(chat.terminal, ctl->deadline);
+    chat.editor = editor_new(chat.terminal, !ctl_option(ctl, "no-history"), ctl->deadline);
     if (chat.asking && !chat.quiet)
         fprintf(stderr, "/help lists the commands; Ctrl-D leaves.\n");
     rc = talk(&chat);

@@ -11,7 +11,7 @@
 /* ---- options that several commands share */
 
 static const struct usage_option common_options[] = {
-    OPTION("socket", "PATH", "default: $NVLLM_SOCKET, or else " NVLLM_DEFAULT_SOCKET,
+    OPTION("socket", "PATH", "default: $NVLLM_SOCKET, " NVLLM_DEFAULT_SOCKET ", the quick start's",
            .values = USAGE_FILE),
     OPTION("timeout", "SECONDS", "give up after this time (exit code 5)"),
     OPTION("wait", NULL, "wait until nvllmd is running"),
@@ -98,7 +98,9 @@ static const struct usage_command commands[] = {
                 "/system TEXT, /save FILE, /help, /quit. Ctrl-C stops an answer. Sampling\n"
                 "options default to the model's generation_config.json.\n",
         .options = {chat_options,
-                    OPTIONS(OPTION("quiet", NULL, "print only the answers, not the token counts")),
+                    OPTIONS(OPTION("quiet", NULL, "print only the answers, not the token counts"),
+                            OPTION("no-history", NULL,
+                                   "neither read the questions of earlier chats nor keep these")),
                     request_options},
         .examples = "  nvllmctl chat --system \"Answer in one sentence.\" --no-think\n"
                     "  nvllmctl chat --temperature 0 <questions.txt >answers.txt\n"),
@@ -113,23 +115,22 @@ static const struct usage_command commands[] = {
                 "  nvllmctl generate \"What is 17 + 25?\"\n"
                 "  nvllmctl generate --temperature 0 --max-tokens 200 --prompt-file question.txt\n"
                 "  nvllmctl generate --raw --json --logprobs 3 \"Once upon a time\"\n"),
-    COMMAND(
-        "batch", "run many prompts from a file in parallel",
-        .synopsis = "--input FILE|- --output FILE|- [OPTION…]",
-        .text = "Each line of the input is a JSON object with prompt, prompt_ids or messages\n"
-                "(and tools, documents, enable_thinking, add_generation_prompt,\n"
-                "chat_template_kwargs), any sampling field, and id. Each gives one line of\n"
-                "output, in the same order. A line that fails gives an error, and the others\n"
-                "continue. Sampling options set the fields that a line does not have.\n",
-        .options = {OPTIONS(OPTION("input", "FILE", "file of requests, one per line; “-” is stdin",
-                                   .values = USAGE_FILE),
-                            OPTION("output", "FILE", "file for the answers; “-” is stdout",
-                                   .values = USAGE_FILE),
-                            OPTION("concurrency", "N", "requests in flight at a time (64)"),
-                            OPTION("json", NULL, "write the summary to stderr as one JSON object")),
-                    request_options, choice_options},
-        .examples = "  nvllmctl batch --input questions.jsonl --output answers.jsonl --seed 1\n"
-                    "  echo '{\"prompt\": \"Once\"}' | nvllmctl batch --input - --output -\n"),
+    COMMAND("batch", "run many prompts from a file in parallel", .synopsis = "[OPTION…] FILE|-",
+            .text = "Each line of FILE is a JSON object with prompt, prompt_ids or messages\n"
+                    "(and tools, documents, enable_thinking, add_generation_prompt,\n"
+                    "chat_template_kwargs), any sampling field, and id. Each gives one line of\n"
+                    "output, in the same order. A line that fails gives an error, and the others\n"
+                    "continue. Sampling options set the fields that a line does not have.\n",
+            .options =
+                {OPTIONS(OPTION("input", "FILE", "the same as the argument", .values = USAGE_FILE),
+                         OPTION("output", "FILE", "file for the answers (“-”: stdout)",
+                                .values = USAGE_FILE),
+                         OPTION("concurrency", "N", "requests in flight at a time (64)"),
+                         OPTION("json", NULL, "write the summary to stderr as one JSON object")),
+                 request_options, choice_options},
+            .values = USAGE_FILE, .max_words = 1,
+            .examples = "  nvllmctl batch questions.jsonl --output answers.jsonl --seed 1\n"
+                        "  echo '{\"prompt\": \"Once\"}' | nvllmctl batch -\n"),
     COMMAND("tokenize", "turn text into token ids", .synopsis = "[OPTION…] [TEXT|-]",
             .text = "Prints the token ids of TEXT, or of stdin if TEXT is missing or “-”.\n",
             .options = {OPTIONS(OPTION("special", NULL,

@@ -215,8 +215,8 @@ static void show_text(struct ctl_result *r, struct nvllm_text text)
 {
     if (text.len == 0)
         return;
-    ctl_write_text(text);
     r->open = text.data[text.len - 1] != '\n';
+    ctl_write_text(r->wrap ? wrap_add(r->wrap, text) : text);
 }
 
 static void end_line(struct ctl_result *r)
@@ -225,45 +225,50 @@ static void end_line(struct ctl_result *r)
         show_text(r, nvllm_str("\n"));
 }
 
-/* Reasoning is dim, and an empty line comes after it. */
-static void show_reasoning(struct ctl_result *r, struct nvllm_text text)
+static void show_rest(struct ctl_result *r)
 {
-    const char *colour = show_colour(STDOUT_FILENO, COLOUR_DIM);
+    if (r->wrap)
+        ctl_write_text(wrap_flush(r->wrap));
+}
 
-    if (text.len == 0 || !isatty(STDOUT_FILENO))
+/* Reasoning is dim. */
+static void set_reasons(struct ctl_result *r, bool reasons)
+{
+    const char *colour = show_colour(STDOUT_FILENO, reasons ? COLOUR_DIM : COLOUR_END);
+
+    if (r->reasons == reasons)
         return;
-    r->reasons = true;
+    show_rest(r);
     ctl_write(STDOUT_FILENO, colour, strlen(colour));
-    show_text(r, text);
-    colour = show_colour(STDOUT_FILENO, COLOUR_END);
-    ctl_write(STDOUT_FILENO, colour, strlen(colour));
+    r->reasons = reasons;
 }
 
 static void show_delta(struct ctl_result *r, const struct nvllm_delta *delta)
 {
-    show_reasoning(r, delta->reasoning);
+    if (delta->reasoning.len > 0 && isatty(STDOUT_FILENO)) {
+        set_reasons(r, true);
+        show_text(r, delta->reasoning);
+    }
     if (r->reasons && (delta->text.len > 0 || delta->n_tool_calls > 0)) {
-        r->reasons = false;
+        set_reasons(r, false);
         end_line(r);
         show_text(r, nvllm_str("\n"));
     }
     show_text(r, delta->text);
     for (size_t i = 0; i < delta->n_tool_calls; i++) {
+        show_rest(r);
         end_line(r);
         ctl_json_print(STDOUT_FILENO, tool_call_json(&delta->tool_calls[i]));
     }
 }
 
-enum nvllm_code ctl_result_run(struct ctl_result *r, struct ctl *ctl,
-                               const struct nvllm_request *request, bool streams,
-                               struct nvllm_error *err)
+static enum nvllm_code run_to_end(struct ctl_result *r, struct ctl *ctl, bool streams,
+                                  struct nvllm_error *err)
 {
     const struct nvllm_event *event;
     enum nvllm_code code;
 
-    r->id = 0;
-    code = nvllm_generate_start(ctl->client, &r->id, request, err);
-    while (code == NVLLM_OK && (code = next_event(r, ctl, &event, err)) == NVLLM_OK) {
+    while ((code = next_event(r, ctl, &event, err)) == NVLLM_OK) {
         if (event->error) {
             *err = *event->error;
             return err->code;
@@ -276,6 +281,21 @@ enum nvllm_code ctl_result_run(struct ctl_result *r, struct ctl *ctl,
         if (streams)
             show_delta(r, event->delta);
     }
+    return code;
+}
+
+enum nvllm_code ctl_result_run(struct ctl_result *r, struct ctl *ctl,
+                               const struct nvllm_request *request, bool streams,
+                               struct nvllm_error *err)
+{
+    enum nvllm_code code;
+
+    r->id = 0;
+    code = nvllm_generate_start(ctl->client, &r->id, request, err);
+    if (code == NVLLM_OK)
+        code = run_to_end(r, ctl, streams, err);
+    set_reasons(r, false);
+    show_rest(r);
     return code;
 }
 

@@ -6,6 +6,7 @@
 #include <jansson.h>
 
 #include "client/ctl/ctl.h"
+#include "client/ctl/wrap.h"
 
 /* Parses one JSON value of any type; NULL with *err. */
 json_t *ctl_json_parse(const char *data, size_t n, struct nvllm_error *err);
@@ -42,6 +43,7 @@ struct ctl_result {
     struct nvllm_done done; /* zero if the request ended with an error */
     bool reasons;           /* what stdout was sent ends in reasoning; */
     bool open;              /* and within a line */
+    struct wrap *wrap;      /* of that text; NULL: it goes as it is */
 };
 
 void ctl_result_init(struct ctl_result *r, const struct nvllm_request *request);

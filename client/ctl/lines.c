@@ -1,8 +1,9 @@
 /* lines.c - see lines.h. On a terminal, libedit reads the lines, with its key bindings and the
- * user's .editrc; the history is not stored, since prompts are private. */
+ * user's .editrc. What is pasted there is text, newlines too. */
 #include "client/ctl/lines.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <histedit.h>
 #include <langinfo.h>
 #include <locale.h>
@@ -10,15 +11,24 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 #include <wchar.h>
 
+#include "client/ctl/json.h"
 #include "client/lib/clock.h"
+#include "proto/utf8.h"
 
 enum {
     HISTORY_LINES = 1000,
     KEY_LEFT = 3, /* Ctrl-C, which never arrives as a key, but as a signal */
 };
+
+/* The terminal puts these around what is pasted, once it is asked to. */
+#define PASTE_ON    "\033[?2004h"
+#define PASTE_OFF   "\033[?2004l"
+#define PASTE_BEGIN "\033[200~"
+static const char paste_end[] = "\033[201~";
 
 void lines_init(struct lines *l, int fd)
 {
@@ -112,6 +122,8 @@ bool lines_has_text(const struct lines *l)
 struct editor {
     EditLine *edit; /* NULL: no terminal */
     History *history;
+    char *history_path; /* NULL: it is not kept */
+    struct text_buffer pasted;
     const char *prompt;
     int64_t deadline;
     int left; /* why a line was left unfinished; LINES_OK: it was not */
@@ -144,6 +156,19 @@ static unsigned char go_to_end(EditLine *edit, wint_t key)
     return CC_CURSOR;
 }
 
+/* 1, or what read() gave; e->left is set where something else has come. */
+static ssize_t read_byte(struct editor *e, char *byte)
+{
+    ssize_t k = -1;
+
+    do {
+        e->left = wait_for_input(e);
+        if (e->left == LINES_OK)
+            k = read(STDIN_FILENO, byte, 1);
+    } while (e->left == LINES_OK && k < 0 && errno == EINTR); /* the wait knows which signal */
+    return k;
+}
+
 /* libedit would continue after a signal; here Ctrl-C ends the line. */
 static int read_character(EditLine *edit, wchar_t *out)
 {
@@ -155,16 +180,12 @@ static int read_character(EditLine *edit, wchar_t *out)
     if (e->left != LINES_OK)
         return -1; /* the cursor is behind the line now */
     for (;;) {
-        ssize_t k;
+        ssize_t k = read_byte(e, &byte);
 
-        e->left = wait_for_input(e);
         if (e->left != LINES_OK) {
             *out = KEY_LEFT;
             return 1;
         }
-        k = read(STDIN_FILENO, &byte, 1);
-        if (k < 0 && errno == EINTR)
-            continue; /* wait_for_input() knows which signal it was */
         if (k <= 0)
             return (int)k;
         switch (mbrtowc(out, &byte, 1, &state)) {
@@ -177,6 +198,50 @@ static int read_character(EditLine *edit, wchar_t *out)
             return 1;
         }
     }
+}
+
+/* Valid UTF-8, with newlines and tabs as its only control characters. */
+static void clean_paste(struct text_buffer *b)
+{
+    struct text_buffer clean = {0};
+
+    for (size_t i = 0; i < b->len;) {
+        const char *at = b->data + i;
+        const int step = utf8_step(at, b->len - i);
+
+        if (*at == '\r' && (i + 1 == b->len || at[1] != '\n'))
+            text_buffer_add(&clean, "\n", 1);
+        else if (step < 0 || (utf8_steers(at, step) && *at != '\n' && *at != '\t' && *at != '\r'))
+            text_buffer_add(&clean, "\xef\xbf\xbd", 3);
+        else if (*at != '\r')
+            text_buffer_add(&clean, at, (size_t)step);
+        i += (size_t)abs(step);
+    }
+    text_buffer_deinit(b);
+    *b = clean;
+}
+
+/* Bound to PASTE_BEGIN. */
+static unsigned char paste(EditLine *edit, wint_t key)
+{
+    const size_t end = sizeof(paste_end) - 1;
+    struct editor *e;
+    char byte;
+
+    (void)key;
+    el_get(edit, EL_CLIENTDATA, &e);
+    e->pasted.len = 0;
+    while (read_byte(e, &byte) == 1) {
+        text_buffer_add(&e->pasted, &byte, 1);
+        if (e->pasted.len >= end && e->pasted.len <= LINES_MAX_BYTES &&
+            memcmp(e->pasted.data + e->pasted.len - end, paste_end, end) == 0) {
+            e->pasted.len -= end;
+            clean_paste(&e->pasted);
+            return e->pasted.len == 0 || el_insertstr(edit, e->pasted.data) == 0 ? CC_REFRESH
+                                                                                 : CC_ERROR;
+        }
+    }
+    return e->left == LINES_OK ? CC_EOF : go_to_end(edit, key); /* read_character() goes on */
 }
 
 /* All letters can be typed even in the C locale. */
@@ -206,10 +271,85 @@ static void start_libedit(struct editor *e)
     el_set(e->edit, EL_BIND, "^R", "em-inc-search-prev", NULL);
     el_wset(e->edit, EL_ADDFN, L"nvllm-leave", L"go to the end of the line", go_to_end);
     el_set(e->edit, EL_BIND, "^C", "nvllm-leave", NULL);
+    el_wset(e->edit, EL_ADDFN, L"nvllm-paste", L"insert what is pasted", paste);
+    el_set(e->edit, EL_BIND, PASTE_BEGIN, "nvllm-paste", NULL);
     el_source(e->edit, NULL);
 }
 
-struct editor *editor_new(bool terminal, int64_t deadline)
+/* $XDG_STATE_HOME/nvllm/chat_history, whose folders are made; NULL: there is no home for it. */
+static char *find_history(void)
+{
+    const char *state = getenv("XDG_STATE_HOME"), *home = getenv("HOME");
+    struct text_buffer path = {0};
+
+    if (state && state[0] == '/') {
+        text_buffer_add(&path, state, strlen(state));
+    } else if (home && home[0] == '/') {
+        text_buffer_add(&path, home, strlen(home));
+        text_buffer_add(&path, "/.local/state", 13);
+    } else {
+        return NULL;
+    }
+    text_buffer_add(&path, "/nvllm/chat_history", 19);
+    for (char *at = strchr(path.data + 1, '/'); at; at = strchr(at + 1, '/')) {
+        *at = '\0';
+        (void)mkdir(path.data, 0700); /* if it fails, nothing is kept */
+        *at = '/';
+    }
+    return path.data;
+}
+
+/* Opens the history, of a JSON string a line; below 0: there is none. */
+static int open_history(const struct editor *e, int flags)
+{
+    const int fd =
+        open(e->history_path, flags | O_CREAT | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0600);
+    struct stat st;
+
+    if (fd < 0 || (fstat(fd, &st) == 0 && S_ISREG(st.st_mode)))
+        return fd;
+    close(fd);
+    return -1;
+}
+
+static void enter(struct editor *e, const char *json, size_t n)
+{
+    json_t *line = json_loadb(json, n, JSON_DECODE_ANY, NULL);
+    HistEvent event;
+
+    if (json_is_string(line)) /* a file that somebody has changed is no reason to fail */
+        history(e->history, &event, H_ENTER, json_string_value(line));
+    json_decref(line);
+}
+
+/* A file that has grown is cut to its newest lines. */
+static void load_history(struct editor *e)
+{
+    size_t n, n_lines = 0;
+    const char *at, *end;
+    char *data;
+    int fd;
+
+    e->history_path = find_history();
+    fd = e->history_path ? open_history(e, O_RDWR) : -1;
+    if (fd < 0)
+        return;
+    data = ctl_read_all(fd, &n);
+    for (at = data; (end = memchr(at, '\n', n - (size_t)(at - data))); at = end + 1) {
+        enter(e, at, (size_t)(end - at));
+        n_lines++;
+    }
+    if (n_lines > 2 * HISTORY_LINES) {
+        for (at = data; n_lines > HISTORY_LINES; n_lines--)
+            at = (const char *)memchr(at, '\n', n - (size_t)(at - data)) + 1;
+        if (ftruncate(fd, 0) == 0 && lseek(fd, 0, SEEK_SET) == 0)
+            ctl_write(fd, at, n - (size_t)(at - data));
+    }
+    close(fd);
+    free(data);
+}
+
+struct editor *editor_new(bool terminal, bool keep_history, int64_t deadline)
 {
     struct editor *e = ctl_alloc(1, sizeof(*e));
 
@@ -217,6 +357,8 @@ struct editor *editor_new(bool terminal, int64_t deadline)
     lines_init(&e->lines, STDIN_FILENO);
     if (terminal)
         start_libedit(e);
+    if (terminal && keep_history)
+        load_history(e);
     return e;
 }
 
@@ -229,6 +371,8 @@ void editor_free(struct editor *e)
     if (e->history)
         history_end(e->history);
     lines_deinit(&e->lines);
+    text_buffer_deinit(&e->pasted);
+    free(e->history_path);
     free(e);
 }
 
@@ -238,7 +382,9 @@ static int read_terminal(struct editor *e, const char **line, size_t *n)
 
     e->left = LINES_OK;
     el_set(e->edit, EL_PREP_TERM, 1); /* before the prompt, which may be answered at once */
+    ctl_write(STDOUT_FILENO, PASTE_ON, strlen(PASTE_ON));
     *line = el_gets(e->edit, &count);
+    ctl_write(STDOUT_FILENO, PASTE_OFF, strlen(PASTE_OFF));
     if (e->left != LINES_OK)
         return e->left;
     if (!*line || count <= 0)
@@ -271,7 +417,13 @@ int editor_read(struct editor *e, const char *prompt, const char **line, size_t 
 void editor_remember(struct editor *e, const char *line)
 {
     HistEvent event;
+    int fd;
 
-    if (e->history)
-        history(e->history, &event, H_ENTER, line);
+    if (!e->history || history(e->history, &event, H_ENTER, line) < 0 || !e->history_path)
+        return;
+    fd = open_history(e, O_WRONLY | O_APPEND);
+    if (fd < 0)
+        return;
+    ctl_json_print(fd, ctl_json_text(nvllm_str(line)));
+    close(fd);
 }

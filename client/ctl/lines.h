@@ -43,8 +43,9 @@ bool lines_has_text(const struct lines *l);
 
 struct editor;
 
-/* ctl_catch_interrupts() must have been called. The deadline is for input. */
-struct editor *editor_new(bool terminal, int64_t deadline);
+/* ctl_catch_interrupts() must have been called. The deadline is for input. keep_history: with the
+ * lines of earlier runs, from a file that only the user can read. */
+struct editor *editor_new(bool terminal, bool keep_history, int64_t deadline);
 void editor_free(struct editor *e);
 
 /* The next line as lines_next() gives it, but never LINES_LATER. The prompt is for a terminal. */

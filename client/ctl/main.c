@@ -7,6 +7,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include "client/ctl/ctl.h"
 #include "client/lib/clock.h"
@@ -277,6 +279,36 @@ static int run(struct ctl *ctl, int argc, char **argv)
     return ctl_interrupted() ? ctl_interrupted() : rc;
 }
 
+/* The socket of packaging/quickstart in a folder that is the user's alone, or NULL. */
+static const char *own_socket(void)
+{
+    static char path[128];
+    const char *runtime = getenv("XDG_RUNTIME_DIR");
+    const bool given = runtime && runtime[0] == '/' && strlen(runtime) < 80;
+    struct stat st;
+
+    if (given)
+        snprintf(path, sizeof(path), "%s/nvllm", runtime);
+    else
+        snprintf(path, sizeof(path), "/tmp/nvllm-%u", (unsigned)getuid());
+    if (lstat(path, &st) < 0 || !S_ISDIR(st.st_mode) || st.st_uid != getuid() ||
+        (st.st_mode & 077) != 0)
+        return NULL;
+    strcat(path, "/nvllmd.sock");
+    return access(path, F_OK) == 0 ? path : NULL;
+}
+
+/* Where nothing says which: the service's, or where there is none the quick start's. */
+static const char *default_socket(void)
+{
+    const char *given = getenv("NVLLM_SOCKET");
+    const char *own = access(NVLLM_DEFAULT_SOCKET, F_OK) == 0 ? NULL : own_socket();
+
+    if (given && given[0])
+        return given;
+    return own ? own : NVLLM_DEFAULT_SOCKET;
+}
+
 /* For jansson, where a missing value would look like one that the user did not give. */
 static void *alloc_json(size_t n)
 {
@@ -286,15 +318,13 @@ static void *alloc_json(size_t n)
 int main(int argc, char **argv)
 {
     struct ctl ctl = {.deadline = INT64_MAX};
-    const char *from_environment = getenv("NVLLM_SOCKET");
     char **words;
     int n, rc;
 
     program_hold_streams();
     json_set_alloc_funcs(alloc_json, free);
     signal(SIGXFSZ, SIG_IGN); /* a file that grows too large is a write error */
-    ctl.socket_path =
-        from_environment && from_environment[0] ? from_environment : NVLLM_DEFAULT_SOCKET;
+    ctl.socket_path = default_socket();
     parse(&ctl, argc, argv);
     if (usage_value(&ctl.line, "version")) {
         printf("nvllmctl %s\n", NVLLM_VERSION);

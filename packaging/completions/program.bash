@@ -45,7 +45,7 @@ _@program@_values() {
     return 0
 }
 
-# The arguments of a command; no command takes a file but behind an option.
+# The arguments of a command.
 _@program@_words() {
     local cur=$2
     case $1 in

@@ -122,6 +122,22 @@ class Answers(Case):
         (answer,), _, _ = self.daemon.batch([request])
         self.assertEqual(answer["text"], "And now?")
 
+    def test_chat_breaks_lines_between_words(self):
+        """Not within code; Chinese anywhere."""
+        text = ("aaaa bbbb cccc  dddd eeeeeeeeeeeeeeeeeeeeeeee f\n  gggg hhhh iiii jjjj\n"
+                "```c\nint a; int b; int c; int d;\n```\nk 世界世界世界世界世界世 l")
+        typist = Typist(self, self.daemon.socket, "chat", "--presence-penalty", 0.5, "--quiet",
+                        size=(24, 20))
+        typist.expect(PROMPT)
+        typist.type("\x1b[200~" + text + "\x1b[201~")
+        typist.expect("世 l")
+        typist.type("\r")
+        shown = typist.expect(PROMPT).rpartition("\x1b[?2004l")[2].replace("\r", "")
+        self.assertEqual(shown.partition("\x1b")[0].rpartition("\n")[0].strip("\n").split("\n"), [
+            "aaaa bbbb cccc  dddd", "eeeeeeeeeeeeeeeeeeee", "eeee f", "  gggg hhhh iiii", "jjjj",
+            "```c", "int a; int b; int c; int d;", "```", "k 世界世界世界世界世", "界世 l"])
+        self.assertTrue(shown)
+
     def test_chat_shows_reasoning_on_a_terminal(self):
         """Dim, and keeps it apart."""
         typist = Typist(self, self.daemon.socket, "chat", "--presence-penalty", 0.5)

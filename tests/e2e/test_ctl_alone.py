@@ -13,6 +13,7 @@ import socket
 import subprocess
 import threading
 import time
+import unittest
 
 import wire
 from harness import Case, config, run_command, scaled, start_ctl
@@ -394,6 +395,23 @@ class ExitCodes(Case):
         self.assertEqual(done.stdout, b"ok", done.stderr)
         done = fake.ctl("generate", "x", env={**os.environ, "NVLLM_SOCKET": "/nonexistent"})
         self.assertEqual(done.stdout, b"ok", done.stderr)
+
+    @unittest.skipIf(os.path.exists("/run/nvllm/nvllm.sock"), "a service runs here")
+    def test_socket_of_the_quick_start(self):
+        """Found where nothing else is said, in a folder that nobody else can write to."""
+        fake, runtime = Fake(self, answering("ok")), self.temporary_folder()
+        (runtime / "nvllm").mkdir(mode=0o700)
+        (runtime / "nvllm" / "nvllmd.sock").symlink_to(fake.path)
+        env = {**os.environ, "XDG_RUNTIME_DIR": str(runtime)}
+        env.pop("NVLLM_SOCKET", None)
+
+        def run():
+            return subprocess.run([config.nvllmctl, "generate", "x"], capture_output=True,
+                                  timeout=60, env=env)
+
+        self.assertEqual(run().stdout, b"ok")
+        (runtime / "nvllm").chmod(0o777)
+        self.assertEqual(run().returncode, 3)
 
     def test_socket_that_is_none(self):
         """A file or folder at the path is said to be no socket, waited for or not."""

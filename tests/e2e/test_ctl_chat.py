@@ -25,10 +25,11 @@ class Typist:
         self.master, slave = pty.openpty()
         self.resize(*size)
         self.shown = ""
+        env = {"XDG_STATE_HOME": str(case.temporary_folder()), **(env or {})}
         # A controlling terminal, so that Ctrl-C is a signal.
         self.process = subprocess.Popen(
             [config.nvllmctl, "--socket", str(socket), *map(str, args)], stdin=slave, stdout=slave,
-            stderr=slave, start_new_session=True, env={**os.environ, "TERM": "xterm", **(env or {})},
+            stderr=slave, start_new_session=True, env={**os.environ, "TERM": "xterm", **env},
             preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0))
         os.close(slave)
         case.addCleanup(self.close)
@@ -115,7 +116,7 @@ class Typed(SharedDaemon):
         """What was said until then stays, and the next question is answered."""
         t = self.typist("chat", "--ignore-eos", "--max-tokens", 20000)
         t.ask("Count from 1 to 1000.")
-        t.expect(r"1000\.\r\n[^>]*\w")
+        t.expect(r"1000\.\r\n[^>]*2004l[^>]*\w")
         t.type("\x03")
         t.expect(r"prompt tokens cached, \d+ new")
         self.daemon.wait_idle()
@@ -138,6 +139,65 @@ class Typed(SharedDaemon):
         users = [text for role, text in t.saved(self.temporary_folder() / "saved") if role == "user"]
         self.assertEqual(users[0], users[1])
         self.assertEqual(users[0], "What is 17 + 25=?")
+        t.leave()
+
+    def test_history_between_runs(self):
+        """What was asked in earlier chats is found again, by its owner alone, unless that is off."""
+        home = self.temporary_folder()
+        env, kept = {"XDG_STATE_HOME": str(home)}, home / "nvllm" / "chat_history"
+        for args, question in (("--no-history",), "What is 9 + 9?"), ((), "What is 17 + 25?"):
+            t = self.typist(*self.ARGS, *args, env=env)
+            t.ask(question)
+            t.expect("prompt tokens cached")
+            t.leave()
+            self.assertEqual(kept.exists(), not args)
+        self.assertEqual(kept.stat().st_mode & 0o777, 0o600)
+        t = self.typist(env=env)
+        t.expect(PROMPT)
+        t.type("\x1b[A\r")
+        t.expect("prompt tokens cached")
+        self.assertEqual(t.saved(home / "saved")[0], ("user", "What is 17 + 25?"))
+        t.leave()
+        kept.write_bytes(b"\0\xff not a history \n" * 100)  # is no reason to fail
+        t = self.typist(env=env)
+        t.ask("Hello")
+        t.expect("prompt tokens cached")
+        t.leave()
+
+    def test_history_does_not_grow_for_ever(self):
+        home = self.temporary_folder()
+        kept = home / "nvllm" / "chat_history"
+        kept.parent.mkdir()
+        kept.write_text("".join(f'"{i}"\n' for i in range(5000)))
+        t = self.typist(env={"XDG_STATE_HOME": str(home)})
+        t.leave()
+        self.assertEqual(kept.read_text(), "".join(f'"{i}"\n' for i in range(4000, 5000)))
+
+    def test_pasted_lines_are_one_question(self):
+        """They can be edited before they are sent; control characters do nothing."""
+        t = self.typist()
+        t.expect(PROMPT)
+        t.type("Say \x1b[200~one\rtwo\n\x1b]0;x\x07ü\x1b[201~ three")
+        t.expect("three")
+        t.type("\r")
+        t.expect("prompt tokens cached")
+        messages = t.saved(self.temporary_folder() / "saved")
+        self.assertEqual(messages[0], ("user", "Say one\ntwo\n\ufffd]0;x\ufffdü three"))
+        self.assertEqual(len(messages), 2)
+        t.leave()
+
+    def test_a_large_paste(self):
+        """Longer than any line of a terminal, and one that does not end before Ctrl-C."""
+        t = self.typist("chat", "--no-think", "--max-tokens", 1)
+        t.expect(PROMPT)
+        text = "".join(f"line {i}\n" for i in range(scaled(500, 40)))
+        t.type("\x1b[200~" + text + "\x1b[201~\r")
+        t.expect("prompt tokens cached")
+        self.assertEqual(t.saved(self.temporary_folder() / "saved")[0][1], text.rstrip("\n"))
+        t.expect(PROMPT)
+        t.type("\x1b[200~never ends")
+        time.sleep(0.3)
+        t.type("\x03")
         t.leave()
 
     def test_letters_of_all_kinds(self):

@@ -283,7 +283,7 @@ class Choice:
 
     def outcome(self):
         """What must not depend on what else the daemon does."""
-        return self.text, self.reasoning, tuple(self.ids), repr(self.logprobs), self.reason
+        return self.text, tuple(self.ids), repr(self.logprobs), self.reason, self.reasoning
 
 
 class Answer:
