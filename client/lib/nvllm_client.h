@@ -196,7 +196,8 @@ struct nvllm_logit_bias {
  * negative for an integer) take the model's defaults. */
 struct nvllm_request {
     size_t size;
-    struct nvllm_text prompt;  /* raw text; special tokens spelled out in it are matched */
+    struct nvllm_text prompt;  /* raw text; special tokens spelled out in it are matched, and those
+                                  that  the tokenizer puts before a text are put there */
     const int32_t *prompt_ids; /* [n_prompt_ids] */
     size_t n_prompt_ids;
     const struct nvllm_chat *chat;
