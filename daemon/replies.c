@@ -34,6 +34,11 @@ static const Nvllm__V1__FinishReason finish_reasons[] = {
     [CORE_REASON_NO_MEMORY] = NVLLM__V1__FINISH_REASON__FINISH_ERROR,
 };
 
+Nvllm__V1__FinishReason reply_finish(enum core_reason reason)
+{
+    return finish_reasons[reason];
+}
+
 int reply_delta(struct connection *c, uint64_t id, const struct engine_event *ev)
 {
     const size_t n = ev->logprobs ? ev->n_ids : 0;

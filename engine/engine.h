@@ -17,8 +17,10 @@
 #include "engine/core/fair.h"
 #include "engine/core/prefix_cache.h"
 #include "engine/inspect.h"
+#include "engine/metrics.h"
 #include "engine/model/model.h"
 #include "engine/sampling.h"
+#include "engine/trace.h"
 #include "engine/util/text.h"
 
 struct engine;
@@ -131,6 +133,7 @@ enum engine_event_type {
     ENGINE_TOKENS, /* of tokenize, terminal */
     ENGINE_TEXT,   /* of detokenize and render, terminal */
     ENGINE_REPORT, /* of inspect, terminal */
+    ENGINE_TRACE,  /* of inspect's TRACE: records */
 };
 
 struct engine_event {
@@ -140,16 +143,18 @@ struct engine_event {
     int32_t choice;
     enum core_reason reason; /* DELTA: not NONE on the choice's last */
     size_t n_ids;
-    int32_t *ids;                    /* [n_ids] DELTA */
-    struct token_logprobs *logprobs; /* [n_ids] DELTA, or NULL */
-    struct text text;                /* DELTA */
-    struct core_usage usage;         /* DONE */
-    enum engine_error error;         /* ERROR */
-    const char *field;               /* ERROR: static text, or NULL */
-    struct err *message;             /* ERROR: in the event's memory */
-    struct inspect_report *report;   /* REPORT: set it to NULL to keep it */
-    size_t bytes;                    /* of the event's memory, report and packed */
-    struct engine_packed packed;     /* TOKENS, TEXT; as report */
+    int32_t *ids;                       /* [n_ids] DELTA */
+    struct token_logprobs *logprobs;    /* [n_ids] DELTA, or NULL */
+    struct text text;                   /* DELTA */
+    struct core_usage usage;            /* DONE */
+    enum engine_error error;            /* ERROR */
+    const char *field;                  /* ERROR: static text, or NULL */
+    struct err *message;                /* ERROR: in the event's memory */
+    struct inspect_report *report;      /* REPORT: set it to NULL to keep it */
+    const struct trace_record *records; /* [n_records] TRACE */
+    size_t n_records;
+    size_t bytes;                /* of the event's memory, report and packed */
+    struct engine_packed packed; /* TOKENS, TEXT; as report */
 };
 
 struct engine_status {
@@ -196,7 +201,9 @@ void engine_events_free(struct engine_event *list);
 
 enum engine_state engine_state(const struct engine *g);
 enum sleep_level engine_asleep(const struct engine *g);
+/* These two from any thread. */
 void engine_status(const struct engine *g, struct engine_status *out);
+void engine_metrics(const struct engine *g, struct engine_metrics *out);
 
 /* From READY on; NULL before. */
 const struct model *engine_model(const struct engine *g);
