@@ -382,10 +382,10 @@ static void *serve(void *arg)
         for (int i = 0; i < N_CLIENTS; i++) {
             struct client *c = &m->clients[i];
 
+            if (polled[2 + i].revents && !c->out)
+                read_some(m, c);
             if (polled[2 + i].revents && c->out)
                 write_some(c);
-            else if (polled[2 + i].revents)
-                read_some(m, c);
             if (c->fd >= 0 && now >= c->end_us)
                 leave(c);
         }

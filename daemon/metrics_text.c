@@ -4,12 +4,14 @@
  * have few values, all known at the start. */
 #include "daemon/metrics_text.h"
 
+#include <limits.h>
+#include <stddef.h>
 #include <stdio.h>
 
 #define COUNTER EXPOSITION_COUNTER
 #define GAUGE   EXPOSITION_GAUGE
 
-enum { LABEL_ROOM = 700 };
+enum { LABEL_ROOM = 900 };
 
 static void count(struct exposition *x, const char *name, enum exposition_type type,
                   const char *help, uint64_t value)
@@ -29,7 +31,7 @@ static void real(struct exposition *x, const char *name, const char *help, doubl
 static void write_info(struct exposition *x, const struct metrics_parts *parts,
                        const struct engine_status *s)
 {
-    char labels[LABEL_ROOM], model[256], device[160], driver[80];
+    char labels[LABEL_ROOM], model[2 * NAME_MAX + 1], device[160], driver[80];
 
     exposition_family(x, "nvllm_build", EXPOSITION_INFO, "The version of nvllmd.");
     exposition_count(x, "version=\"" NVLLM_VERSION "\"", 1);

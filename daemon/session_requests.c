@@ -354,6 +354,7 @@ static int refuse_answer(const struct pending *p)
 
 void requests_event(struct server *s, struct engine_event *ev)
 {
+    const bool is_last = ev->type != ENGINE_DELTA && ev->type != ENGINE_TRACE;
     struct pending *p = id_map_get(&s->requests, ev->request);
     struct session *one;
     int r = CONNECTION_OK;
@@ -367,15 +368,16 @@ void requests_event(struct server *s, struct engine_event *ev)
         r = tell(p, ev);
     if (r == CONNECTION_E_LARGE) {
         r = refuse_answer(p);
-        if (ev->type == ENGINE_DELTA) { /* the client has its answer, the engine goes on */
+        if (!is_last) { /* the client has its answer, the engine goes on */
             must(id_map_take(&one->requests, p->client_id) == p);
             p->session = NULL;
-            p->generates = false; /* it is counted here */
-            metrics_count_error(s->metrics, CODE(TOO_LONG));
+            if (p->generates)
+                metrics_count_error(s->metrics, CODE(TOO_LONG));
+            p->generates = false; /* it has been counted */
             engine_cancel(s->parts.engine, p->id);
         }
     }
-    if (ev->type != ENGINE_DELTA && ev->type != ENGINE_TRACE)
+    if (is_last)
         pending_forget(p);
     if (one)
         session_check_put(one, r); /* may abandon the rest of its requests */

@@ -1,8 +1,9 @@
 /* engine.h - the engine as the daemon sees it: requests go in, lists of events come out.
  *
  * Behind it work the tokenizer pool (rendering, encoding) and the engine thread (core, backend,
- * detokenizing). One thread, the daemon's loop, calls all functions here; none of them waits for a
- * step, loads or encodes. Events carry request ids, never pointers of the caller. */
+ * detokenizing). One thread, the daemon's loop, calls all functions here; engine_state,
+ * engine_status and engine_metrics may be called by any. None of them waits for a step, loads or
+ * encodes. Events carry request ids, never pointers of the caller. */
 #ifndef NVLLM_ENGINE_ENGINE_H
 #define NVLLM_ENGINE_ENGINE_H
 
@@ -201,7 +202,6 @@ void engine_events_free(struct engine_event *list);
 
 enum engine_state engine_state(const struct engine *g);
 enum sleep_level engine_asleep(const struct engine *g);
-/* These two from any thread. */
 void engine_status(const struct engine *g, struct engine_status *out);
 void engine_metrics(const struct engine *g, struct engine_metrics *out);
 

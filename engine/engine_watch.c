@@ -51,6 +51,8 @@ void engine_count_end(struct engine *g, const struct core_usage *u)
 
     count_time(g, HISTOGRAM_QUEUE, u->arrival_us, start_us);
     count_time(g, HISTOGRAM_REQUEST, u->arrival_us, u->end_us);
+    if (u->prompt_tokens == 0) /* cancelled before it reached the core */
+        return;
     count(g, HISTOGRAM_PROMPT_TOKENS, (uint64_t)u->prompt_tokens);
     count(g, HISTOGRAM_OUTPUT_TOKENS, (uint64_t)u->completion_tokens);
 }

@@ -94,6 +94,16 @@ class Values(Served):
             found = self.outcomes(d)
             self.assertEqual((found["busy"], found["cancelled"]), (1, 2))
 
+    def test_answer_over_a_limit(self):
+        """It is counted as what its client is told, and not again when the engine has ended it."""
+        with self.serving("limits.output_bytes=4096") as d, d.connect() as w:
+            answer = w.generate(prompt="Hello", max_tokens=200,
+                                sampling={"logprobs": 20, "ignore_eos": True})
+            self.assertEqual(answer.error["code"], "ERROR_TOO_LONG")
+            d.wait_idle()
+            found = {k: n for k, n in self.outcomes(d).items() if n}
+            self.assertEqual(found, {"too_long": 1})
+
     def test_drained(self):
         """What a draining daemon refuses, and its state."""
         with self.serving() as d, d.connect() as w:

@@ -7,6 +7,7 @@ import threading
 import time
 
 import roles
+import wire
 from harness import GOOD, LONG, SMALL, Case, Daemon, scaled, wait_for
 
 PHASES = ["encode", "queue", "prefill", "decode"]
@@ -187,6 +188,23 @@ class Trace(Case):
             self.assertGreater(reply["traced"]["dropped"], 1000)
             print(f"{n} records, {reply['traced']['dropped']} dropped; the slowest request beside "
                   f"took {1e3 * slowest:.0f} ms")
+            self.assertEqual(w.status()["state"], "STATE_READY")
+
+    def test_records_over_a_limit(self):
+        """Where the daemon may not send that much at once, the trace ends with one error."""
+        with self.instant_daemon(0, "limits.output_bytes=4K", "limits.output_pause_bytes=4K") as d, \
+                d.connect() as w, d.connect() as other:
+            w.send(1, trace={"duration_ms": 600000})
+            wait_for(lambda: "op=trace" in d.log(), 20, "it has begun")
+            requests = range(1, 1001)
+            other.raw(b"".join(wire.frame(i, generate={"prompt_ids": {"ids": [1]}, "max_tokens": 2})
+                               for i in requests))
+            other.collect(requests)
+            while "trace_chunk" in (reply := w.receive()):
+                pass
+            self.assertEqual(reply["error"]["code"], "ERROR_TOO_LONG")
+            d.wait_idle()
+            wait_for(lambda: "error" not in w.ask(trace={"duration_ms": 1}), 20, "it is free again")
             self.assertEqual(w.status()["state"], "STATE_READY")
 
     def test_to_stdout(self):
