@@ -5,10 +5,8 @@
  * buffer of a set size and a few seconds in all; the oldest makes room for one that comes. */
 #include "daemon/metrics.h"
 
-#include <ctype.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <inttypes.h>
 #include <poll.h>
 #include <pthread.h>
 #include <stdio.h>

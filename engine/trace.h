@@ -32,7 +32,8 @@ struct trace_record {
     int32_t part;            /* PART: enum engine_part */
 };
 
-enum { TRACE_ROOM = 4096 };
+/* Of what has happened to requests in progress there may be three records each, at once. */
+enum { TRACE_ROOM = 16384 };
 
 struct trace {
     uint64_t dropped;
