@@ -55,9 +55,8 @@ static void begin(struct output *o)
     if (o->begun)
         return;
     o->begun = true;
-    if (o->fd != STDOUT_FILENO && ftruncate(o->fd, 0) < 0) {
-        /* a pipe or a device, where nothing is to be removed */
-    }
+    if (o->fd != STDOUT_FILENO)
+        (void)!ftruncate(o->fd, 0); /* it fails for a pipe, which needs none */
     put(o, "{\"displayTimeUnit\":\"ms\",\"traceEvents\":[");
     for (size_t i = 0; i < sizeof(names) / sizeof(*names); i++)
         put(o, "%s\n{\"ph\":\"M\",\"name\":\"%s\",%s,\"args\":{\"name\":\"%s\"}}", i ? "," : "",
@@ -163,19 +162,29 @@ static void put_records(struct output *o, const struct nvllm_trace *t)
     flush(o);
 }
 
-/* The file is whole from now on. */
-static void finish(struct output *o, uint64_t took_us, uint64_t dropped)
+/* Ends the file, so that it can be read. end is NULL where the trace was cut. */
+static void finish(struct output *o, const struct nvllm_traced *end)
 {
     begin(o);
-    put(o,
-        "\n],\"otherData\":{\"seconds\":%.6f,\"records\":%" PRIu64 ",\"dropped\":%" PRIu64 "}}\n",
-        (double)took_us / 1e6, o->n_records, dropped);
+    put(o, "\n],\"otherData\":{\"complete\":%s,\"records\":%" PRIu64, end ? "true" : "false",
+        o->n_records);
+    if (end)
+        put(o, ",\"seconds\":%.6f,\"dropped\":%" PRIu64, (double)end->took_us / 1e6, end->dropped);
+    put(o, "}}\n");
     flush(o);
 }
 
 /* ---- the command */
 
-/* Until the trace has ended, for which an interrupt is a reason. */
+static int end_well(struct output *o, const struct nvllm_traced *end)
+{
+    finish(o, end);
+    if (end->dropped > 0)
+        ctl_message("%" PRIu64 " records were dropped: there was no room for them", end->dropped);
+    return EXIT_OK;
+}
+
+/* Until the trace has ended, which an interrupt makes it do. */
 static int record(struct ctl *ctl, struct output *o, uint64_t id)
 {
     const struct nvllm_event *event;
@@ -184,11 +193,7 @@ static int record(struct ctl *ctl, struct output *o, uint64_t id)
     for (;;) {
         enum nvllm_code code = ctl_next(ctl, -1, clock_left_ms(end), &event, &ctl->err);
 
-        if (code == NVLLM_E_TIMEOUT && end != INT64_MAX) {
-            finish(o, 0, 0);
-            return ctl_report_timeout();
-        }
-        if (code == NVLLM_E_TIMEOUT) {
+        if (code == NVLLM_E_TIMEOUT && end == INT64_MAX) {
             end = ctl_cancel_end(ctl);
             code = nvllm_cancel(ctl->client, id, &ctl->err);
             if (code == NVLLM_OK)
@@ -196,17 +201,17 @@ static int record(struct ctl *ctl, struct output *o, uint64_t id)
         }
         if (code == NVLLM_OK && event->type == NVLLM_EVENT_TRACE) {
             put_records(o, event->trace);
-        } else if (code == NVLLM_OK && event->type == NVLLM_EVENT_TRACED) {
-            finish(o, event->traced->took_us, event->traced->dropped);
-            if (event->traced->dropped > 0)
-                ctl_message("%" PRIu64 " records were dropped: there was no room for them",
-                            event->traced->dropped);
-            return EXIT_OK;
-        } else {
-            if (o->begun) /* what there is may be looked at */
-                finish(o, 0, 0);
-            return ctl_report(ctl, code == NVLLM_OK ? event->error : &ctl->err);
+            continue;
         }
+        if (code == NVLLM_OK && event->type == NVLLM_EVENT_TRACED)
+            return end_well(o, event->traced);
+        if (o->begun)
+            finish(o, NULL);
+        if (code == NVLLM_E_TIMEOUT) {
+            ctl_message("nvllmd does not answer");
+            return EXIT_ERROR;
+        }
+        return ctl_report(ctl, code == NVLLM_OK ? event->error : &ctl->err);
     }
 }
 

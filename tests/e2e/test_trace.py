@@ -32,7 +32,8 @@ def check_events(case, trace):
         spans = sorted((e["ts"], e["ts"] + e["dur"]) for e in kinds["X"] if e["tid"] == row)
         for (_, end), (begin, _) in zip(spans, spans[1:]):
             case.assertLessEqual(end, begin)
-    case.assertGreaterEqual(trace["otherData"]["seconds"], 0)
+    if trace["otherData"]["complete"]:
+        case.assertGreater(trace["otherData"]["seconds"], 0)
     return kinds
 
 
@@ -171,6 +172,8 @@ class Trace(Case):
 
             trace, status, said = self.trace(d, 600, die)
             self.assertEqual(status, 3 if "not running" in said else 1, said)
+            self.assertEqual((trace["otherData"]["complete"], "dropped" in trace["otherData"]),
+                             (False, False))
             self.assertEqual(len(lives(check_events(self, trace))), 1)
 
     def test_client_that_does_not_read(self):
