@@ -26,6 +26,8 @@ def check_events(case, trace):
         if e["ph"] == "X":
             case.assertGreaterEqual(e["dur"], 0)
         kinds[e["ph"]].append(e)
+        if e["ph"] in "be":
+            kinds["b or e"].append(e)
     names = {e["args"]["name"] for e in kinds["M"]}
     case.assertEqual(names, {"engine", "requests", "engine thread", "steps"})
     for row in 1, 2:  # what one thread does, or one device: nothing at the same time
@@ -38,12 +40,12 @@ def check_events(case, trace):
 
 
 def lives(kinds):
-    """{request: [(begin or end, phase, time), …]} in the order of times."""
+    """{request: [(begin or end, phase, time), …]} in the order of times, and of the file."""
     of = collections.defaultdict(list)
-    for e in kinds["b"] + kinds["e"]:
+    for e in kinds["b or e"]:
         if e["name"] in PHASES:
-            of[e["id"]].append((e["ts"], e["ph"] == "b", e["name"]))
-    return {k: [(("e", "b")[b], name, ts) for ts, b, name in sorted(v)] for k, v in of.items()}
+            of[e["id"]].append((e["ph"], e["name"], e["ts"]))
+    return {k: sorted(v, key=lambda x: x[2]) for k, v in of.items()}
 
 
 class Trace(Case):
