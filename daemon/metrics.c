@@ -250,9 +250,9 @@ static bool accepts(const char *head, const char *type)
 static void take_request(struct metrics *m, struct client *c)
 {
     char method[16], target[256];
-    int major;
+    int end = 0; /* of what has matched */
 
-    if (sscanf(c->in, "%15s %255s HTTP/%d.", method, target, &major) != 3 || major != 1) {
+    if (sscanf(c->in, "%15s %255s HTTP/1.%n", method, target, &end) != 2 || end == 0) {
         refuse(c, "400 Bad Request");
         return;
     }
