@@ -636,6 +636,7 @@ void rank_info(const struct rank *b, struct backend_info *out)
                                                       host_memory_base(b->host_memory)};
     snprintf(out->devices[0].name, sizeof(out->devices[0].name), "%.100s, %.0f GiB", b->device.name,
              (double)b->device.total_bytes / 0x1p30);
+    snprintf(out->devices[0].pci, sizeof(out->devices[0].pci), "%s", b->device.pci);
     snprintf(out->driver, sizeof(out->driver), "%s", b->device.driver);
     fill_ledger(out, b);
 }
