@@ -156,7 +156,7 @@ OPTIONS(blocks)
 OPTIONS(clear)
 OPTIONS(pin)
 OPTIONS(explain)
-OPTIONS(drain, .timeout_ms = -1)
+OPTIONS(drain, .drain_timeout_ms = -1)
 OPTIONS(sleep, .level = NVLLM_SLEEP_ALL)
 
 /* What is wrong with options that sized_take() does not take. */
@@ -297,11 +297,11 @@ enum nvllm_code nvllm_drain(struct nvllm_client *c, const struct nvllm_drain_opt
 
     if (!sized_take(&o, sizeof(o), options))
         return unprepared(err);
-    if (o.timeout_ms > UINT32_MAX)
-        return error_field(err, "timeout_ms", "timeout_ms: %lld is too large",
-                           (long long)o.timeout_ms);
-    op.has_timeout_ms = o.timeout_ms >= 0;
-    op.timeout_ms = op.has_timeout_ms ? (uint32_t)o.timeout_ms : 0;
+    if (o.drain_timeout_ms > UINT32_MAX)
+        return error_field(err, "drain_timeout_ms", "drain_timeout_ms: %lld is too large",
+                           (long long)o.drain_timeout_ms);
+    op.has_drain_timeout_ms = o.drain_timeout_ms >= 0;
+    op.drain_timeout_ms = op.has_drain_timeout_ms ? (uint32_t)o.drain_timeout_ms : 0;
     return call(c, OP(DRAIN), &op, NULL, timeout_ms, (const void **)change, err);
 }
 

@@ -286,6 +286,7 @@ static const struct nvllm_request default_request = {
     .logprobs = -1,
     .n = -1,
     .stream = true,
+    .timeout_ms = -1,
 };
 
 void nvllm_request_init_size(struct nvllm_request *request, size_t size)

@@ -35,6 +35,16 @@ class Names(Case):
         self.assertGreater(len(exported), 40)
         self.assertEqual(exported, declared())
 
+    def test_version(self):
+        """The header's version is the project's, as a text and as a number, one byte a part."""
+        version = re.search(r"project\(nvllm VERSION (\S+)",
+                            (harness.ROOT / "CMakeLists.txt").read_text())[1]
+        header = HEADERS[0].read_text()
+        self.assertEqual(re.search(r'NVLLM_CLIENT_VERSION +"(.*)"', header)[1], version)
+        major, minor, patch = map(int, version.split("."))
+        self.assertEqual(int(re.search(r"NVLLM_CLIENT_VERSION_NUMBER (0x\w+)", header)[1], 16),
+                         major << 16 | minor << 8 | patch)
+
     def test_symbols(self):
         """So is what the built library shows: nothing of protobuf, and all of one version."""
         if not shutil.which("nm"):
