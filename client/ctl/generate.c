@@ -76,8 +76,7 @@ static int end_error(struct job *job, const struct nvllm_error *err)
     /* An option that the daemon refuses is wrong usage. */
     rc = ctl_report(job->ctl, err);
     return err->code == NVLLM_E_INVALID && job->result.id && err->field[0] &&
-                   strncmp(err->field, "prompt", 6) != 0 && strncmp(err->field, "chat", 4) != 0 &&
-                   strncmp(err->field, "messages", 8) != 0
+                   strncmp(err->field, "prompt", 6) != 0 && strncmp(err->field, "chat", 4) != 0
                ? EXIT_USAGE
                : rc;
 }

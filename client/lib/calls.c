@@ -274,8 +274,9 @@ enum nvllm_code nvllm_explain(struct nvllm_client *c, const struct nvllm_explain
 
     if (!sized_take(&o, sizeof(o), options))
         return unprepared(err);
-    if (o.request != 0 && (o.prompt.data || o.prompt_ids || o.chat))
-        return error_field(err, "about", "about: give a request or a prompt, not both");
+    if ((o.request != 0) + (o.prompt.data != NULL) + (o.prompt_ids != NULL) + (o.chat != NULL) != 1)
+        return error_field(err, "about",
+                           "about: set exactly one of request, prompt, prompt_ids and chat");
     nvllm__v1__explain__init(&op);
     if (o.request != 0) {
         op.about_case = NVLLM__V1__EXPLAIN__ABOUT_REQUEST;

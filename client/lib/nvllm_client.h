@@ -75,7 +75,9 @@ struct nvllm_error {
     uint32_t retry_after_ms; /* when to try again; 0: not known */
     int sys_errno;           /* of the system call that failed; 0: none */
     char message[512];       /* one line, without control characters */
-    char field[120];         /* of the request, if one is wrong: "sampling.top_p" */
+    char field[120];         /* what is wrong in the request, as nvllm-protocol(7) names it, whoever
+                                finds it: "sampling.top_p", "chat.messages[0].role"; or the member of
+                                struct nvllm_options or the argument; or empty */
     char limit[80];          /* the daemon's option whose limit was exceeded, or empty */
     uint64_t limit_value;    /* what it is set to */
     uint64_t reserved[16];
