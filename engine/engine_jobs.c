@@ -145,8 +145,7 @@ static int encode(struct job *j, const char **field, struct err *e)
         break;
     case ENGINE_CHAT:
         r = encode_chat(j, e);
-        if (r < 0)
-            *field = chat_field(j, e);
+        *field = chat_field(j, e);
         break;
     }
     if (r < 0)
@@ -206,7 +205,7 @@ static int run_text(struct job *j, const char **field, struct event_list *out, s
         answer.text.data = text;
     } else {
         r = render(g, request->chat, &rendered, e);
-        *field = r < 0 ? chat_field(j, e) : "chat";
+        *field = chat_field(j, e);
         answer.text = (struct text){rendered.data, rendered.len};
     }
     if (r == 0)

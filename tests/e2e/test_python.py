@@ -533,17 +533,21 @@ class Hostile(Case):
         """It is refused once it is over the limit, also where nobody reads it."""
         def script(peer):
             id_, _, _ = peer.receive()
+            raw = wire.encode("ServerFrame", {"id": id_, "delta": {"text": b"x" * size}})
+            pieces = (wire.varint(len(raw)) + raw) * (1 + 60000 // size)
             try:
                 while True:
-                    raw = wire.encode("ServerFrame", {"id": id_, "delta": {"text": b"x" * 60000}})
-                    peer.sock.sendall(wire.varint(len(raw)) + raw)
+                    peer.sock.sendall(pieces)
             except OSError:
                 pass
 
         fake = Fake(self, script)
-        with nvllm.Client(fake.path, max_answer_bytes=1 << 20) as client:
-            stream = client.generate("x")
-            time.sleep(0.3)
-            self.assertLess(sum(len(m.text) for m in stream._pending._arrived
-                                if hasattr(m, "text")), 1 << 20)
-            self.assertRaises(nvllm.TooLongError, stream.answer)
+        for size, most in (60000, 20), (1, 2050):
+            with nvllm.Client(fake.path, max_answer_bytes=1 << 20) as client:
+                stream = client.generate("x")
+                wait_for(lambda: stream._pending.dropped, 10, "refused")
+                pieces = []
+                with self.assertRaises(nvllm.TooLongError):
+                    for piece in stream:
+                        pieces.append(piece)
+                self.assertIn(len(pieces), range(1, most))

@@ -431,15 +431,16 @@ class Client:
 
     path: its socket. timeout: seconds for connecting, waiting included; 0 does not wait, None never
     expires. wait_ready: waits until the model is loaded; wait_start: until the daemon listens. name:
-    the program's, for the daemon's log. An answer, of which one frame has at most max_frame_bytes, is
-    refused with TooLongError if it is larger than max_answer_bytes.
+    the program's, for the daemon's log. A frame of more than max_frame_bytes ends the connection. An
+    answer of more than max_answer_bytes is refused with TooLongError; a piece that has not been read
+    counts for at least 512 of them.
 
     A client is closed by close(), by the end of a with block, or once neither it nor any of its streams
     is referred to; this cancels its requests. It does not survive os.fork() in the child."""
 
     def __init__(self, path: Optional["Union[str, os.PathLike[str]]"] = None, *,
                  timeout: Optional[float] = 10.0, wait_ready: bool = False, wait_start: bool = False,
-                 name: str = "python-nvllm", max_frame_bytes: int = 64 << 20,
+                 name: str = "python-nvllm", max_frame_bytes: int = 16 << 20,
                  max_answer_bytes: int = 64 << 20):
         deadline = deadline_of(timeout)
         self.path = os.fspath(path or DEFAULT_SOCKET)

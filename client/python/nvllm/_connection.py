@@ -24,6 +24,7 @@ from ._schema import ClientFrame, ServerFrame
 _READ_BYTES = 256 << 10
 _QUEUE_BYTES = 64 << 20  # of requests not yet sent
 _LARGEST_FRAME = 1 << 30
+_MESSAGE_BYTES = 512  # at least, that one takes in memory
 _DAEMONS_FRAME = 4 << 20  # that it accepts, until it has said so
 # More than these in one frame, and the daemon ends the connection: see nvllm-protocol(7).
 _MAX_FIELDS, _MAX_NUMBERS, _NUMBER_BYTES = 1 << 14, 1 << 20, 3
@@ -96,14 +97,22 @@ class Pending:
         self._bytes = 0
         self._ready = threading.Condition(threading.Lock())
 
-    def put(self, item: Any, size: int = 0, most_bytes: int = 0) -> bool:
-        """Adds a message or an Error. False: with it the answer is over the limit."""
+    def put(self, message: Any, size: int, most_bytes: int) -> bool:
+        """Adds a message of so many bytes. False: with it the answer is over the limit."""
         with self._ready:
             self._bytes += size
-            if not self.dropped and self._bytes <= most_bytes or not size:
-                self._arrived.append(item)
+            if max(self._bytes, len(self._arrived) * _MESSAGE_BYTES) > most_bytes:
+                return False
+            if not self.dropped:
+                self._arrived.append(message)
+                self._ready.notify()
+        return True
+
+    def fail(self, error: Error) -> None:
+        """Ends it, after what has arrived."""
+        with self._ready:
+            self._arrived.append(error)
             self._ready.notify()
-        return self._bytes <= most_bytes
 
     def take(self, deadline: Optional[float]) -> Any:
         """The next message; raises what it is instead."""
@@ -231,7 +240,7 @@ class Connection:
                 left, self._pending = self._pending, {}
             self._close_sockets()
             for pending in left.values():
-                pending.put(error)
+                pending.fail(error)
 
     def _serve(self) -> None:
         while not self._closing:
@@ -322,10 +331,10 @@ class Connection:
             with self._lock:
                 del self._pending[frame.id]
         if error:
-            pending.put(error)
+            pending.fail(error)
         elif not pending.put(message, size, self.max_answer_bytes) and not pending.dropped:
-            pending.put(TooLongError("the answer is larger than max_answer_bytes",
-                                     limit="max_answer_bytes", limit_value=self.max_answer_bytes))
+            pending.fail(TooLongError("the answer is larger than max_answer_bytes",
+                                      limit="max_answer_bytes", limit_value=self.max_answer_bytes))
             self.drop(pending)
 
     def _take_own(self, event: str, message: Any) -> None:
@@ -343,4 +352,4 @@ class Connection:
         self._daemons_frame = message.max_frame_bytes or _DAEMONS_FRAME
         with self._lock:
             del self._pending[0]
-        self._welcome.put(message)
+        self._welcome.put(message, 0, 0)
