@@ -65,7 +65,7 @@ static enum nvllm_code pack_tool_calls(struct unpacked *memory, Nvllm__V1__Messa
 {
     Nvllm__V1__ToolCall *calls =
         unpacked_list(memory, &out->tool_calls, in->n_tool_calls, sizeof(*calls));
-    char entry[96];
+    char entry[104];
 
     if (!calls)
         return no_memory(err);

@@ -215,6 +215,8 @@ class Talk(SharedDaemon):
                 (nvllm.InvalidError, "chat.messages[0].tool_calls[0].arguments",
                  lambda c: c.chat([{"role": "assistant",
                                     "tool_calls": [{"name": "f", "arguments": {1, 2}}]}])),
+                (nvllm.InvalidError, "chat.messages[0].tool_calls[0]",
+                 lambda c: c.chat([{"role": "assistant", "tool_calls": [{"function": 7}]}])),
                 (nvllm.InvalidError, "chat.tools[0]", lambda c: c.chat(say, tools=["{"])),
                 (nvllm.InvalidError, "chat.enable_thinking",
                  lambda c: c.chat(say, enable_thinking="no")),
@@ -384,7 +386,8 @@ class Parts(Case):
             openai = {"role": "assistant", "content": None, "tool_calls": [
                 {"id": calls[0].id, "type": "function",
                  "function": {"name": "find", "arguments": {"x": 1}}}]}
-            for message in answer.message, openai:
+            for message in json.loads(json.dumps(answer.message)), openai, {
+                    "role": "assistant", "tool_calls": calls}:
                 again = client.chat([{"role": "user", "content": "?"}, message, tool,
                                      {"role": "user", "content": "And now?"}],
                                     presence_penalty=0.5, tools=[TOOL]).answer()

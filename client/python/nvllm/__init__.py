@@ -22,11 +22,12 @@ and when to try again. A client whose connection has ended (ConnectionLostError)
 The package is the protocol of nvllm-protocol(7) over protobuf, and nothing else. To inspect and to
 control the daemon beyond status(), requests() and cancel(), use nvllmctl(1)."""
 
-from ._client import (DEFAULT_SOCKET, Answer, Choice, Client, Parameters, Piece, Stream, Timing,
-                      TokenLogprobs, Tokens, ToolCall, Usage)
+from ._client import (DEFAULT_SOCKET, Answer, Choice, Client, Piece, Stream, Timing, TokenLogprobs,
+                      Tokens, Usage)
 from ._errors import (BusyError, CancelledError, ConnectionLostError, DeadlineError, DeniedError,
                       Error, InternalError, InvalidError, NotRunningError, ProtocolError,
                       TimedOutError, TooLongError, UnavailableError, UnsupportedError)
+from ._pack import Parameters, ToolCall
 from ._version import __version__
 
 __all__ = [

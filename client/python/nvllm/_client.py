@@ -1,26 +1,23 @@
 """The client: see the package."""
 
 import dataclasses
-import json
 import os
 import socket
 import time
 import weakref
 from types import TracebackType
 from typing import (TYPE_CHECKING, Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence,
-                    Tuple, Type, TypedDict, Union)
+                    Tuple, Type, Union)
 
 from ._connection import Connection, Pending, deadline_of, seconds_left
 from ._errors import (BusyError, CancelledError, ConnectionLostError, DeniedError, Error,
                       InvalidError, NotRunningError, ProtocolError, TimedOutError,
                       UnavailableError)
+from ._pack import Json, Parameters, Text, ToolCall, extend, set_chat, set_parameters, to_bytes
 from ._schema import ClientFrame, string
 
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
-
-Text = Union[str, bytes]
-Json = Union[str, bytes, Mapping[str, Any]]  # an object, as its text or as Python's
 
 DEFAULT_SOCKET = "/run/nvllm/nvllm.sock"
 _ANSWER_TIMEOUT = 10.0
@@ -29,47 +26,7 @@ _REPLACED = 1.0      # for attempts at a daemon that closes connections: its suc
 _LOADING_PAUSE = 0.2
 
 
-class Parameters(TypedDict, total=False):
-    """What generate() and chat() take by name. Without a value the model's defaults hold."""
-
-    temperature: float          # >= 0; 0 is greedy
-    top_k: int                  # 0: off
-    top_p: float                # (0, 1]
-    min_p: float                # [0, 1]
-    repetition_penalty: float   # > 0
-    presence_penalty: float     # [-2, 2]
-    frequency_penalty: float    # [-2, 2]
-    logit_bias: Mapping[int, float]  # of token ids, in [-100, 100]
-    seed: int                   # without: drawn at random
-    stop: Union[Text, Sequence[Text]]  # strings that end the text and are not part of it
-    stop_token_ids: Sequence[int]
-    ignore_eos: bool
-    min_tokens: int
-    max_tokens: int             # without: as many as fit
-    logprobs: int               # alternatives reported for each token; without: no logprobs
-    n: int                      # choices; without: 1
-    priority: str               # "low", "normal", or for administrators "high"
-    cache_salt: Text            # limits who shares this prompt's cached prefix
-    deadline_ms: int            # the daemon ends the answer then, with finish_reason "deadline"
-    stream: bool                # False: one piece a choice, at its end
-    keep_special: bool          # show special tokens in the text
-    raw_text: bool              # of a chat: reasoning and tool calls stay in the text
-    timeout: Optional[float]    # seconds for the whole answer, else TimedOutError; without: None
-
-
-_SAMPLING = {"temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty",
-             "frequency_penalty", "seed", "stop_token_ids", "ignore_eos", "min_tokens", "logprobs"}
-_PLAIN = {"max_tokens", "n", "deadline_ms", "stream", "keep_special", "raw_text"}
-
-
 # ---- what comes back
-
-class ToolCall(NamedTuple):
-    """A tool that the model calls."""
-    name: str
-    arguments: str  # a JSON object, as a text
-    id: str
-
 
 class TokenLogprobs(NamedTuple):
     """Natural logarithms, before penalties and temperature."""
@@ -103,12 +60,14 @@ class Choice:
 
     @property
     def message(self) -> Dict[str, Any]:
-        """The choice as a message, to go on with the conversation."""
+        """The choice as a message, to go on with the conversation. It can be kept as JSON."""
         message: Dict[str, Any] = {"role": "assistant", "content": self.text}
         if self.reasoning:
             message["reasoning_content"] = self.reasoning
         if self.tool_calls:
-            message["tool_calls"] = list(self.tool_calls)
+            message["tool_calls"] = [
+                {"id": c.id, "type": "function",
+                 "function": {"name": c.name, "arguments": c.arguments}} for c in self.tool_calls]
         return message
 
 
@@ -169,123 +128,7 @@ class Tokens(NamedTuple):
     tokens: List[bytes]  # the bytes of each, which may be parts of a character
 
 
-# ---- from Python to the protocol
-
-def _set(message: Any, name: str, value: Any, path: str) -> None:
-    """Sets a field; the path is what an error names."""
-    field = path + name
-    try:
-        setattr(message, name, value)
-    except (TypeError, ValueError) as e:
-        raise InvalidError(f"{field}: {e}", field=field) from None
-
-
-def _bytes(value: Any, field: str) -> bytes:
-    if isinstance(value, bytes):
-        return value
-    if not isinstance(value, str):
-        raise InvalidError(f"{field}: must be str or bytes, not {type(value).__name__}", field=field)
-    try:
-        return value.encode()
-    except UnicodeEncodeError as e:
-        raise InvalidError(f"{field}: {e}", field=field) from None
-
-
-def _json(value: Any, field: str) -> bytes:
-    """The text of a JSON value."""
-    if isinstance(value, (str, bytes)):
-        return _bytes(value, field)
-    try:
-        return json.dumps(value, ensure_ascii=False).encode()
-    except (TypeError, ValueError, RecursionError) as e:
-        raise InvalidError(f"{field}: {e}", field=field) from None
-
-
-def _extend(target: Any, values: Any, field: str) -> None:
-    try:
-        target.extend(values)
-    except (TypeError, ValueError) as e:
-        raise InvalidError(f"{field}: {e}", field=field) from None
-
-
-def _set_tool_call(out: Any, call: Any, path: str) -> None:
-    """Of this package, or a mapping as OpenAI's interface has it, with a function or without."""
-    if isinstance(call, ToolCall):
-        call = call._asdict()
-    if not isinstance(call, Mapping):
-        raise InvalidError(f"{path}: must be a mapping", field=path)
-    function = call.get("function") or call
-    for source, name in (function, "name"), (function, "arguments"), (call, "id"):
-        value = source.get(name)
-        if value is not None:
-            encode = _json if name == "arguments" else _bytes
-            setattr(out, name, encode(value, f"{path}.{name}"))
-
-
-def _set_message(out: Any, message: Any, path: str) -> None:
-    if not isinstance(message, Mapping):
-        raise InvalidError(f"{path}: must be a mapping with role and content", field=path)
-    for name, value in message.items():
-        field = f"{path}.{name}"
-        if value is None:
-            continue
-        if name == "role":
-            _set(out, name, value, path + ".")
-        elif name == "tool_calls":
-            for i, call in enumerate(value):
-                _set_tool_call(out.tool_calls.add(), call, f"{field}[{i}]")
-        elif name in ("content", "reasoning_content", "name", "tool_call_id"):
-            setattr(out, name, _bytes(value, field))
-        else:
-            raise InvalidError(f"{field}: there is no such field", field=field)
-
-
-def _set_chat(out: Any, messages: Any, tools: Any, documents: Any, kwargs: Any,
-              switches: Mapping[str, Optional[bool]]) -> None:
-    out.SetInParent()
-    for i, message in enumerate(messages):
-        _set_message(out.messages.add(), message, f"chat.messages[{i}]")
-    for name, values in ("tools", tools), ("documents", documents):
-        for i, value in enumerate(values):
-            getattr(out, name).append(_json(value, f"chat.{name}[{i}]"))
-    if kwargs is not None:
-        out.chat_template_kwargs = _json(kwargs, "chat.chat_template_kwargs")
-    for name, value in switches.items():
-        if value is not None:
-            _set(out, name, value, "chat.")
-
-
-def _set_parameters(out: Any, parameters: Mapping[str, Any]) -> None:
-    for name, value in parameters.items():
-        if value is None:
-            continue
-        if name == "stop_token_ids":
-            _extend(out.sampling.stop_token_ids, value, "sampling.stop_token_ids")
-        elif name in _SAMPLING:
-            _set(out.sampling, name, value, "sampling.")
-        elif name in _PLAIN:
-            _set(out, name, value, "")
-        elif name == "logit_bias":
-            for i, (id_, bias) in enumerate(value.items()):
-                entry, path = out.sampling.logit_bias.add(), f"sampling.logit_bias[{i}]."
-                _set(entry, "id", id_, path)
-                _set(entry, "bias", bias, path)
-        elif name == "stop":
-            values = [value] if isinstance(value, (str, bytes)) else value
-            out.stop.extend(_bytes(v, f"stop[{i}]") for i, v in enumerate(values))
-        elif name == "cache_salt":
-            out.cache_salt = _bytes(value, name)
-        elif name == "priority":
-            try:
-                out.priority = _enum(out, name).values_by_name["PRIORITY_" + value.upper()].number
-            except (KeyError, AttributeError):
-                raise InvalidError(f"priority: {value!r} is not one of low, normal and high",
-                                   field=name) from None
-        else:
-            raise TypeError(f"there is no parameter {name}")
-
-
-# ---- and back
+# ---- from the protocol to Python
 
 def _enum(message: Any, name: str) -> Any:
     return message.DESCRIPTOR.fields_by_name[name].enum_type
@@ -500,10 +343,10 @@ class Client:
         """Continues a text, in which special tokens are matched, or token ids."""
         frame = ClientFrame()
         if isinstance(prompt, (str, bytes)):
-            frame.generate.prompt = _bytes(prompt, "prompt")
+            frame.generate.prompt = to_bytes(prompt, "prompt")
         else:
             frame.generate.prompt_ids.SetInParent()
-            _extend(frame.generate.prompt_ids.ids, prompt, "prompt_ids.ids")
+            extend(frame.generate.prompt_ids.ids, prompt, "prompt_ids.ids")
         return self._generate(frame, dict(parameters))
 
     def chat(self, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Json] = (),
@@ -517,7 +360,7 @@ class Client:
         tool_call_id, as in OpenAI's interface. The model's reasoning and its calls of tools come apart
         from the text."""
         frame = ClientFrame()
-        _set_chat(frame.generate.chat, messages, tools, documents, chat_template_kwargs,
+        set_chat(frame.generate.chat, messages, tools, documents, chat_template_kwargs,
                   {"add_generation_prompt": add_generation_prompt,
                    "enable_thinking": enable_thinking})
         return self._generate(frame, dict(parameters))
@@ -525,7 +368,7 @@ class Client:
     def _generate(self, frame: Any, parameters: Dict[str, Any]) -> Stream:
         timeout = parameters.pop("timeout", None)
         frame.generate.stream = True
-        _set_parameters(frame.generate, parameters)
+        set_parameters(frame.generate, parameters)
         return Stream(self, frame, timeout)
 
     # ---- short operations
@@ -545,7 +388,7 @@ class Client:
                  timeout: Optional[float] = _ANSWER_TIMEOUT) -> Tokens:
         """The tokens of a text. special: special tokens in it are matched."""
         tokens = self._ask("tokens", timeout,
-                           tokenize={"text": _bytes(text, "text"), "special": special})
+                           tokenize={"text": to_bytes(text, "text"), "special": special})
         return Tokens(list(tokens.ids), list(tokens.tokens))
 
     def detokenize(self, ids: Sequence[int], *, skip_special: bool = False,
@@ -553,7 +396,7 @@ class Client:
         """The text of tokens. Bytes that are no complete character become U+FFFD."""
         frame = ClientFrame()
         frame.detokenize.skip_special = skip_special
-        _extend(frame.detokenize.ids, ids, "ids")
+        extend(frame.detokenize.ids, ids, "ids")
         return _text(self._ask("text", timeout, detokenize=frame.detokenize).text)
 
     def render(self, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Json] = (),
@@ -564,7 +407,7 @@ class Client:
                timeout: Optional[float] = _ANSWER_TIMEOUT) -> str:
         """The prompt that the model's template makes of a conversation."""
         frame = ClientFrame()
-        _set_chat(frame.render.chat, messages, tools, documents, chat_template_kwargs,
+        set_chat(frame.render.chat, messages, tools, documents, chat_template_kwargs,
                   {"add_generation_prompt": add_generation_prompt,
                    "enable_thinking": enable_thinking})
         return _text(self._ask("text", timeout, render=frame.render).text)
