@@ -269,7 +269,7 @@ static int renew_lock(struct listener *l, struct err *e)
 
 bool listener_intact(const struct listener *l)
 {
-    return l->lock_fd < 0 || l->fd < 0 || names_ours(l);
+    return listener_inherited(l) || l->fd < 0 || names_ours(l);
 }
 
 int listener_mend(struct listener *l, struct err *e)
@@ -289,6 +289,11 @@ int listener_mend(struct listener *l, struct err *e)
         close(l->fd);
     l->fd = old;
     return r;
+}
+
+bool listener_inherited(const struct listener *l)
+{
+    return l->lock_fd < 0;
 }
 
 int listener_fd(const struct listener *l)

@@ -43,7 +43,10 @@ bool listener_intact(const struct listener *l);
  * clients first. Negative errno with a text: the old one stays. */
 int listener_mend(struct listener *l, struct err *e);
 
-int listener_fd(const struct listener *l);
+/* Whether it is systemd's: the kernel keeps new clients for the next daemon after listener_stop. */
+bool listener_inherited(const struct listener *l);
+
+int listener_fd(const struct listener *l); /* -1: stopped */
 const char *listener_path(const struct listener *l);
 
 /* Stops listening and removes the daemon's own socket; the lock stays until listener_free. */

@@ -130,6 +130,13 @@ static void on_engine(struct server *s)
 
 /* ---- clients */
 
+static bool is_open(const struct server *s, int which)
+{
+    const struct listener *l = s->parts.listeners[which];
+
+    return l && listener_fd(l) >= 0;
+}
+
 /* Accepts some of the clients that wait at a socket. */
 static void accept_some(struct server *s, int which)
 {
@@ -159,7 +166,7 @@ static void accept_some(struct server *s, int which)
 static void on_clients(struct server *s)
 {
     for (int i = 0; i < N_LISTENERS; i++)
-        if (s->parts.listeners[i])
+        if (is_open(s, i))
             accept_some(s, i);
 }
 
@@ -190,7 +197,7 @@ static void on_sockets(struct server *s)
     for (int i = 0; i < N_LISTENERS; i++) {
         const struct listener *l = s->parts.listeners[i];
 
-        if (!l)
+        if (!is_open(s, i))
             continue;
         if (!listener_intact(l))
             mend(s, i);

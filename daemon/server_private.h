@@ -166,6 +166,9 @@ void server_status_soon(struct server *s);
 void server_engine_failed(struct server *s, const char *why);
 void server_signalled(struct server *s, int number);
 
+/* Refuses with UNAVAILABLE what the next daemon may answer; -EINVAL. */
+int server_refuse_exiting(struct refusal *e, const char *why);
+
 /* Starts the next phase of the shutdown where it is due: in sessions_settle(). */
 void server_settled(struct server *s);
 
@@ -197,8 +200,8 @@ void sessions_limits_changed(struct server *s);
 /* A new client; takes ownership of fd. admin: it used the admin socket. */
 void sessions_accept(struct server *s, int fd, bool admin);
 
-/* Closes every connection once its client has read all. */
-void sessions_end_all(struct server *s);
+/* Closes every connection once its client has read all, and the reason. */
+void sessions_end_all(struct server *s, const struct refusal *why);
 
 /* Writes buffered answers and frees closed sessions: at the end of each wake-up. With the last
  * session of a shutdown the loop ends. */

@@ -164,7 +164,9 @@ class Signals(Case):
             d.process.send_signal(signal.SIGINT)
             wait_for(lambda: "event=draining" in d.log(), 5, "draining")
             d.process.send_signal(signal.SIGINT)
-            self.assertEqual(w.collect([1])[1].choices[0].reason, "FINISH_CANCELLED")
+            error = w.collect([1])[1].error
+            self.assertEqual((error["code"], error["retryable"], error["reconnect"]),
+                             ("ERROR_UNAVAILABLE", True, True))
             self.assertEqual(d.process.wait(timeout=scaled(20, 60)), 0)
 
     def test_all_at_once(self):

@@ -73,5 +73,5 @@ class Failure(unittest.TestCase):
                     self.assertEqual(reply["error"]["code"], "ERROR_UNAVAILABLE")
                     self.assertTrue(reply["error"]["retryable"])
                     d.process.send_signal(signal.SIGTERM)
-                self.assertEqual(w.collect([1000])[1000].error["code"], "ERROR_CANCELLED")
+                self.assertEqual(w.collect([1000])[1000].error["code"], "ERROR_UNAVAILABLE")
                 self.ended(d, 0, 10)
