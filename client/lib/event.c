@@ -316,16 +316,16 @@ void event_free(struct event *e)
         unpacked_free(e->memory);
 }
 
-struct event *event_timeout(uint64_t id)
+struct event *event_error(uint64_t id, bool open, const struct nvllm_error *error)
 {
     struct unpacked *memory = unpacked_new();
-    struct event *e = make(memory, id, true);
-    struct nvllm_error *error = e ? add_error(e) : NULL;
+    struct event *e = make(memory, id, open);
+    struct nvllm_error *own = e ? add_error(e) : NULL;
 
-    if (!error) {
+    if (!own) {
         unpacked_free(memory);
         return NULL;
     }
-    error_set(error, NVLLM_E_TIMEOUT, 0, "the request timed out");
+    *own = *error;
     return e;
 }
