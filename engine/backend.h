@@ -16,7 +16,7 @@
 #include "engine/model/model.h"
 
 enum {
-    BACKEND_ABI = 10,        /* changes when a struct of batch.h or this file does */
+    BACKEND_ABI = 11,        /* changes when a struct of batch.h or this file does */
     BACKEND_IN_FLIGHT = 2,   /* steps submitted and not yet waited for, at most */
     BACKEND_MAX_DEVICES = 8, /* of one backend */
 };
@@ -131,6 +131,9 @@ struct backend_ops {
      * wait. */
     int (*wake)(struct backend *b, struct err *e);
     void (*close)(struct backend *b); /* waits for steps under way; takes NULL */
+    /* Whether the devices of these options can be opened; loads nothing. Errors as from open. NULL:
+     * there is nothing to open. */
+    int (*probe)(const struct backend_options *options, struct err *e);
 };
 
 /* What a backend in a module exports: `const struct backend_ops nvllm_backend`. */

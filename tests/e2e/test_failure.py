@@ -29,6 +29,23 @@ class Failure(unittest.TestCase):
         self.ended(d, 1, 5)
         self.assertIn("the device is on fire", d.log())
 
+    def test_check_config_opens_the_device(self):
+        """So does check-config, before any start; beside a running daemon it leaves the device alone."""
+        def check(d, block_len):
+            return harness.run_command(
+                [config.nvllmd, "check-config", "--model", harness.MODEL, "--backend", "cuda",
+                 "--socket", d.socket, "--set", f"backend.module={config.module}",
+                 "--set", f"cache.block_len={block_len}"], check=False)
+
+        d = daemon(32)
+        self.assertEqual(check(d, 16).returncode, 0)
+        d.kill()
+        self.assertEqual(check(d, 32).returncode, 0)
+        done = check(d, 16)
+        self.assertEqual(done.returncode, 1)
+        self.assertRegex(done.stdout.decode(), r"(?m)^wrong  backend  the device is on fire$")
+        d.close()
+
     def test_death_in_a_step(self):
         """Each request in progress on every connection gets an error; the daemon ends within 5 s."""
         d = daemon(32)
