@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
+#include <sys/inotify.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
@@ -270,6 +271,19 @@ static int renew_lock(struct listener *l, struct err *e)
 bool listener_intact(const struct listener *l)
 {
     return listener_inherited(l) || l->fd < 0 || names_ours(l);
+}
+
+bool listener_watch(const struct listener *l, int inotify)
+{
+    char folder[sizeof(l->addr.sun_path)];
+
+    if (listener_inherited(l) || l->fd < 0)
+        return true;
+    snprintf(folder, sizeof(folder), "%s", l->addr.sun_path);
+    /* A removal changes the number of its links. Files beside it would wake the daemon for nothing.
+     */
+    return inotify_add_watch(inotify, l->addr.sun_path, IN_ATTRIB | IN_MOVE_SELF) >= 0 &&
+           inotify_add_watch(inotify, dirname(folder), IN_MOVE_SELF | IN_ONLYDIR) >= 0;
 }
 
 int listener_mend(struct listener *l, struct err *e)

@@ -39,6 +39,10 @@ int listener_inherit(struct listener **out, struct err *e);
 /* Whether the path still names this socket; always true for a socket of systemd. */
 bool listener_intact(const struct listener *l);
 
+/* Has an inotify descriptor become readable when that may have changed, through the file itself or
+ * its folder. False: it cannot, and the caller is to look from time to time. */
+bool listener_watch(const struct listener *l, int inotify);
+
 /* Makes a socket again that was removed or replaced, with a new descriptor. Accept the old one's
  * clients first. Negative errno with a text: the old one stays. */
 int listener_mend(struct listener *l, struct err *e);

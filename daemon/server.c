@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
+#include <sys/inotify.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <time.h>
@@ -20,7 +21,7 @@
 enum {
     ACCEPT_BATCH = 64,     /* clients a wake-up, so that other events come between */
     ACCEPT_PAUSE_MS = 250, /* after descriptors or memory have run out */
-    SOCKETS_MS = 1000,     /* between two checks of the sockets' files */
+    SOCKETS_MS = 1000,     /* until sockets whose files have changed, or are lost, are checked */
     READING_MS = 200,      /* for options that are being read at the end */
     OWN_DESCRIPTORS = 256,
 };
@@ -193,7 +194,6 @@ static void mend(struct server *s, int which)
 /* Listens again where a socket was lost, or accepting was paused. */
 static void on_sockets(struct server *s)
 {
-    server_after(s, EVENT_SOCKETS, SOCKETS_MS);
     for (int i = 0; i < N_LISTENERS; i++) {
         const struct listener *l = s->parts.listeners[i];
 
@@ -201,10 +201,22 @@ static void on_sockets(struct server *s)
             continue;
         if (!listener_intact(l))
             mend(s, i);
+        if (!listener_watch(l, s->files) || !listener_intact(l))
+            server_after(s, EVENT_SOCKETS, SOCKETS_MS);
         if (event_add(s->events[EVENT_CLIENTS + i], NULL) < 0 &&
             log_due(&s->sockets_lost, 60 * 1000))
             log_event(LOG_LEVEL_ERROR, "socket_not_watched", "socket=%s", listener_path(l));
     }
+}
+
+/* Whoever removes a socket may go on to remove its folder, which must be empty for that. */
+static void on_files(struct server *s)
+{
+    char changes[4096];
+
+    while (read(s->files, changes, sizeof(changes)) > 0)
+        ;
+    server_after(s, EVENT_SOCKETS, SOCKETS_MS);
 }
 
 /* ---- life */
@@ -276,6 +288,7 @@ static int make_events(struct server *s)
         [EVENT_REREAD] = {s->reading.fd, EV_READ | EV_PERSIST, server_on_reread},
         [EVENT_STATUS] = {-1, 0, server_on_status},
         [EVENT_SOCKETS] = {-1, 0, on_sockets},
+        [EVENT_FILES] = {s->files, EV_READ | EV_PERSIST, s->files >= 0 ? on_files : NULL},
         [EVENT_WATCHDOG] = {-1, EV_PERSIST, on_watchdog},
     };
 
@@ -299,6 +312,7 @@ int server_new(struct server **out, const struct server_parts *parts, struct err
     s->parts = *parts;
     s->start_ms = server_now_us() / 1000;
     s->last_percent = s->reading.fd = -1;
+    s->files = inotify_init1(IN_CLOEXEC | IN_NONBLOCK);
     list_init(&s->sessions);
     if (!(s->base = event_base_new()) || sessions_init(s) < 0 ||
         (s->reading.fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) < 0 || make_events(s) < 0) {
@@ -321,6 +335,8 @@ void server_free(struct server *s)
         event_base_free(s->base);
     if (s->reading.fd >= 0)
         close(s->reading.fd);
+    if (s->files >= 0)
+        close(s->files);
     free(s);
 }
 
@@ -332,7 +348,7 @@ enum server_end server_run(struct server *s)
 
     if (sd_watchdog_enabled(0, &watchdog_us) > 0)
         server_after(s, EVENT_WATCHDOG, watchdog_us / 4000);
-    server_after(s, EVENT_SOCKETS, SOCKETS_MS);
+    on_sockets(s);
     for (int i = 0; i < N_LISTENERS; i++)
         if (s->parts.listeners[i])
             log_event(LOG_LEVEL_INFO, "listening", "socket=%s%s",

@@ -35,6 +35,7 @@ enum server_event {
     EVENT_REREAD, /* the options have been read */
     EVENT_STATUS,
     EVENT_SOCKETS, /* the sockets' files are to be checked */
+    EVENT_FILES,   /* likewise: they may have changed */
     EVENT_WATCHDOG,
     N_SERVER_EVENTS,
 };
@@ -70,6 +71,7 @@ struct server {
     bool drained;            /* by an admin, until resume */
     bool closed;             /* every request is refused */
     struct reading reading;
+    int files; /* inotify; -1: there is none */
     int last_percent;
     uint64_t engine_beat; /* at the last look of the watchdog */
     uint64_t start_ms;

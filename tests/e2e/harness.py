@@ -223,6 +223,12 @@ class Daemon:
         status = pathlib.Path(f"/proc/{self.pid}/task/{self.pid}/status").read_text()
         return int(re.search(r"^voluntary_ctxt_switches:\s*(\d+)", status, re.M)[1])
 
+    def n_wakes(self):
+        """How often any of its threads has slept, and so been woken."""
+        counts = (pathlib.Path(f"/proc/{self.pid}/task/{t}/status").read_text()
+                  for t in os.listdir(f"/proc/{self.pid}/task"))
+        return sum(int(re.search(r"^voluntary_ctxt_switches:\s*(\d+)", c, re.M)[1]) for c in counts)
+
     def n_descriptors(self):
         return len(os.listdir(f"/proc/{self.pid}/fd"))
 

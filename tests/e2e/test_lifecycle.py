@@ -100,6 +100,18 @@ class Drain(Case):
                 self.assertLess(time.monotonic() - begin, scaled(5, 30))
 
 
+class Idle(Case):
+    def test_nothing_wakes_it(self):
+        """A daemon without work sleeps, with all of its threads, and so with connected clients."""
+        with Daemon(SMALL) as d, d.connect() as w:
+            w.generate(**harness.GOOD)
+            d.wait_filled()
+            time.sleep(3)  # the last line of its status is out
+            before = d.n_wakes()
+            time.sleep(scaled(20, 5))
+            self.assertLessEqual(d.n_wakes() - before, 2)
+
+
 class Sockets(Case):
     def test_closed_standard_error(self):
         """Without stderr the log goes nowhere, not into the next file that is opened."""
