@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "daemon/backend_choice.h"
+#include "daemon/crash.h"
 #include "daemon/listener.h"
 #include "daemon/log.h"
 #include "daemon/offline.h"
@@ -304,6 +305,7 @@ static int serve(struct command_line *c)
 
     server_hold_signals(SIG_BLOCK);
     umask(077);
+    crash_init();
     log_init((enum log_level)o->log_level);
     server_raise_descriptors(o);
     name = model_name_of(o->model_path, &e);
@@ -324,7 +326,7 @@ static int serve(struct command_line *c)
 out:
     if (!server) {
         log_text(LOG_LEVEL_ERROR, "cannot_start", e.text, "%s", "");
-        server_tell_failure(e.text);
+        server_tell_failure(r, e.text);
     }
     listener_free(parts.listeners[FOR_CLIENTS]);
     listener_free(parts.listeners[FOR_ADMINS]);

@@ -111,7 +111,7 @@ static void engine_changed(struct server *s)
     case ENGINE_FAILED:
         engine_status(s->parts.engine, &status);
         if (s->end != SERVER_FAILED)
-            server_engine_failed(s, status.failure.text);
+            server_engine_failed(s, status.failure_code, status.failure.text);
         break;
     }
 }
@@ -252,7 +252,7 @@ static void on_watchdog(struct server *s)
 
     engine_status(s->parts.engine, &status);
     if (s->ready && s->end != SERVER_FAILED && status.beat && status.beat == s->engine_beat)
-        server_engine_failed(s, "the engine has stalled");
+        server_engine_failed(s, -ETIMEDOUT, "the engine has stalled");
     s->engine_beat = status.beat;
     sd_notify(0, "WATCHDOG=1");
 }
@@ -345,6 +345,7 @@ enum server_end server_run(struct server *s)
     struct pollfd reading = {.fd = s->reading.fd, .events = POLLIN};
     uint64_t watchdog_us = 0;
     struct err why;
+    int code;
 
     if (sd_watchdog_enabled(0, &watchdog_us) > 0)
         server_after(s, EVENT_WATCHDOG, watchdog_us / 4000);
@@ -356,9 +357,10 @@ enum server_end server_run(struct server *s)
     server_tell_status(s);
     server_hold_signals(SIG_UNBLOCK);
     if (event_base_dispatch(s->base) < 0) { /* clients see their connections close */
-        err_set(&why, 0, "the event loop failed: %s", strerror(errno));
+        code = -errno;
+        err_set(&why, code, "the event loop failed: %s", strerror(-code));
         log_text(LOG_LEVEL_ERROR, "loop_failed", why.text, "requests=%zu", s->requests.n);
-        server_tell_failure(why.text);
+        server_tell_failure(code, why.text);
         s->end = SERVER_FAILED;
     }
     server_hold_signals(SIG_BLOCK);

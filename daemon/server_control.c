@@ -46,8 +46,9 @@ __attribute__((format(printf, 1, 2))) static void tell(const char *fmt, ...)
     sd_notifyf(0, "STATUS=%s", text);
 }
 
-void server_tell_failure(const char *why)
+void server_tell_failure(int code, const char *why)
 {
+    sd_notifyf(0, "ERRNO=%d", -code);
     tell("Failed: %s", why);
 }
 
@@ -341,12 +342,12 @@ void server_settled(struct server *s)
         begin_flush(s);
 }
 
-void server_engine_failed(struct server *s, const char *why)
+void server_engine_failed(struct server *s, int code, const char *why)
 {
     struct refusal e;
 
     log_text(LOG_LEVEL_ERROR, "engine_failed", why, "requests=%zu", s->requests.n);
-    server_tell_failure(why);
+    server_tell_failure(code, why);
     s->end = SERVER_FAILED;
     refusal_set(&e, CODE(INTERNAL), "%s", why);
     requests_fail_all(s, &e);

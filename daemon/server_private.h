@@ -165,7 +165,7 @@ void server_tell_status(const struct server *s);
 /* Schedules a status line: one a second while there are requests, none while idle. */
 void server_status_soon(struct server *s);
 
-void server_engine_failed(struct server *s, const char *why);
+void server_engine_failed(struct server *s, int code, const char *why); /* a negative errno */
 void server_signalled(struct server *s, int number);
 
 /* Refuses with UNAVAILABLE what the next daemon may answer; -EINVAL. */

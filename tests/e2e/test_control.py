@@ -2,6 +2,7 @@
 that vanish, descriptors that run out, storms of signals."""
 
 import os
+import pathlib
 import resource
 import shutil
 import signal
@@ -154,6 +155,32 @@ class Reload(Case):
                 error = w.ask(set_log_level={"level": level})["error"]
                 self.assertEqual((error["code"], error["field"]), ("ERROR_INVALID", "level"))
             self.assertEqual(w.ask(set_log_level={})["error"]["code"], "ERROR_INVALID")
+
+
+class Crash(Case):
+    SECRET = "The quick brown secret jumps over the lazy dog"
+
+    def test_what_it_leaves(self):
+        """A line of the log, where it was, and a core in which no prompt can be found."""
+        if config.light:
+            self.skipTest("a sanitizer handles signals")
+        folder = self.temporary_folder()
+        with Daemon(SMALL, cwd=folder) as d:
+            resource.prlimit(d.pid, resource.RLIMIT_CORE, (resource.RLIM_INFINITY,) * 2)
+            with d.connect() as w:
+                w.begin(1, {**long(), "prompt": self.SECRET})
+                d.process.send_signal(signal.SIGSEGV)
+                self.assertEqual(d.process.wait(timeout=30), -signal.SIGSEGV)
+            self.assertIn("event=crashed signal=SEGV", d.log())
+            self.assertRegex(d.log(), r"(?m)^\S*nvllmd\(.*\[0x")
+            pattern = pathlib.Path("/proc/sys/kernel/core_pattern").read_text()
+            cores = list(folder.glob("core*"))
+            if pattern.startswith("core"):
+                self.assertEqual(len(cores), 1)
+            for core in cores:
+                content = core.read_bytes()
+                self.assertIn(b"nvllmd", content)
+                self.assertNotIn(self.SECRET.encode(), content)
 
 
 class Signals(Case):

@@ -2,10 +2,9 @@
 
 import signal
 import time
-import unittest
 
 import harness
-from harness import Daemon, config, scaled
+from harness import Case, Daemon, config, scaled
 
 REQUEST = {"prompt": "Hello", "max_tokens": 50, "sampling": {"temperature": 0}}
 
@@ -15,7 +14,7 @@ def daemon(block_len, *options, **kwargs):
                   backend="cuda", **kwargs)
 
 
-class Failure(unittest.TestCase):
+class Failure(Case):
     def ended(self, d, status, seconds):
         begin = time.monotonic()
         self.assertEqual(d.process.wait(timeout=scaled(30, 60)), status, d.log())
@@ -47,8 +46,14 @@ class Failure(unittest.TestCase):
         d.close()
 
     def test_death_in_a_step(self):
-        """Each request in progress on every connection gets an error; the daemon ends within 5 s."""
-        d = daemon(32)
+        """Each request in progress on every connection gets an error, and systemd the reason; the daemon
+        ends within 5 s."""
+        with self.notified() as (env, messages):
+            self.die(daemon(32, env=env))
+        self.assertIn("ERRNO=5", messages)
+        self.assertIn("STATUS=Failed: the device fell off the bus", messages)
+
+    def die(self, d):
         with d.connect() as a, d.connect() as b, d.connect() as idle:
             for w in a, b:
                 for i in range(1, 11):
