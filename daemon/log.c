@@ -82,7 +82,7 @@ struct line {
     const char *event;
     size_t n_pairs; /* bytes of its pairs: what follows is the text */
     size_t len;
-    char data[2048]; /* one byte is for the newline */
+    char data[2000]; /* with what is put before it, a line has 2 KiB at most */
 };
 
 __attribute__((format(printf, 2, 0))) static void line_vput(struct line *l, const char *fmt,
