@@ -191,6 +191,8 @@ static int read_unit(struct unit *u, struct err *e)
     pclose(in);
     if (r == 0 && !u->program[0])
         r = err_set(e, -EINVAL, "%s: there is no such unit, or it starts nothing", u->name);
+    else if (r == 0 && strcmp(basename(u->program), "nvllmd") != 0)
+        r = err_set(e, -EINVAL, "%s starts %s, not nvllmd", u->name, u->program);
     return r;
 }
 

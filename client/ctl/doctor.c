@@ -314,7 +314,7 @@ static bool check_socket_file(struct doctor *d)
     if (strlen(path) > max)
         return doctor_say(d, WRONG, "export NVLLM_SOCKET=" NVLLM_DEFAULT_SOCKET,
                           "%s: the path of a socket has at most %zu bytes", path, max);
-    if (folder[0] == '/' && access(folder, F_OK) == 0 && d->me.n_groups > 0 &&
+    if (folder[0] == '/' && (access(folder, F_OK) == 0 || errno == EACCES) && d->me.n_groups > 0 &&
         !doctor_check_path(d, &d->me, folder, X_OK))
         return false;
     if (lstat(path, &st) < 0)

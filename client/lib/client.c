@@ -182,10 +182,15 @@ static void expire(struct nvllm_client *c)
 /* Until it connects again there is nothing to read, and no end of a connection either. */
 static void rest(struct nvllm_client *c)
 {
-    int fd = c->idle_fd ? -1 : eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    int fd;
 
-    if (fd < 0)
+    if (c->idle_fd)
         return;
+    fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    if (fd < 0) {
+        c->conn.replaceable = false; /* a program would spin on the old one */
+        return;
+    }
     close(c->fd);
     c->fd = fd;
     c->idle_fd = true;
