@@ -245,20 +245,20 @@ static enum nvllm_code open_client(struct nvllm_client **out, const struct nvllm
     return code;
 }
 
-/* *replaced: the daemon was about to exit. */
+/* *exits: the daemon has said that it exits. */
 static enum nvllm_code connect_client(struct nvllm_client **out, const struct nvllm_options *o,
-                                      int64_t deadline, bool *replaced, struct nvllm_error *err)
+                                      int64_t deadline, bool *exits, struct nvllm_error *err)
 {
     struct nvllm_client *c;
     enum nvllm_code code = open_client(&c, o, deadline, err);
 
-    *replaced = false;
+    *exits = false;
     if (code != NVLLM_OK)
         return code;
     code = wait_greeting(c, o, deadline, err);
     if (code == NVLLM_OK && o->wait_ready)
         code = wait_loaded(c, o, deadline, err);
-    *replaced = code == NVLLM_E_CONNECTION || c->conn.replaceable;
+    *exits = code == NVLLM_E_UNAVAILABLE && c->conn.replaceable;
     if (code == NVLLM_OK)
         *out = c;
     else
@@ -306,7 +306,7 @@ enum nvllm_code nvllm_connect(struct nvllm_client **client, const struct nvllm_o
     struct nvllm_options o = default_options;
     enum nvllm_code code = take_options(&o, options, err);
     int64_t deadline, last;
-    bool replaced;
+    bool exits;
 
     if (code != NVLLM_OK)
         return code;
@@ -314,9 +314,10 @@ enum nvllm_code nvllm_connect(struct nvllm_client **client, const struct nvllm_o
     last = o.wait_start || (unsigned)o.timeout_ms < REPLACED_MS ? deadline
                                                                 : clock_deadline(REPLACED_MS);
     for (;;) {
-        code = connect_client(client, &o, deadline, &replaced, err);
-        /* A daemon that is being replaced may close the connection before its greeting. */
-        if (code == NVLLM_OK || !replaced || o.fd >= 0 || !pause_ms(START_PAUSE_MS, last))
+        code = connect_client(client, &o, deadline, &exits, err);
+        /* A daemon that is being replaced may also close the connection without a word. */
+        if ((!exits && code != NVLLM_E_CONNECTION) || o.fd >= 0 ||
+            !pause_ms(START_PAUSE_MS, exits ? deadline : last))
             return code;
     }
 }

@@ -381,6 +381,18 @@ TEST(the_next_may_start_later)
     answer(id);
 }
 
+/* Exits while it loads; the next one is ready. */
+static int play_a_late_end(void)
+{
+    accept_next(LOADING);
+    take(STATUS);
+    poll(NULL, 0, 1100);
+    server_exits(0);
+    server_close(&server);
+    accept_next(READY);
+    return server_read(&server) ? -1 : 0;
+}
+
 static int play_two_daemons(void)
 {
     uint64_t id;
@@ -396,29 +408,49 @@ static int play_two_daemons(void)
     return server_read(&server) ? -1 : 0;
 }
 
-static void *run_daemons(void *result)
+static void *run_daemons(void *play)
 {
-    *(int *)result = play_two_daemons();
-    return NULL;
+    return (void *)(intptr_t)((int (*)(void))play)();
+}
+
+/* Starts the daemons, and connects; they end as expected once the client has closed. */
+static pthread_t connect_to(int (*play)(void), bool wait_ready)
+{
+    struct nvllm_options options;
+    pthread_t daemons;
+
+    nvllm_options_init(&options);
+    options.socket_path = path;
+    options.wait_ready = wait_ready;
+    ck_assert_int_eq(pthread_create(&daemons, NULL, run_daemons, (void *)play), 0);
+    ck_assert_msg(nvllm_connect(&client, &options, &err) == NVLLM_OK, "%s", err.message);
+    return daemons;
+}
+
+static void expect_played(pthread_t daemons)
+{
+    void *result;
+
+    nvllm_close(client);
+    client = NULL;
+    pthread_join(daemons, &result);
+    ck_assert_ptr_null(result);
 }
 
 /* The calls that wait do the same. */
 TEST(waiting_calls_resume)
 {
     struct nvllm_request request = request_of("x");
-    struct nvllm_options options;
-    pthread_t daemons;
-    int result = -1;
+    pthread_t daemons = connect_to(play_two_daemons, false);
 
-    nvllm_options_init(&options);
-    options.socket_path = path;
-    ck_assert_int_eq(pthread_create(&daemons, NULL, run_daemons, &result), 0);
-    ck_assert_int_eq(nvllm_connect(&client, &options, &err), NVLLM_OK);
     ck_assert_int_eq(nvllm_generate(client, &request, NULL, NULL, 10 * MS, &err), NVLLM_OK);
-    nvllm_close(client);
-    client = NULL;
-    pthread_join(daemons, NULL);
-    ck_assert_int_eq(result, 0);
+    expect_played(daemons);
+}
+
+/* Connecting goes on with the next daemon, however long the first one has loaded. */
+TEST(connecting_resumes)
+{
+    expect_played(connect_to(play_a_late_end, true));
 }
 
 RUN_TESTS("client_resume", set_up, tear_down)
