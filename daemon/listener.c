@@ -80,8 +80,9 @@ static int take_lock(struct listener *l, struct err *e)
     }
 }
 
-/* Checks that the path is free, or holds the socket of a dead daemon, which sets *left. */
-static int look_at_path(const struct sockaddr_un *addr, bool *left, struct err *e)
+/* Checks that the path is free, or holds the socket of a dead daemon, which sets *left. type: that
+ * of a daemon, or another to find one without connecting to it. */
+static int look_at_path(const struct sockaddr_un *addr, int type, bool *left, struct err *e)
 {
     const char *path = addr->sun_path;
     struct stat st;
@@ -92,11 +93,12 @@ static int look_at_path(const struct sockaddr_un *addr, bool *left, struct err *
         return errno == ENOENT ? 0 : err_set(e, -errno, "%s: %s", path, strerror(errno));
     if (!S_ISSOCK(st.st_mode))
         return err_set(e, -EEXIST, "%s is not a socket; remove it or choose another path", path);
-    fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    fd = socket(AF_UNIX, type | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (fd < 0)
         return err_set(e, -errno, "socket: %s", strerror(errno));
     r = connect(fd, (const struct sockaddr *)addr, sizeof(*addr));
-    r = r == 0 || errno == EAGAIN ? -EADDRINUSE : 0; /* EAGAIN: alive, its queue is full */
+    /* EAGAIN: alive, its queue is full. */
+    r = r == 0 || errno == EAGAIN || errno == EPROTOTYPE ? -EADDRINUSE : 0;
     close(fd);
     if (r < 0)
         return err_set(e, r, "%s: another program serves this socket", path);
@@ -111,7 +113,7 @@ static int bind_path(struct listener *l, struct err *e)
     const char *path = l->addr.sun_path;
     bool left;
     mode_t old;
-    int r = look_at_path(&l->addr, &left, e);
+    int r = look_at_path(&l->addr, SOCK_STREAM, &left, e);
 
     if (r < 0)
         return r;
@@ -214,7 +216,8 @@ int listener_check(const struct listener_options *o, struct err *e)
     if ((r = take_path(&addr, o->path, e)) < 0 || (r = check_folder(o->path, e)) < 0 ||
         (r = check_group(o, e)) < 0)
         return r;
-    return look_at_path(&addr, &left, e); /* last: a served socket is no fault of the rest */
+    /* Last: a served socket is no fault of the rest. A connection would have systemd start it. */
+    return look_at_path(&addr, SOCK_SEQPACKET, &left, e);
 }
 
 int listener_inherit(struct listener **out, struct err *e)
