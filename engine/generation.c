@@ -144,8 +144,12 @@ static int append_call(const struct generation *g, struct choice *c, struct text
     char *name;
     int r = answer_read_call(json, &name, &call.name, &arguments);
 
+    if (r == -EINVAL) {
+        answer_parser_reject(&c->answer);
+        return append_text(g, &c->text, source);
+    }
     if (r < 0)
-        return r == -EINVAL ? append_text(g, &c->text, source) : r;
+        return r;
     call.arguments = arguments.len;
     r = append_text(g, &c->call_text, (struct text){name, call.name});
     if (r == 0)
@@ -237,7 +241,7 @@ static int tell(struct generation *g, int32_t choice, enum core_reason reason,
                 struct event_list *out)
 {
     struct choice *c = &g->choices[choice];
-    /* Each less than the buffers have. */
+    /* No term is more than a buffer's capacity, which has been charged. */
     const size_t bytes = sizeof(struct engine_event) + c->calls.n * sizeof(struct chat_tool_call) +
                          c->logprobs.n * sizeof(struct token_logprobs) +
                          c->ids.n * sizeof(int32_t) + c->text.n + c->reasoning.n + c->call_text.n;

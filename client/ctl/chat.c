@@ -23,6 +23,7 @@ struct chat {
     bool asking;   /* stdin is a terminal: the user sees a prompt */
     bool terminal; /* so is stdout: Ctrl-C ends an answer, not the program */
     bool quiet;
+    bool pasted; /* the message begins with what was pasted: it is no command */
 };
 
 /* ---- the conversation */
@@ -278,6 +279,8 @@ static int read_message(struct chat *chat, struct text_buffer *message)
             break;
         if (got != LINES_OK)
             return got;
+        if (message->len == 0)
+            chat->pasted = editor_begins_pasted(chat->editor);
         goes_on = n > 0 && line[n - 1] == '\\';
         text_buffer_add(message, line, goes_on ? n - 1 : n);
         if (goes_on)
@@ -320,11 +323,13 @@ static int talk(struct chat *chat)
         if (got != LINES_OK) {
             over = is_over(chat, got, &rc);
         } else if (message.len > 0) {
+            const bool slash = text[0] == '/' && !chat->pasted;
+
             editor_remember(chat->editor, text);
-            if (text[0] == '/' && text[1] != '/')
+            if (slash && text[1] != '/')
                 over = run_slash(chat, text);
             else
-                rc = ask(chat, text + (text[0] == '/'), message.len - (text[0] == '/'));
+                rc = ask(chat, text + slash, message.len - slash);
         }
         if (ctl_left_ms(chat->ctl) == 0)
             rc = ctl_report_timeout();

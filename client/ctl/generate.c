@@ -19,12 +19,18 @@ static void show_choices(const struct ctl_result *r)
 {
     for (uint32_t i = 0; i < r->n_choices; i++) {
         const struct text_buffer *text = &r->choices[i].text;
+        const json_t *call;
         char head[40];
+        size_t k;
 
         snprintf(head, sizeof(head), "%s[%u]\n", i ? "\n" : "", i + 1);
         ctl_write(STDOUT_FILENO, head, strlen(head));
         ctl_write_text((struct nvllm_text){text->data, text->len});
         ctl_write(STDOUT_FILENO, "\n", 1);
+        json_array_foreach(r->choices[i].tool_calls, k, call)
+        {
+            ctl_json_show(call);
+        }
     }
 }
 

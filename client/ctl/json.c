@@ -97,6 +97,17 @@ int ctl_json_print(int fd, json_t *value)
     return EXIT_OK;
 }
 
+void ctl_json_show(const json_t *value)
+{
+    char *text = json_dumps(value, JSON_ENCODE_ANY);
+
+    if (!text)
+        ctl_no_memory();
+    ctl_write_text(nvllm_str(text));
+    ctl_write(STDOUT_FILENO, "\n", 1);
+    free(text);
+}
+
 /* ---- results */
 
 void ctl_result_init(struct ctl_result *r, const struct nvllm_request *request)
@@ -256,9 +267,12 @@ static void show_delta(struct ctl_result *r, const struct nvllm_delta *delta)
     }
     show_text(r, delta->text);
     for (size_t i = 0; i < delta->n_tool_calls; i++) {
+        json_t *call = tool_call_json(&delta->tool_calls[i]);
+
         show_rest(r);
         end_line(r);
-        ctl_json_print(STDOUT_FILENO, tool_call_json(&delta->tool_calls[i]));
+        ctl_json_show(call);
+        json_decref(call);
     }
 }
 

@@ -22,6 +22,9 @@ json_t *ctl_json_ids(const int32_t *ids, size_t n);
 /* Prints the value on one line, or ends the program. Consumes it; gives EXIT_OK. */
 int ctl_json_print(int fd, json_t *value);
 
+/* The same on stdout for people: a terminal does not act on what is in it. Keeps the value. */
+void ctl_json_show(const json_t *value);
+
 /* {code, message}, with field if one is wrong, and limit and limit_value if one was hit. */
 json_t *ctl_json_error(const struct nvllm_error *err);
 

@@ -3,7 +3,6 @@
 #include "client/ctl/lines.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <histedit.h>
 #include <langinfo.h>
 #include <locale.h>
@@ -11,18 +10,14 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 #include <wchar.h>
 
-#include "client/ctl/json.h"
+#include "client/ctl/history.h"
 #include "client/lib/clock.h"
 #include "proto/utf8.h"
 
-enum {
-    HISTORY_LINES = 1000,
-    KEY_LEFT = 3, /* Ctrl-C, which never arrives as a key, but as a signal */
-};
+enum { KEY_LEFT = 3 }; /* Ctrl-C, which never arrives as a key, but as a signal */
 
 /* The terminal puts these around what is pasted, once it is asked to. */
 #define PASTE_ON    "\033[?2004h"
@@ -124,6 +119,7 @@ struct editor {
     History *history;
     char *history_path; /* NULL: it is not kept */
     struct text_buffer pasted;
+    bool begins_pasted; /* so does the line */
     const char *prompt;
     int64_t deadline;
     int left; /* why a line was left unfinished; LINES_OK: it was not */
@@ -221,24 +217,32 @@ static void clean_paste(struct text_buffer *b)
     *b = clean;
 }
 
-/* Bound to PASTE_BEGIN. */
+/* Bound to PASTE_BEGIN. What is longer than a line may be is not inserted. */
 static unsigned char paste(EditLine *edit, wint_t key)
 {
     const size_t end = sizeof(paste_end) - 1;
+    const LineInfo *line = el_line(edit);
+    bool is_long = false;
     struct editor *e;
     char byte;
 
-    (void)key;
     el_get(edit, EL_CLIENTDATA, &e);
+    e->begins_pasted = e->begins_pasted || line->cursor == line->buffer;
     e->pasted.len = 0;
     while (read_byte(e, &byte) == 1) {
-        text_buffer_add(&e->pasted, &byte, 1);
-        if (e->pasted.len >= end && e->pasted.len <= LINES_MAX_BYTES &&
-            memcmp(e->pasted.data + e->pasted.len - end, paste_end, end) == 0) {
-            e->pasted.len -= end;
-            clean_paste(&e->pasted);
-            return e->pasted.len == 0 || el_insertstr(edit, e->pasted.data) == 0 ? CC_REFRESH
+        struct text_buffer *b = &e->pasted;
+
+        text_buffer_add(b, &byte, 1);
+        if (b->len >= end && memcmp(b->data + b->len - end, paste_end, end) == 0) {
+            b->len -= end;
+            clean_paste(b);
+            return !is_long && (b->len == 0 || el_insertstr(edit, b->data) == 0) ? CC_REFRESH
                                                                                  : CC_ERROR;
+        }
+        if (b->len >= LINES_MAX_BYTES) { /* only its end is looked for */
+            is_long = true;
+            memmove(b->data, b->data + b->len - end, end);
+            b->len = end;
         }
     }
     return e->left == LINES_OK ? CC_EOF : go_to_end(edit, key); /* read_character() goes on */
@@ -276,77 +280,13 @@ static void start_libedit(struct editor *e)
     el_source(e->edit, NULL);
 }
 
-/* $XDG_STATE_HOME/nvllm/chat_history, whose folders are made; NULL: there is no home for it. */
-static char *find_history(void)
+/* A line of an earlier run. */
+static void enter(void *editor, const char *line)
 {
-    const char *state = getenv("XDG_STATE_HOME"), *home = getenv("HOME");
-    struct text_buffer path = {0};
-
-    if (state && state[0] == '/') {
-        text_buffer_add(&path, state, strlen(state));
-    } else if (home && home[0] == '/') {
-        text_buffer_add(&path, home, strlen(home));
-        text_buffer_add(&path, "/.local/state", 13);
-    } else {
-        return NULL;
-    }
-    text_buffer_add(&path, "/nvllm/chat_history", 19);
-    for (char *at = strchr(path.data + 1, '/'); at; at = strchr(at + 1, '/')) {
-        *at = '\0';
-        (void)mkdir(path.data, 0700); /* if it fails, nothing is kept */
-        *at = '/';
-    }
-    return path.data;
-}
-
-/* Opens the history, of a JSON string a line; below 0: there is none. */
-static int open_history(const struct editor *e, int flags)
-{
-    const int fd =
-        open(e->history_path, flags | O_CREAT | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0600);
-    struct stat st;
-
-    if (fd < 0 || (fstat(fd, &st) == 0 && S_ISREG(st.st_mode)))
-        return fd;
-    close(fd);
-    return -1;
-}
-
-static void enter(struct editor *e, const char *json, size_t n)
-{
-    json_t *line = json_loadb(json, n, JSON_DECODE_ANY, NULL);
+    struct editor *e = editor;
     HistEvent event;
 
-    if (json_is_string(line)) /* a file that somebody has changed is no reason to fail */
-        history(e->history, &event, H_ENTER, json_string_value(line));
-    json_decref(line);
-}
-
-/* A file that has grown is cut to its newest lines. */
-static void load_history(struct editor *e)
-{
-    size_t n, n_lines = 0;
-    const char *at, *end;
-    char *data;
-    int fd;
-
-    e->history_path = find_history();
-    fd = e->history_path ? open_history(e, O_RDWR) : -1;
-    if (fd < 0)
-        return;
-    data = ctl_read_all(fd, &n);
-    for (at = data; (end = memchr(at, '\n', n - (size_t)(at - data))); at = end + 1) {
-        enter(e, at, (size_t)(end - at));
-        n_lines++;
-    }
-    if (n_lines > 2 * HISTORY_LINES) {
-        for (at = data; n_lines > HISTORY_LINES; n_lines--)
-            at = (const char *)memchr(at, '\n', n - (size_t)(at - data)) + 1;
-        if (ftruncate(fd, 0) == 0 && lseek(fd, 0, SEEK_SET) == 0)
-            ctl_write(fd, at, n - (size_t)(at - data));
-    }
-    close(fd);
-    free(data);
+    history(e->history, &event, H_ENTER, line);
 }
 
 struct editor *editor_new(bool terminal, bool keep_history, int64_t deadline)
@@ -358,7 +298,9 @@ struct editor *editor_new(bool terminal, bool keep_history, int64_t deadline)
     if (terminal)
         start_libedit(e);
     if (terminal && keep_history)
-        load_history(e);
+        e->history_path = history_find();
+    if (e->history_path)
+        history_load(e->history_path, enter, e);
     return e;
 }
 
@@ -381,6 +323,7 @@ static int read_terminal(struct editor *e, const char **line, size_t *n)
     int count = 0;
 
     e->left = LINES_OK;
+    e->begins_pasted = false;
     el_set(e->edit, EL_PREP_TERM, 1); /* before the prompt, which may be answered at once */
     ctl_write(STDOUT_FILENO, PASTE_ON, strlen(PASTE_ON));
     *line = el_gets(e->edit, &count);
@@ -414,16 +357,15 @@ int editor_read(struct editor *e, const char *prompt, const char **line, size_t 
     return e->edit ? read_terminal(e, line, n) : read_plain(e, line, n);
 }
 
+bool editor_begins_pasted(const struct editor *e)
+{
+    return e->begins_pasted;
+}
+
 void editor_remember(struct editor *e, const char *line)
 {
     HistEvent event;
-    int fd;
 
-    if (!e->history || history(e->history, &event, H_ENTER, line) < 0 || !e->history_path)
-        return;
-    fd = open_history(e, O_WRONLY | O_APPEND);
-    if (fd < 0)
-        return;
-    ctl_json_print(fd, ctl_json_text(nvllm_str(line)));
-    close(fd);
+    if (e->history && history(e->history, &event, H_ENTER, line) >= 0 && e->history_path)
+        history_add(e->history_path, line);
 }

@@ -51,6 +51,9 @@ void editor_free(struct editor *e);
 /* The next line as lines_next() gives it, but never LINES_LATER. The prompt is for a terminal. */
 int editor_read(struct editor *e, const char *prompt, const char **line, size_t *n);
 
+/* The last line begins with what was pasted. */
+bool editor_begins_pasted(const struct editor *e);
+
 /* Adds a line to the history. */
 void editor_remember(struct editor *e, const char *line);
 

@@ -285,10 +285,10 @@ static const char *own_socket(void)
 {
     static char path[128];
     const char *runtime = getenv("XDG_RUNTIME_DIR");
-    const bool given = runtime && runtime[0] == '/' && strlen(runtime) < 80;
     struct stat st;
 
-    if (given)
+    if (runtime && strlen(runtime) < 80 && stat(runtime, &st) == 0 && S_ISDIR(st.st_mode) &&
+        st.st_uid == getuid())
         snprintf(path, sizeof(path), "%s/nvllm", runtime);
     else
         snprintf(path, sizeof(path), "/tmp/nvllm-%u", (unsigned)getuid());

@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "engine/model/model_config.h"
+#include "engine/model/rope.h"
 #include "engine/model/safetensors.h"
 #include "engine/model/tensor_table.h"
 #include "engine/util/bf16.h"
@@ -455,9 +456,9 @@ int model_fingerprint(const struct model *m, XXH128_hash_t *out, struct err *e)
 {
     enum { BEGINNING = 4096 };
     const struct model_config *c = &m->config;
-    const double numbers[] = {c->n_layers,   c->n_heads,   c->n_kv_heads,
-                              c->head_dim,   c->ffn_dim,   c->rms_norm_eps,
-                              c->rope_theta, c->rope.kind, c->rope.factor};
+    const double numbers[] = {c->n_layers, c->n_heads,      c->n_kv_heads, c->head_dim,
+                              c->ffn_dim,  c->rms_norm_eps, rope_scale(c)};
+    float inv_freq[MODEL_MAX_HEAD_DIM / 2];
     XXH3_state_t *state = XXH3_createState();
     char bytes[BEGINNING];
     int r = 0;
@@ -466,6 +467,8 @@ int model_fingerprint(const struct model *m, XXH128_hash_t *out, struct err *e)
         return err_set(e, -ENOMEM, "out of memory");
     (void)XXH3_128bits_reset(state);
     (void)XXH3_128bits_update(state, numbers, sizeof(numbers));
+    rope_frequencies(c, inv_freq);
+    (void)XXH3_128bits_update(state, inv_freq, (size_t)c->head_dim / 2 * sizeof(*inv_freq));
     for (size_t f = 0; r == 0 && f < m->n_files; f++) {
         struct stat st;
 

@@ -17,6 +17,7 @@
 enum {
     MODEL_MAX_EOS = 16,
     MODEL_MAX_RANK = 4,
+    MODEL_MAX_HEAD_DIM = 1024,
 };
 
 enum dtype { DTYPE_BF16, DTYPE_F16, DTYPE_F32, N_DTYPES };
@@ -72,7 +73,7 @@ struct model_config {
     int32_t hidden_dim;
     int32_t ffn_dim;
     int32_t vocab_size;  /* rows of the embedding, padding included */
-    int32_t max_seq_len; /* positions that attention as it is computed here is right for */
+    int32_t max_seq_len; /* the longest context that full attention computes correctly */
     float rms_norm_eps;
     double rope_theta;
     bool tied;     /* the LM head is the embedding */

@@ -13,7 +13,6 @@
 enum {
     MAX_LAYERS = 1024,
     MAX_HEADS = 1024,
-    MAX_HEAD_DIM = 1024,
     MAX_HIDDEN = 1 << 17,
     MAX_FFN = 1 << 20,
     MAX_VOCAB = 1 << 22,
@@ -115,14 +114,14 @@ static void field_float(float *out, const struct fields *f, const char *key, dou
 struct family {
     const char *arch, *model_type;
     bool qkv_bias, qk_norm;
-    bool window;       /* sliding_window alone says that there is one */
+    int32_t window;    /* where sliding_window is absent; 0: there is none, whatever that says */
     int32_t head_dim;  /* where the field is absent; 0: hidden_size / num_attention_heads */
     double rope_theta; /* where it is absent; 0: it must not be */
 };
 
 static const struct family families[] = {
     {"LlamaForCausalLM", "llama", .rope_theta = 1e4},
-    {"MistralForCausalLM", "mistral", .window = true, .rope_theta = 1e4},
+    {"MistralForCausalLM", "mistral", .window = 4096, .rope_theta = 1e4},
     {"Qwen2ForCausalLM", "qwen2", .qkv_bias = true},
     {"Qwen3ForCausalLM", "qwen3", .qk_norm = true, .head_dim = 128},
 };
@@ -196,7 +195,8 @@ static enum rope_kind parse_rope_kind(const struct fields *f)
                  {"linear", ROPE_LINEAR},
                  {"llama3", ROPE_LLAMA3},
                  {"yarn", ROPE_YARN}};
-    const char *key = json_object_get(f->object, "rope_type") ? "rope_type" : "type";
+    const json_t *newer = json_object_get(f->object, "rope_type");
+    const char *key = newer && !json_is_null(newer) ? "rope_type" : "type";
     const char *name = field_text(f, key);
 
     for (size_t i = 0; name && i < sizeof(kinds) / sizeof(kinds[0]); i++)
@@ -205,6 +205,8 @@ static enum rope_kind parse_rope_kind(const struct fields *f)
     if (name)
         PROBLEM(f, key, -ENOTSUP,
                 "\"%.80s\" is not supported; default, linear, llama3 and yarn are", name);
+    else if (json_object_get(f->object, "factor"))
+        PROBLEM(f, "rope_type", -EINVAL, "is missing beside factor");
     return ROPE_PLAIN;
 }
 
@@ -227,52 +229,62 @@ static void parse_yarn(struct rope_scaling *s, const struct fields *f)
     field_real(&s->attention_factor, f, "attention_factor", 1e-3, 1e3);
 }
 
-static void parse_scaling(struct model_config *c, const struct fields *f)
+static void parse_scaling(struct rope_scaling *s, int32_t max_seq_len, const struct fields *f)
 {
-    struct rope_scaling *s = &c->rope;
     struct fields required = *f;
 
-    required.required = true;
-    s->kind = parse_rope_kind(f);
+    *s = (struct rope_scaling){.kind = parse_rope_kind(f)};
     if (s->kind == ROPE_PLAIN)
         return;
+    required.required = true;
     s->factor = 1.0;
-    s->original_len = c->max_seq_len;
     field_real(&s->factor, &required, "factor", 1.0, 1e4);
     if (s->kind == ROPE_LLAMA3) {
-        required.required = true;
         field_real(&s->original_len, &required, "original_max_position_embeddings", 1, MAX_SEQ_LEN);
-        field_real(&s->low_freq_factor, &required, "low_freq_factor", 1e-3, 1e6);
-        field_real(&s->high_freq_factor, &required, "high_freq_factor", 1e-3, 1e6);
-        if (s->high_freq_factor <= s->low_freq_factor)
+        if (field_real(&s->low_freq_factor, &required, "low_freq_factor", 1e-3, 1e6) &&
+            field_real(&s->high_freq_factor, &required, "high_freq_factor", 1e-3, 1e6) &&
+            s->high_freq_factor <= s->low_freq_factor)
             PROBLEM(f, "high_freq_factor", -EINVAL, "%g is not above low_freq_factor, %g",
                     s->high_freq_factor, s->low_freq_factor);
     } else if (s->kind == ROPE_YARN) {
+        s->original_len = max_seq_len;
         field_real(&s->original_len, f, "original_max_position_embeddings", 1, MAX_SEQ_LEN);
         parse_yarn(s, f);
-        /* Folders keep the original length, and ask for YaRN to go beyond it. */
-        if (s->factor * s->original_len > c->max_seq_len)
-            c->max_seq_len = (int32_t)fmin(s->factor * s->original_len, MAX_SEQ_LEN);
     }
+}
+
+static bool same_scaling(const struct rope_scaling *a, const struct rope_scaling *b)
+{
+    return a->kind == b->kind && a->factor == b->factor && a->original_len == b->original_len &&
+           a->low_freq_factor == b->low_freq_factor && a->high_freq_factor == b->high_freq_factor &&
+           a->beta_fast == b->beta_fast && a->beta_slow == b->beta_slow &&
+           a->attention_factor == b->attention_factor;
 }
 
 static void parse_rope(struct model_config *c, const struct family *family,
                        const struct fields *root)
 {
-    static const char *const names[] = {"rope_parameters", "rope_scaling"};
-    static const char *const prefixes[] = {"rope_parameters.", "rope_scaling."};
     uint32_t before = root->problems->n;
-    struct fields f = *root;
+    struct fields newer = *root, older = *root;
+    struct rope_scaling s;
 
+    newer.prefix = "rope_parameters.";
+    newer.object = field_object(root, "rope_parameters");
+    older.prefix = "rope_scaling.";
+    older.object = field_object(root, "rope_scaling");
     c->rope_theta = 0.0;
     parse_theta(&c->rope_theta, root);
-    for (int i = 0; i < 2; i++) {
-        f.prefix = prefixes[i];
-        f.object = field_object(root, names[i]);
-        parse_theta(&c->rope_theta, &f);
-        if (f.object && c->rope.kind == ROPE_PLAIN)
-            parse_scaling(c, &f);
+    parse_theta(&c->rope_theta, &newer);
+    parse_theta(&c->rope_theta, &older);
+    parse_scaling(&c->rope, c->max_seq_len, newer.object ? &newer : &older);
+    if (newer.object && older.object) {
+        parse_scaling(&s, c->max_seq_len, &older);
+        if (root->problems->n == before && !same_scaling(&s, &c->rope))
+            PROBLEM(root, "rope_scaling", -EINVAL, "contradicts rope_parameters");
     }
+    /* Folders keep the original length, and ask for YaRN to go beyond it. */
+    if (c->rope.kind == ROPE_YARN && c->rope.factor * c->rope.original_len > c->max_seq_len)
+        c->max_seq_len = (int32_t)fmin(c->rope.factor * c->rope.original_len, MAX_SEQ_LEN);
     if (c->rope_theta == 0.0)
         c->rope_theta = family->rope_theta;
     if (c->rope_theta == 0.0 && root->problems->n == before)
@@ -283,10 +295,12 @@ static void parse_rope(struct model_config *c, const struct family *family,
 static void parse_window(struct model_config *c, const struct family *family,
                          const struct fields *f)
 {
-    int32_t window;
+    const bool is_given = json_object_get(f->object, "sliding_window");
+    int32_t window = family->window;
 
-    if (family->window && field_int(&window, f, "sliding_window", 1, MAX_SEQ_LEN) &&
-        window < c->max_seq_len)
+    if (!window || (is_given && !field_int(&window, f, "sliding_window", 1, MAX_SEQ_LEN)))
+        return;
+    if (window < c->max_seq_len)
         c->max_seq_len = window;
 }
 
@@ -381,11 +395,12 @@ static void parse_dims(struct model_config *c, const struct family *family, cons
         PROBLEM(f, "num_key_value_heads", -EINVAL, "%d does not divide num_attention_heads, %d",
                 c->n_kv_heads, c->n_heads);
     before = f->problems->n;
-    if (!field_int(&c->head_dim, f, "head_dim", 2, MAX_HEAD_DIM) && f->problems->n == before) {
+    if (!field_int(&c->head_dim, f, "head_dim", 2, MODEL_MAX_HEAD_DIM) &&
+        f->problems->n == before) {
         if (family->head_dim && !json_object_get(f->object, "head_dim"))
             c->head_dim = family->head_dim;
         else if (c->n_heads > 0 && c->hidden_dim % c->n_heads == 0 &&
-                 c->hidden_dim / c->n_heads <= MAX_HEAD_DIM)
+                 c->hidden_dim / c->n_heads <= MODEL_MAX_HEAD_DIM)
             c->head_dim = c->hidden_dim / c->n_heads;
         else if (c->n_heads > 0)
             PROBLEM(f, "head_dim", -EINVAL,

@@ -185,8 +185,13 @@ static struct answer_part next_of_content(struct answer_parser *p, struct text h
     return answer_parser_next(p, held, end);
 }
 
-/* Finds the brace that closes the first. */
-static bool read_json(struct answer_parser *p, struct text held)
+void answer_parser_reject(struct answer_parser *p)
+{
+    p->trims = false;
+}
+
+/* Finds the brace that closes the first. MATCH_NO: at a tag, which JSON has in strings alone. */
+static enum match read_json(struct answer_parser *p, struct text held)
 {
     for (; p->at < held.len; p->at++) {
         const char c = held.data[p->at];
@@ -197,14 +202,16 @@ static bool read_json(struct answer_parser *p, struct text held)
             p->escaped = true;
         else if (c == '"')
             p->in_string = !p->in_string;
+        else if (!p->in_string && c == '<')
+            return MATCH_NO;
         else if (!p->in_string && c == '{')
             p->depth++;
         else if (!p->in_string && c == '}' && --p->depth == 0) {
             p->stop = ++p->at;
-            return true;
+            return MATCH_YES;
         }
     }
-    return false;
+    return MATCH_MAYBE;
 }
 
 /* Reads on behind the opening tag, as far as it is a tool call. MATCH_YES: with its end. */
@@ -224,8 +231,9 @@ static enum match read_call(struct answer_parser *p, struct text held)
         p->in_string = p->escaped = false;
     }
     if (p->state == ANSWER_IN_JSON) {
-        if (!read_json(p, held))
-            return MATCH_MAYBE;
+        m = read_json(p, held);
+        if (m != MATCH_YES)
+            return m;
         p->state = ANSWER_CALL_END;
     }
     p->at = skip_spaces(held, p->at);
@@ -326,13 +334,15 @@ int answer_read_call(struct text json, char **name, size_t *name_len, struct tex
     const json_t *given;
     struct err why;
     json_t *call;
-    int r = json_object_parse(&call, "tool call", json.data, json.len, &why);
+    int r = json_parse(&call, "tool call", json.data, json.len,
+                       JSON_REJECT_DUPLICATES | JSON_DECODE_INT_AS_REAL | JSON_ALLOW_NUL, &why);
 
     if (r < 0)
         return r == -ENOMEM ? r : -EINVAL;
     given = json_object_get(call, "name");
     *arguments = (struct text){"{}", 2};
     if (!json_is_string(given) || !json_string_length(given) ||
+        strlen(json_string_value(given)) != json_string_length(given) ||
         (json_object_get(call, key.data) &&
          (!json_is_object(json_object_get(call, key.data)) || !find_member(json, key, arguments))))
         r = -EINVAL;

@@ -64,12 +64,16 @@ struct answer_part {
 
 void answer_parser_init(struct answer_parser *p, struct answer_format format, bool is_begun);
 
+/* For a tool call that answer_read_call() refuses: it is content, and so are the newlines behind
+ * it. */
+void answer_parser_reject(struct answer_parser *p);
+
 /* The next part of the text that has been generated and not been used so far; at its `end`, all of
  * it comes out. Call it with what is left until it is ANSWER_NOTHING. */
 struct answer_part answer_parser_next(struct answer_parser *p, struct text held, bool end);
 
 /* Reads a tool call: *name is malloc'ed, *arguments lies in json and is an object. -EINVAL: it is
- * none, -ENOMEM. */
+ * none, or has a number beyond a double's range; -ENOMEM. */
 int answer_read_call(struct text json, char **name, size_t *name_len, struct text *arguments);
 
 #endif

@@ -30,12 +30,13 @@ static bool is_plain(struct text source, bool spaces)
     return true;
 }
 
-/* Moves the bounds of ranges that are not beyond `from` in the source to `to`. */
+/* Ranges of the source that become ranges of the copy. */
 struct bounds {
     struct text_range *ranges; /* [n] */
     size_t n, next;            /* of 2 * n bounds */
 };
 
+/* Moves the bounds that are not beyond `from` in the source to `to`. */
 static void move_bounds(struct bounds *b, size_t from, size_t to)
 {
     for (; b->next < 2 * b->n; b->next++) {

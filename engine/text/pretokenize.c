@@ -94,7 +94,7 @@ static size_t skip_some(const char *p, size_t n, size_t at, enum char_class kind
     return at;
 }
 
-/* The length of 's 't 're 've 'm 'll 'd, or 0; in either case U+017F folds to s. */
+/* The length of 's 't 're 've 'm 'll 'd, or 0; where case does not matter, U+017F is an s. */
 static size_t contraction(const char *p, size_t n, bool any_case)
 {
     static const char *const ends[] = {"s", "t", "re", "ve", "m", "ll", "d", "\xc5\xbf"};

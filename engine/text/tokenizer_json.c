@@ -167,9 +167,10 @@ static int read_bytes(struct reader *r)
     return 0;
 }
 
-static bool is_ascii(const char *s)
+/* Of characters that stand for themselves in the alphabet. */
+static bool is_printable(const char *s)
 {
-    while (*s && (unsigned char)*s < 0x80)
+    while (*s >= '!' && *s <= '~')
         s++;
     return !*s;
 }
@@ -181,7 +182,7 @@ static bool is_looked_up(const struct reader *r, const char *key, const struct t
     uint32_t cp;
 
     if (!r->t->by_character) /* and spelled in the alphabet */
-        return r->t->whole_words && (token->len < strlen(key) || is_ascii(key));
+        return r->t->whole_words && (token->len < strlen(key) || is_printable(key));
     return utf8_read(bytes, token->len, &cp) == token->len && cp != UTF8_BROKEN &&
            !(token->len == 1 && strlen(key) == 6);
 }
@@ -329,6 +330,12 @@ static int read_added(struct reader *r, const json_t *v, size_t i)
     *token = (struct token){.at = put_bytes(t, content),
                             .len = (uint32_t)content.len,
                             .flags = TOKENIZER_ADDED};
+    if (normalized && t->by_character) { /* as the reference decodes it */
+        token->at = t->added[t->n_added - 1].at;
+        token->len = t->added[t->n_added - 1].len;
+    } else if (t->by_character) {
+        token->len = (uint32_t)decode_characters(content.data, content.len, t->bytes + token->at);
+    }
     if (json_is_true(json_object_get(v, "special")))
         token->flags |= TOKENIZER_SPECIAL;
     return 0;

@@ -66,7 +66,7 @@ static const struct part_kind decoders[] = {
                           " 'stop': '*'}]}"},
 };
 
-/* Tokens that it adds around a text: those before it are read, see read_begin(). */
+/* Tokens that it adds around a text: those before it are read, see read_template(). */
 enum { POST_NULL, POST_BYTE_LEVEL, POST_TEMPLATE, POST_SEQUENCE, N_POSTS };
 static const struct part_kind post_processors[] = {
     [POST_NULL] = {NULL, NULL},
@@ -184,6 +184,9 @@ static int read_decoder(struct parts *p)
     p->t->by_character = kind == DECODER_SEQUENCE;
     if (p->t->by_character != (p->t->normalizer == NORMALIZE_SPACES))
         return REFUSE(p, "decoder: \"%s\" does not belong to the normalizer", decoders[kind].type);
+    if (p->t->by_character != (p->t->pretokenizer == PRETOKENIZE_NONE))
+        return REFUSE(p, "decoder: \"%s\" does not belong to the pre_tokenizer",
+                      decoders[kind].type);
     if (kind == DECODER_BYTE_LEVEL)
         return 0;
     strip = json_array_get(json_object_get(v, "decoders"), 3);
@@ -195,9 +198,9 @@ static int read_decoder(struct parts *p)
 }
 
 /* The tokens that a template has before the text. */
-static int read_template(struct parts *p, const json_t *v)
+static int read_template(struct parts *p, const json_t *v, const char *path)
 {
-    const json_t *tokens = json_object_get(v, "special_tokens"), *piece, *id;
+    const json_t *tokens = json_object_get(v, "special_tokens"), *piece, *ids, *id;
     size_t i, k;
 
     json_array_foreach(json_object_get(v, "single"), i, piece)
@@ -207,11 +210,15 @@ static int read_template(struct parts *p, const json_t *v)
 
         if (!special)
             break; /* the text; what comes behind it is for texts that have ended */
-        json_array_foreach(json_object_get(json_object_get(tokens, name ? name : ""), "ids"), k, id)
+        ids = json_object_get(json_object_get(tokens, name ? name : ""), "ids");
+        if (!json_array_size(ids))
+            return REFUSE(p, "%s.special_tokens: has no ids for \"%.64s\" of single", path,
+                          name ? name : "");
+        json_array_foreach(ids, k, id)
         {
             if (p->t->n_begin == TOKENIZER_MAX_BEGIN || !json_is_integer(id) ||
                 json_integer_value(id) < 0 || json_integer_value(id) >= TOKENIZER_MAX_ID)
-                return REFUSE(p, "post_processor.special_tokens: not at most %d ids before a text",
+                return REFUSE(p, "%s.special_tokens: not at most %d ids before a text", path,
                               TOKENIZER_MAX_BEGIN);
             p->t->begin[p->t->n_begin++] = (int32_t)json_integer_value(id);
         }
@@ -219,21 +226,23 @@ static int read_template(struct parts *p, const json_t *v)
     return 0;
 }
 
-static int read_post_processor(struct parts *p, const json_t *v, bool in_sequence)
+static int read_post_processor(struct parts *p, const json_t *v, const char *path, bool is_inner)
 {
     const json_t *processor;
+    char inner[64];
     size_t i;
-    int kind, rc = read_part(p, v, "post_processor", post_processors, N_POSTS, &kind);
+    int kind, rc = read_part(p, v, path, post_processors, N_POSTS, &kind);
 
     if (rc)
         return rc;
     if (kind == POST_TEMPLATE)
-        return read_template(p, v);
-    if (kind == POST_SEQUENCE && in_sequence)
-        return REFUSE(p, "post_processor: a sequence in a sequence is not supported");
+        return read_template(p, v, path);
+    if (kind == POST_SEQUENCE && is_inner)
+        return REFUSE(p, "%s: a sequence in a sequence is not supported", path);
     json_array_foreach(json_object_get(v, "processors"), i, processor)
     {
-        rc = read_post_processor(p, processor, true);
+        snprintf(inner, sizeof(inner), "%s.processors[%zu]", path, i);
+        rc = read_post_processor(p, processor, inner, true);
         if (rc)
             return rc;
     }
@@ -270,7 +279,8 @@ int tokenizer_read_parts(struct tokenizer *t, const json_t *root, struct err *e)
     nfc_init(&t->nfc);
     if (rc || (rc = read_normalizer(&p)) || (rc = read_pre_tokenizer(&p)) ||
         (rc = read_decoder(&p)) ||
-        (rc = read_post_processor(&p, json_object_get(root, "post_processor"), false)))
+        (rc = read_post_processor(&p, json_object_get(root, "post_processor"), "post_processor",
+                                  false)))
         return rc;
     return read_model(&p);
 }

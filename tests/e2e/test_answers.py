@@ -122,6 +122,17 @@ class Answers(Case):
         (answer,), _, _ = self.daemon.batch([request])
         self.assertEqual(answer["text"], "And now?")
 
+    def test_tool_calls_of_several_choices(self):
+        """Each under its number."""
+        file = self.folder / "request.json"
+        file.write_text(json.dumps({"messages": [{"role": "user", "content": CALLS}], "n": 2,
+                                    "tools": [json.loads(TOOL)], "presence_penalty": 0.5}))
+        lines = self.ctl("generate", "--prompt-file", file).splitlines()
+        self.assertEqual([line for line in lines if not line.startswith("{")],
+                         ["[1]", "Wait.", "", "[2]", "Wait."])
+        self.assertEqual([json.loads(line)["function"]["name"] for line in lines
+                          if line.startswith("{")], ["find", "g"] * 2)
+
     def test_chat_breaks_lines_between_words(self):
         """Not within code; Chinese anywhere."""
         text = ("aaaa bbbb cccc  dddd eeeeeeeeeeeeeeeeeeeeeeee f\n  gggg hhhh iiii jjjj\n"
@@ -136,7 +147,6 @@ class Answers(Case):
         self.assertEqual(shown.partition("\x1b")[0].rpartition("\n")[0].strip("\n").split("\n"), [
             "aaaa bbbb cccc  dddd", "eeeeeeeeeeeeeeeeeeee", "eeee f", "  gggg hhhh iiii", "jjjj",
             "```c", "int a; int b; int c; int d;", "```", "k 世界世界世界世界世", "界世 l"])
-        self.assertTrue(shown)
 
     def test_chat_shows_reasoning_on_a_terminal(self):
         """Dim, and keeps it apart."""

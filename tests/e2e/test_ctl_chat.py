@@ -158,11 +158,16 @@ class Typed(SharedDaemon):
         t.expect("prompt tokens cached")
         self.assertEqual(t.saved(home / "saved")[0], ("user", "What is 17 + 25?"))
         t.leave()
-        kept.write_bytes(b"\0\xff not a history \n" * 100)  # is no reason to fail
-        t = self.typist(env=env)
-        t.ask("Hello")
-        t.expect("prompt tokens cached")
-        t.leave()
+        def spoil():
+            kept.unlink()
+            kept.mkdir()
+
+        for wrong in lambda: kept.write_bytes(b"\0\xff not a history \n" * 100), spoil:
+            wrong()  # is no reason to fail
+            t = self.typist(env=env)
+            t.ask("Hello")
+            t.expect("prompt tokens cached")
+            t.leave()
 
     def test_history_does_not_grow_for_ever(self):
         home = self.temporary_folder()
@@ -184,6 +189,21 @@ class Typed(SharedDaemon):
         messages = t.saved(self.temporary_folder() / "saved")
         self.assertEqual(messages[0], ("user", "Say one\ntwo\n\ufffd]0;x\ufffdü three"))
         self.assertEqual(len(messages), 2)
+        t.leave()
+
+    def test_pasted_text_is_no_command(self):
+        """Not even if it begins like one; typed before it, one is."""
+        t = self.typist()
+        for text in "/* a\n comment */", "// another\nint x;", "/reset":
+            t.expect(PROMPT)
+            t.type("\x1b[200~" + text + "\x1b[201~\r")
+            t.expect("prompt tokens cached")
+        path = self.temporary_folder() / "saved"
+        t.expect(PROMPT)
+        t.type("/save \x1b[200~" + str(path) + "\x1b[201~\r")
+        t.expect("messages saved to")
+        asked = [m["content"] for m in json.loads(path.read_text())["messages"][::2]]
+        self.assertEqual(asked, ["/* a\n comment */", "// another\nint x;", "/reset"])
         t.leave()
 
     def test_a_large_paste(self):

@@ -24,7 +24,8 @@ static void add(struct parts *p, enum answer_part_kind kind, struct text text)
     p->len += text.len;
 }
 
-static void check_call(struct text json)
+/* False: it is none. */
+static bool check_call(struct text json)
 {
     struct text arguments;
     size_t name_len;
@@ -32,12 +33,14 @@ static void check_call(struct text json)
     json_t *object;
 
     if (answer_read_call(json, &name, &name_len, &arguments) < 0)
-        return;
+        return false;
     FUZZ_CHECK(name_len > 0);
-    object = json_loadb(arguments.data, arguments.len - FUZZ_PLANT, 0, NULL);
+    object = json_loadb(arguments.data, arguments.len - FUZZ_PLANT,
+                        JSON_DECODE_INT_AS_REAL | JSON_ALLOW_NUL, NULL);
     FUZZ_CHECK(json_is_object(object));
     json_decref(object);
     free(name);
+    return true;
 }
 
 static size_t take(struct parts *out, struct answer_parser *p, struct text held, bool end)
@@ -49,8 +52,11 @@ static size_t take(struct parts *out, struct answer_parser *p, struct text held,
         FUZZ_CHECK(part.used <= held.len);
         FUZZ_CHECK(part.text.data >= held.data);
         FUZZ_CHECK(part.text.data + part.text.len <= held.data + part.used);
-        if (part.kind == ANSWER_TOOL_CALL)
-            check_call(part.text);
+        if (part.kind == ANSWER_TOOL_CALL && !check_call(part.text)) {
+            part.kind = ANSWER_CONTENT;
+            part.text = (struct text){held.data, part.used};
+            answer_parser_reject(p);
+        }
         if (part.kind != ANSWER_DROPPED)
             add(out, part.kind, part.text);
         held.data += part.used;

@@ -56,6 +56,7 @@ static struct text take(struct answer_parser *p, struct text held, bool end, str
             free(name);
         } else if (part.kind == ANSWER_TOOL_CALL) {
             note(f, 'C', (struct text){held.data, part.used});
+            answer_parser_reject(p);
         }
         held.data += part.used;
         held.len -= part.used;
@@ -153,6 +154,10 @@ TEST(tool_calls_are_whole)
     expect(calls, false,
            "<tool_call>{\"name\": \"\\u00e9\" , \"arguments\" : {\"x\":1.50e1} }</tool_call>",
            "T(\xc3\xa9)A({\"x\":1.50e1})");
+    expect(calls, false,
+           "<tool_call>{\"name\":\"f\",\"arguments\":{\"x\":12345678901234567890,"
+           "\"y\":\"\\u0000\"}}</tool_call>",
+           "T(f)A({\"x\":12345678901234567890,\"y\":\"\\u0000\"})");
 }
 
 TEST(what_looks_like_a_call_is_content)
@@ -172,6 +177,8 @@ TEST(what_looks_like_a_call_is_content)
         "<tool_call",
         "</tool_call>",
         "<tool_call>{\"name\": \"f\", \"arguments\": {\"x\": 1e999}}</tool_call>",
+        "<tool_call>{\"x\": 1}</tool_call>\n\nHello",
+        "<tool_call>{\"name\": \"f\\u0000\"}</tool_call>",
     };
 
     for (size_t i = 0; i < sizeof(texts) / sizeof(*texts); i++) {
@@ -182,6 +189,11 @@ TEST(what_looks_like_a_call_is_content)
     }
     expect(calls, false, "<tool_call><tool_call>{\"name\":\"f\"}</tool_call>",
            "C(<tool_call>)T(f)A({})");
+    /* A brace that is missing does not take what follows with it. */
+    expect(calls, false,
+           "<tool_call>{\"name\": \"f\", \"arguments\": {}</tool_call>\n"
+           "<tool_call>{\"name\": \"g\"}</tool_call>",
+           "C(<tool_call>{\"name\": \"f\", \"arguments\": {}</tool_call>)T(g)A({})");
 }
 
 TEST(format_is_that_of_the_template)
@@ -199,8 +211,43 @@ TEST(format_is_that_of_the_template)
     ck_assert(!answer_is_begun((struct text){NULL, 0}));
 }
 
+/* The text without tags of reasoning, spaces and newlines. */
+static void squeeze(char *out, const char *text)
+{
+    while (*text) {
+        if (strncmp(text, "<think>", 7) == 0)
+            text += 7;
+        else if (strncmp(text, "</think>", 8) == 0)
+            text += 8;
+        else if (*text == ' ' || *text == '\n')
+            text++;
+        else
+            *out++ = *text++;
+    }
+    *out = '\0';
+}
+
+/* All that a text's parts are made of. */
+static void gather(char *out, struct answer_format format, bool is_begun, struct text text)
+{
+    struct answer_parser p;
+    struct answer_part part;
+
+    answer_parser_init(&p, format, is_begun);
+    while ((part = answer_parser_next(&p, text, true)).used) {
+        const struct text from =
+            part.kind == ANSWER_TOOL_CALL ? (struct text){text.data, part.used} : part.text;
+
+        if (part.kind != ANSWER_DROPPED)
+            out = (char *)memcpy(out, from.data, from.len) + from.len;
+        text.data += part.used;
+        text.len -= part.used;
+    }
+    *out = '\0';
+}
+
 /* Random texts made of pieces that matter: each cut gives the same parts, and nothing is lost but
- * tags and newlines. */
+ * tags of reasoning, spaces and newlines. */
 TEST(parts_do_not_depend_on_cuts)
 {
     static const char *const pieces[] = {
@@ -214,7 +261,7 @@ TEST(parts_do_not_depend_on_cuts)
     for (int i = 0; i < 20000; i++) {
         const struct answer_format format = {i & 1, i & 2};
         struct found whole, cut;
-        char text[512] = "";
+        char text[512] = "", parts[512], want[512], got[512];
 
         for (int k = 0; k < 12; k++) {
             seed = seed * 1103515245 + 12345;
@@ -226,6 +273,10 @@ TEST(parts_do_not_depend_on_cuts)
                       whole.text, cut.text);
         parse(&cut, format, i & 4, str(text), 1 + (seed >> 16) % strlen(text));
         ck_assert_str_eq(whole.text, cut.text);
+        gather(parts, format, i & 4, str(text));
+        squeeze(want, text);
+        squeeze(got, parts);
+        ck_assert_msg(!strcmp(got, want), "of “%s” only “%s” is left", text, parts);
     }
 }
 

@@ -1,6 +1,7 @@
 /* test_cpu_models.c - the CPU backend on small random models of all shapes, against a plain forward
  * pass in double precision. */
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -426,6 +427,65 @@ TEST(numerics_end_one_sequence)
         drive_seq_deinit(&both[i]);
     drive_seq_deinit(&alone);
     cpu_backend.close(d.backend);
+    drop_model();
+}
+
+/* Changes a number of config.json in place. */
+static void edit_config(const char *key, const char *from, const char *to)
+{
+    char path[512], text[8192], *at;
+    FILE *file;
+    size_t n;
+
+    snprintf(path, sizeof(path), "%s/config.json", dir);
+    file = fopen(path, "r+");
+    ck_assert_ptr_nonnull(file);
+    n = fread(text, 1, sizeof(text) - 1, file);
+    text[n] = '\0';
+    at = strstr(text, key);
+    ck_assert_ptr_nonnull(at);
+    at = strstr(at, from);
+    ck_assert_ptr_nonnull(at);
+    memcpy(at, to, strlen(to));
+    rewind(file);
+    ck_assert_uint_eq(fwrite(text, 1, n, file), n);
+    fclose(file);
+}
+
+static XXH128_hash_t fingerprint(void)
+{
+    XXH128_hash_t hash;
+
+    ck_assert_int_eq(model_fingerprint(model, &hash, &e), 0);
+    return hash;
+}
+
+/* KV blocks of other rotary frequencies are not taken for the model's own. */
+TEST(fingerprint_has_the_frequencies)
+{
+    static const struct model_config yarn = {WRITER_QWEN3,
+                                             1,
+                                             4,
+                                             4,
+                                             16,
+                                             33,
+                                             50,
+                                             2053,
+                                             1024,
+                                             1e-6f,
+                                             1e6,
+                                             true,
+                                             .rope = {ROPE_YARN, 4, 128}};
+    XXH128_hash_t before, same;
+
+    make_model(&yarn, false);
+    before = fingerprint();
+    same = fingerprint();
+    ck_assert(XXH128_isEqual(before, same));
+    edit_config("original_max_position_embeddings", "128", "256");
+    model_close(model);
+    ck_assert_msg(model_open(&model, dir, &e) == 0, "%s", e.text);
+    ck_assert(!XXH128_isEqual(before, fingerprint()));
     drop_model();
 }
 

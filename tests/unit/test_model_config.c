@@ -122,6 +122,9 @@ TEST(llama_and_mistral)
     snprintf(change, sizeof(change), "{%s,'sliding_window':4096}", mistral);
     parse(qwen3, change);
     ck_assert(p.n == 0 && c.max_seq_len == 4096);
+    snprintf(change, sizeof(change), "{%s,'sliding_window':'-'}", mistral); /* its own default */
+    parse(qwen3, change);
+    ck_assert(p.n == 0 && c.max_seq_len == 4096);
     snprintf(change, sizeof(change), "{%s,'sliding_window':null}", mistral);
     parse(qwen3, change);
     ck_assert(p.n == 0 && c.max_seq_len == 40960);
@@ -135,6 +138,9 @@ TEST(rope_scaling)
     parse(qwen3, "{'rope_scaling':{'type':'linear','factor':2}}");
     ck_assert(p.n == 0 && c.rope.kind == ROPE_LINEAR && c.rope.factor == 2);
     ck_assert_int_eq(c.max_seq_len, 40960);
+    parse(qwen3, "{'rope_scaling':{'rope_type':null,'type':'linear','factor':2},"
+                 "'rope_parameters':{'rope_type':'linear','factor':2}}");
+    ck_assert(p.n == 0 && c.rope.kind == ROPE_LINEAR && c.rope.factor == 2);
     parse(qwen3, "{'rope_parameters':{'rope_theta':1e6,'rope_type':'llama3','factor':8,"
                  "'low_freq_factor':1,'high_freq_factor':4,"
                  "'original_max_position_embeddings':8192}}");
@@ -190,6 +196,14 @@ static const struct {
     {"{'rope_scaling':{'rope_type':'llama3','factor':8,'original_max_position_embeddings':8192,"
      "'low_freq_factor':4,'high_freq_factor':4}}",
      -EINVAL, "rope_scaling.high_freq_factor: 4 is not above low_freq_factor, 4"},
+    {"{'rope_scaling':{'rope_type':'llama3','factor':8,'original_max_position_embeddings':8192,"
+     "'low_freq_factor':4}}",
+     -EINVAL, "rope_scaling.high_freq_factor: is missing"},
+    {"{'rope_scaling':{'factor':8}}", -EINVAL, "rope_scaling.rope_type: is missing beside factor"},
+    {"{'rope_scaling':{'type':'linear','factor':2},'rope_parameters':{'rope_type':'linear','factor'"
+     ":"
+     "8,'rope_theta':1e6}}",
+     -EINVAL, "rope_scaling: contradicts rope_parameters"},
     {"{'dual_chunk_attention_config':{'chunk_size':262144}}", -ENOTSUP,
      "dual_chunk_attention_config: dual chunk attention is not supported"},
     {"{'rope_scaling':'yarn'}", -EINVAL, "rope_scaling: must be an object, not a string"},

@@ -174,6 +174,13 @@ static const struct refusal refused[] = {
     {BYTES "/use_regex", NULL, "use_regex: is missing"},
     {BYTES "/add_prefix_space", "true", "add_prefix_space"},
     {"post_processor", "{'type': 'TemplateProcessing'}", "post_processor.single: is missing"},
+    {"post_processor", "{'type': 'Sequence', 'processors': [{'type': 'ByteLevel'}, {'type': 'X'}]}",
+     "post_processor.processors[1].type: \"X\""},
+    {"post_processor",
+     "{'type': 'TemplateProcessing', 'single': [{'SpecialToken': {'id': 'x'}}], 'special_tokens': "
+     "{}}",
+     "post_processor.special_tokens: has no ids for \"x\""},
+    {"pre_tokenizer", "null", "decoder: \"ByteLevel\" does not belong to the pre_tokenizer"},
     {"post_processor", "{'type': 'BertProcessing'}", "post_processor.type: \"BertProcessing\""},
     {"post_processor",
      "{'type': 'Sequence', 'processors': [{'type': 'Sequence', 'processors': []}]}",
@@ -398,9 +405,11 @@ TEST(ranges_behind_a_prefix)
 TEST(ignored_merges)
 {
     edit("model/vocab/bca", "280");
+    edit("model/vocab/\n\n", "281"); /* no spelling of two newlines */
     edit("model/ignore_merges", "true");
     ck_assert_msg(parse() == 0, "%s", e.text);
     expect_encoding("bca", "280");
+    expect_encoding("\n\n", "10 10");
     expect_encoding("bcab", "258 256");
     expect_encoding("\xc3\xa9", "195 169");
 }
