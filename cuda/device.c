@@ -65,6 +65,9 @@ int device_open(struct device *d, int id, struct err *e)
     r = cuda_check(cudaSetDevice(id), "choosing the device", e);
     if (r == 0)
         r = cuda_check(cudaGetDeviceProperties(&p, id), "querying its properties", e);
+    if (r == 0)
+        r = cuda_check(cudaDeviceGetPCIBusId(d->pci, sizeof(d->pci), id), "querying its address",
+                       e);
     if (r < 0)
         return r;
     if (p.major < 8)

@@ -27,6 +27,7 @@ struct device {
     int id;
     int compute; /* capability, 90 for 9.0 */
     char name[128];
+    char pci[32];    /* its address, "0000:65:00.0" */
     char driver[64]; /* "580.159.04, CUDA 13.0", or the latter alone */
     uint64_t total_bytes;
     struct launch launch;

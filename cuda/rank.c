@@ -9,6 +9,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "engine/model/rope.h"
 #include "engine/util/must.h"
 
 enum {
@@ -387,6 +388,7 @@ int rank_take_memory(struct rank *b, struct err *e)
     const struct model_config *c = &b->config;
     struct device *d = &b->device;
     struct forward *f = &b->forward;
+    float inv_freq[ROPE_MAX_PAIRS];
     int r;
 
     if ((r = cuda_weights_load(&b->weights, d, b->model, b->shard, &b->options, e)) < 0 ||
@@ -399,8 +401,10 @@ int rank_take_memory(struct rank *b, struct err *e)
         return r;
     b->step_memory = d->memory[DEVICE_STEP];
     f->gemm = b->gemm;
-    r = cuda_check(rope_table(f->launch, f->rope, b->options.max_seq_len, c->head_dim,
-                              c->rope_theta),
+    must(c->head_dim / 2 <= ROPE_MAX_PAIRS);
+    rope_frequencies(c, inv_freq);
+    r = cuda_check(rope_table(f->launch, f->rope, b->options.max_seq_len, inv_freq, c->head_dim / 2,
+                              rope_scale(c)),
                    "rope_table", e);
     for (int i = 0; i < 2 && b->shard.tp_size > 1 && r == 0; i++)
         r = cuda_check(cudaMemsetAsync(f->ranks.inbox[b->shard.rank][i], 0xff, f->ranks.inbox_bytes,
@@ -632,6 +636,7 @@ void rank_info(const struct rank *b, struct backend_info *out)
                                                       host_memory_base(b->host_memory)};
     snprintf(out->devices[0].name, sizeof(out->devices[0].name), "%.100s, %.0f GiB", b->device.name,
              (double)b->device.total_bytes / 0x1p30);
+    snprintf(out->devices[0].pci, sizeof(out->devices[0].pci), "%s", b->device.pci);
     snprintf(out->driver, sizeof(out->driver), "%s", b->device.driver);
     fill_ledger(out, b);
 }

@@ -16,6 +16,7 @@
 #include "daemon/backend_choice.h"
 #include "daemon/accounts.h"
 #include "daemon/listener.h"
+#include "daemon/metrics.h"
 #include "engine/cpu/cpu_backend.h"
 #include "engine/engine.h"
 #include "engine/model/weights.h"
@@ -203,6 +204,33 @@ static void check_admins(struct checking *c)
         check_socket(c, "admins", &listener);
 }
 
+static void check_metrics(struct checking *c)
+{
+    const struct options *o = c->check->options;
+    const struct listener_options place = {o->metrics_path, (mode_t)o->metrics_mode,
+                                           o->metrics_group, "metrics.group"};
+    struct err e;
+    int r;
+
+    if (!*o->metrics_path)
+        return;
+    if (strcmp(o->metrics_path, o->socket) == 0 || strcmp(o->metrics_path, o->admin_socket) == 0) {
+        say(c, WRONG, "metrics", edit(c, 0), "metrics.path: %s is the socket of clients already",
+            o->metrics_path);
+        return;
+    }
+    r = metrics_check(o, &e);
+    if (r == 0)
+        say(c, OK, "metrics", NULL, "%s (mode %04o)", o->metrics_path, (unsigned)o->metrics_mode);
+    else if (r == -EADDRINUSE)
+        say(c, OK, "metrics", NULL, "%s, where a daemon is running now", o->metrics_path);
+    else if (r == -ENOENT && is_made_by_systemd(o->metrics_path))
+        say(c, NOTE, "metrics", NULL, "%s: systemd creates its folder when it starts nvllmd",
+            o->metrics_path);
+    else
+        say(c, WRONG, "metrics", mend_socket(c, r, &place), "%s", e.text);
+}
+
 /* Reports a line of “nvllmd check” that is more than right. */
 static void say_line(void *arg, const char *level, const char *text)
 {
@@ -278,6 +306,7 @@ static void check_options(struct checking *c)
     check_backend(c, &choice);
     check_socket(c, "socket", &listener);
     check_admins(c);
+    check_metrics(c);
     check_model(c, &choice);
 }
 

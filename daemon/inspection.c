@@ -1,5 +1,5 @@
-/* inspection.c - the status, and the engine's reports about its requests, blocks and prefix cache,
- * as frames.
+/* inspection.c - the status, and the engine's reports about its requests, blocks, prefix cache and
+ * traces, as frames.
  *
  * The rows of proto/report_fields.h become assignments; messages point into the report. */
 #include <errno.h>
@@ -14,6 +14,7 @@ struct sources {
     const struct core_stats *core;
     const struct server *server;
     uint64_t now_us;
+    uint64_t unread;        /* records of a trace that its client did not read in time */
     struct unpacked *lists; /* their entries */
     char text[256];         /* of an explanation */
     Nvllm__V1__Blocks blocks;
@@ -182,8 +183,70 @@ FILLER(why_cached, Explanation, explanation, struct inspect_report, WHY_CACHED_F
 /* The engine numbers its enums as the protocol does. */
 _Static_assert((int)INSPECT_ENDING == (int)NVLLM__V1__REQUEST_STATE__REQUEST_ENDING, "states");
 _Static_assert((int)SLEEP_ALL == (int)NVLLM__V1__SLEEP_LEVEL__SLEEP_ALL, "levels");
+_Static_assert((int)TRACE_PART == (int)NVLLM__V1__TRACE_KIND__TRACE_PART, "kinds");
+_Static_assert((int)ENGINE_PART_OTHER == (int)NVLLM__V1__ENGINE_PART__PART_OTHER, "parts");
 _Static_assert((int)INSPECT_WHY_OFFLOADED == (int)NVLLM__V1__WAIT_REASON__WAIT_OFFLOADED,
                "reasons");
+
+/* ---- traces */
+
+/* Absent where it is 0, so that a record takes a few bytes. */
+#define FILL_USED(field, source)                                                                   \
+    m->field = source;                                                                             \
+    m->has_##field = m->field != 0;
+
+static void fill_record(Nvllm__V1__TraceRecord *m, const struct trace_record *q)
+{
+    nvllm__v1__trace_record__init(m);
+    FILL_USED(kind, (Nvllm__V1__TraceKind)(int)q->kind)
+    FILL_USED(at_us, q->at_us)
+    FILL_USED(took_us, q->took_us)
+    FILL_USED(request, q->request)
+    FILL_USED(choice, (uint32_t)q->choice)
+    FILL_USED(finish_reason, reply_finish((enum core_reason)q->reason))
+    FILL_USED(since, (Nvllm__V1__TraceKind)(int)q->since)
+    FILL_USED(step, q->step)
+    FILL_USED(decode_tokens, (uint32_t)q->n_decodes)
+    FILL_USED(prompt_tokens, (uint32_t)q->n_prompt)
+    FILL_USED(sequences, (uint32_t)q->n_seqs)
+    FILL_USED(part, (Nvllm__V1__EnginePart)q->part)
+}
+
+int trace_put(struct pending *p, const struct engine_event *ev)
+{
+    const int64_t most = p->server->parts.options->output_pause_bytes;
+    struct connection *to = p->session->connection;
+    Nvllm__V1__TraceChunk m = NVLLM__V1__TRACE_CHUNK__INIT;
+    Nvllm__V1__TraceRecord *records;
+    struct unpacked *lists;
+    int r = -ENOMEM;
+
+    if (connection_unread_bytes(to) > (size_t)most) {
+        p->dropped += ev->n_records;
+        return CONNECTION_OK;
+    }
+    lists = unpacked_new();
+    records = unpacked_list(lists, &m.records, ev->n_records, sizeof(*records));
+    m.n_records = ev->n_records;
+    for (size_t i = 0; records && i < ev->n_records; i++)
+        fill_record(&records[i], &ev->records[i]);
+    if (records)
+        r = reply_put(to, p->client_id, EVENT(TRACE_CHUNK), &m);
+    unpacked_free(lists);
+    return r;
+}
+
+static int fill_traced(void *to, const void *report, struct sources *from)
+{
+    const struct inspect_report *q = report;
+    Nvllm__V1__Traced *m = to;
+
+    nvllm__v1__traced__init(m);
+    m->has_took_us = m->has_dropped = true;
+    m->took_us = q->took_us;
+    m->dropped = q->dropped + from->unread;
+    return 0;
+}
 
 /* ---- frames */
 
@@ -219,6 +282,7 @@ static const struct {
     [INSPECT_EXPLAIN_PROMPT] = {EVENT(EXPLANATION), fill_why_cached},
     [INSPECT_SLEEP] = {EVENT(SLEPT), fill_sleep_change},
     [INSPECT_WAKE] = {EVENT(SLEPT), fill_sleep_change},
+    [INSPECT_TRACE] = {EVENT(TRACED), fill_traced},
 };
 
 int inspection_put(const struct pending *p, const struct inspect_report *r)
@@ -227,13 +291,15 @@ int inspection_put(const struct pending *p, const struct inspect_report *r)
     struct sources from = {.engine = &engine,
                            .core = &r->stats,
                            .server = p->server,
-                           .now_us = r->now_us};
+                           .now_us = r->now_us,
+                           .unread = p->dropped};
     union {
         Nvllm__V1__RequestList requests;
         Nvllm__V1__BlockReport blocks;
         Nvllm__V1__CacheReport cache;
         Nvllm__V1__CacheChanged change;
         Nvllm__V1__Slept slept;
+        Nvllm__V1__Traced traced;
         Nvllm__V1__Explanation why;
     } m;
     Nvllm__V1__RequestInfo info;

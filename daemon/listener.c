@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <libgen.h>
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -177,7 +178,7 @@ int listener_open(struct listener **out, const struct listener_options *o, struc
 
 static int check_folder(const char *path, struct err *e)
 {
-    char copy[sizeof(((struct sockaddr_un *)0)->sun_path)];
+    char copy[PATH_MAX];
     const char *folder;
     struct stat st;
 
@@ -204,14 +205,20 @@ static int check_group(const struct listener_options *o, struct err *e)
                    o->group_option, o->group);
 }
 
+int listener_check_place(const struct listener_options *o, struct err *e)
+{
+    const int r = check_folder(o->path, e);
+
+    return r < 0 ? r : check_group(o, e);
+}
+
 int listener_check(const struct listener_options *o, struct err *e)
 {
     struct sockaddr_un addr;
     bool left;
     int r;
 
-    if ((r = take_path(&addr, o->path, e)) < 0 || (r = check_folder(o->path, e)) < 0 ||
-        (r = check_group(o, e)) < 0)
+    if ((r = take_path(&addr, o->path, e)) < 0 || (r = listener_check_place(o, e)) < 0)
         return r;
     return look_at_path(&addr, &left, e); /* last: a served socket is no fault of the rest */
 }

@@ -33,6 +33,9 @@ int listener_open(struct listener **out, const struct listener_options *options,
  * daemon listens; -ENOENT: the folder is missing; others as of listener_open. */
 int listener_check(const struct listener_options *options, struct err *e);
 
+/* Of these, the errors of the path's folder and of the group. */
+int listener_check_place(const struct listener_options *options, struct err *e);
+
 /* As listener_open, for the socket that systemd passes; 0 with *out NULL where there is none. */
 int listener_inherit(struct listener **out, struct err *e);
 

@@ -123,6 +123,15 @@ static const struct option table[] = {
     {"cuda.tune", KIND_CHOICE, AT(cuda_tune), 0, 0, "idle|before_ready", "idle",
      "when to measure algorithms that are not yet known: while idle, or for up to 6 s before the "
      "daemon is ready"},
+    {"metrics.path", KIND_TEXT, AT(metrics_path), 0, 0, NULL, "",
+     "where metrics are: a socket that answers HTTP or, if it ends in .prom, a file; empty: "
+     "nowhere"},
+    {"metrics.mode", KIND_MODE, AT(metrics_mode), 0, 0777, NULL, "0660",
+     "who may read them, as a file mode"},
+    {"metrics.group", KIND_TEXT, AT(metrics_group), 0, 0, NULL, "",
+     "group of the socket or file; empty: the daemon's own"},
+    {"metrics.interval_s", KIND_INT, AT(metrics_interval_s), 1, 3600, NULL, "15",
+     "seconds between two versions of the file"},
     LIMITS(LIMIT_ROW){
         "limits.admin_connections", KIND_INT, AT(admin_connections), 0, 1000, NULL, "16",
         "connections of administrators beyond limits.connections and limits.connections_per_uid"},

@@ -152,6 +152,10 @@ struct options {
     int64_t cuda_invariant;
     int64_t cuda_tune;
     char *cuda_cache_folder;
+    char *metrics_path; /* "": none; ends in .prom: a file, else a socket */
+    int64_t metrics_mode;
+    char *metrics_group;
+    int64_t metrics_interval_s;
 #define LIMIT_MEMBER(name, key, member, ...) int64_t member;
     LIMITS(LIMIT_MEMBER)
 #undef LIMIT_MEMBER

@@ -62,6 +62,11 @@ static int put_tool_calls(struct unpacked *u, Nvllm__V1__Delta *d, const struct 
     return 0;
 }
 
+Nvllm__V1__FinishReason reply_finish(enum core_reason reason)
+{
+    return finish_reasons[reason];
+}
+
 int reply_delta(struct connection *c, uint64_t id, const struct engine_event *ev)
 {
     const size_t n = ev->logprobs ? ev->n_ids : 0;

@@ -13,6 +13,7 @@
 /* Each puts one frame for the client's id, as connection_put() does. message: any of the oneof. */
 int reply_put(struct connection *c, uint64_t id, Nvllm__V1__ServerFrame__EventCase event,
               void *message);
+Nvllm__V1__FinishReason reply_finish(enum core_reason reason);
 int reply_delta(struct connection *c, uint64_t id, const struct engine_event *ev);
 int reply_done(struct connection *c, uint64_t id, const struct core_usage *usage);
 int reply_packed(struct connection *c, uint64_t id, struct engine_event *ev); /* of reply_pack */

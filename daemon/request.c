@@ -435,6 +435,8 @@ static void take_generate(struct checker *c, struct engine_request *r, const Nvl
 
 /* ---- looks into the engine, and changes of its prefix cache */
 
+enum { TRACE_MS = 5000, TRACE_MOST_MS = 600000 };
+
 static int32_t limit_of(uint32_t limit)
 {
     return limit == 0 || limit > INSPECT_MAX_ENTRIES ? INSPECT_MAX_ENTRIES : (int32_t)limit;
@@ -507,6 +509,13 @@ static void take_inspect(struct checker *c, struct engine_request *out,
         break;
     case OP(WAKE):
         q->kind = INSPECT_WAKE;
+        break;
+    case OP(TRACE):
+        q->kind = INSPECT_TRACE;
+        q->duration_ms = f->trace->has_duration_ms ? f->trace->duration_ms : TRACE_MS;
+        if (q->duration_ms < 1 || q->duration_ms > TRACE_MOST_MS)
+            refuse(c, CODE(INVALID), "duration_ms", "%" PRIu32 " is not in 1 .. %d", q->duration_ms,
+                   TRACE_MOST_MS);
         break;
     default:
         take_explain(c, out, f->explain);

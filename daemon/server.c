@@ -286,6 +286,7 @@ static int make_events(struct server *s)
 int server_new(struct server **out, const struct server_parts *parts, struct err *e)
 {
     struct server *s = calloc(1, sizeof(*s));
+    int r;
 
     if (!s)
         return err_set(e, -ENOMEM, "server: out of memory");
@@ -298,6 +299,18 @@ int server_new(struct server **out, const struct server_parts *parts, struct err
         server_free(s);
         return err_set(e, -ENOMEM, "server: cannot set up its loop");
     }
+    r = metrics_new(&s->metrics,
+                    &(struct metrics_parts){.options = s->parts.options,
+                                            .engine = s->parts.engine,
+                                            .backend = s->parts.backend,
+                                            .model = s->parts.model,
+                                            .connections =
+                                                &s->accounts.total.amounts[ACCOUNT_CONNECTIONS]},
+                    e);
+    if (r < 0) {
+        server_free(s);
+        return r;
+    }
     *out = s;
     return 0;
 }
@@ -306,6 +319,7 @@ void server_free(struct server *s)
 {
     if (!s)
         return;
+    metrics_free(s->metrics);
     sessions_deinit(s);
     for (int i = 0; i < N_SERVER_EVENTS; i++)
         if (s->events[i])
@@ -340,6 +354,8 @@ enum server_end server_run(struct server *s)
     }
     server_hold_signals(SIG_BLOCK);
     event_del(s->events[EVENT_ENGINE]); /* the engine, which is freed first, owns its descriptor */
+    if (!metrics_stop(s->metrics) && s->end == SERVER_ENDED) /* its thread asks the engine */
+        s->end = SERVER_STUCK;
     log_event(LOG_LEVEL_INFO, "ended", "connections=%" PRIu64 " requests=%zu",
               server_connections(s), s->requests.n);
     if (s->end == SERVER_ENDED && s->reading.under_way) {

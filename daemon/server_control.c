@@ -55,6 +55,7 @@ void server_tell_status(const struct server *s)
 {
     struct engine_status status;
 
+    metrics_set_state(s->metrics, server_state(s));
     engine_status(s->parts.engine, &status);
     if (s->end == SERVER_FAILED)
         return; /* server_tell_failure has told */
@@ -320,8 +321,11 @@ void server_settled(struct server *s)
     bool ending = s->phase == PHASE_DRAINING || s->phase == PHASE_CANCELLING;
 
     /* A client that keeps inspecting must not keep the daemon alive. */
-    if (ending && s->requests.n == s->accounts.total.amounts[ACCOUNT_INSPECTS])
+    if (ending && s->requests.n == s->accounts.total.amounts[ACCOUNT_INSPECTS]) {
+        if (!s->closed)
+            requests_end_traces(s);
         s->closed = true;
+    }
     if (ending && s->requests.n == 0)
         begin_flush(s);
 }
@@ -333,6 +337,7 @@ void server_engine_failed(struct server *s, const char *why)
     log_text(LOG_LEVEL_ERROR, "engine_failed", why, "requests=%zu", s->requests.n);
     server_tell_failure(why);
     s->end = SERVER_FAILED;
+    metrics_set_state(s->metrics, server_state(s));
     stop_listening(s);
     refusal_set(&e, CODE(INTERNAL), "%s", why);
     requests_fail_all(s, &e);

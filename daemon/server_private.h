@@ -12,6 +12,7 @@
 #include "daemon/connection.h"
 #include "daemon/limits.h"
 #include "daemon/log.h"
+#include "daemon/metrics.h"
 #include "daemon/replies.h"
 #include "daemon/request.h"
 #include "daemon/server.h"
@@ -77,6 +78,7 @@ struct server {
     struct request_rules rules; /* from READY on */
     struct connections connections;
     struct accounts accounts;
+    struct metrics *metrics; /* NULL: none are served */
     struct list sessions;
     struct id_map requests; /* struct pending, by the daemon's id */
     uint64_t last_id;
@@ -110,9 +112,13 @@ struct pending {
     struct session *session; /* NULL: the client has left, or has its answer */
     struct account *account; /* a reference */
     pid_t pid;
-    bool inspect;             /* counted as an inspect request */
-    uint64_t queued_tokens;   /* charged until the first event */
-    uint64_t reading;         /* a reload: the reading that answers it; else 0 */
+    bool inspect;           /* counted as an inspect request */
+    uint64_t queued_tokens; /* charged until the first event */
+    uint64_t reading;       /* a reload: the reading that answers it; else 0 */
+    bool traces;            /* a trace, which ends when the daemon does */
+    uint64_t dropped;       /* of its records */
+    bool generates;
+    enum core_reason reason;  /* GENERATE: why choice 0 has ended */
     struct unpacked *message; /* charged until the engine releases it, on any thread */
     uint64_t engine_bytes;    /* charged until the end; the engine thread adds to it */
     enum limit exceeded;      /* with ENGINE_E_MEMORY_LIMIT */
@@ -229,6 +235,7 @@ void session_abandon(struct session *s);
 void requests_event(struct server *s, struct engine_event *ev);
 
 void requests_cancel_all(struct server *s);
+void requests_end_traces(struct server *s);
 
 /* Ends each request with an error, for its client. The record stays until the engine's own terminal
  * event, or until requests_deinit. */
@@ -240,6 +247,10 @@ void requests_deinit(struct server *s);
 /* ---- inspection.c */
 
 int session_status(struct session_call *c, struct refusal *e);
+
+/* Puts records of a trace, unless the client has too much unread: then they are dropped. As
+ * connection_put(). */
+int trace_put(struct pending *p, const struct engine_event *ev);
 
 /* Puts a report's frame, as connection_put() does; -ENOMEM. */
 int inspection_put(const struct pending *p, const struct inspect_report *r);

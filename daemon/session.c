@@ -65,6 +65,7 @@ static const struct operation table[] = {
     {OP(SHUTDOWN), "shutdown", true, control_shutdown},
     {OP(SLEEP), "sleep", true, session_inspect},
     {OP(WAKE), "wake", true, session_inspect},
+    {OP(TRACE), "trace", true, session_inspect},
 };
 
 const struct operation *operation_of(Nvllm__V1__ClientFrame__OpCase op)
@@ -97,11 +98,14 @@ static void operate(struct session_call *c)
 {
     struct session *s = c->session;
     const uint64_t id = c->frame->id; /* the frame may be freed */
+    const bool generates = c->frame->op_case == OP(GENERATE);
     struct refusal e;
     int r = run_operation(c, &e);
 
     if (r == -ENOMEM)
         refusal_set(&e, CODE(INTERNAL), "out of memory");
+    if (r < 0 && generates)
+        metrics_count_error(s->server->metrics, e.code);
     if (r < 0)
         r = reply_error(s->connection, id, &e);
     session_check_put(s, r);

@@ -228,6 +228,8 @@ static int start(struct session_call *c, struct demand d, struct refusal *e)
     if (!p)
         return -ENOMEM;
     c->message = NULL;
+    p->generates = r.kind == ENGINE_GENERATE;
+    p->traces = r.kind == ENGINE_INSPECT && r.query.kind == INSPECT_TRACE;
     r.id = p->id;
     r.owner = p;
     r.release = release;
@@ -277,8 +279,8 @@ int session_cancel(struct session_call *c, struct refusal *e)
 
 /* ---- from the engine */
 
-/* Sends an engine error as an error of the protocol. */
-static int tell_error(const struct pending *p, const struct engine_event *ev)
+/* An engine error as an error of the protocol. */
+static struct refusal refusal_of(const struct pending *p, const struct engine_event *ev)
 {
     const struct options *o = p->server->parts.options;
     struct refusal e;
@@ -293,10 +295,28 @@ static int tell_error(const struct pending *p, const struct engine_event *ev)
         e.message = *ev->message;
     else if (ev->error == ENGINE_E_MEMORY_LIMIT && p->engine_bytes > e.limit_value)
         e.code = CODE(TOO_LONG); /* it is over the limit alone: waiting would not help */
+    return e;
+}
+
+static int tell_error(const struct pending *p, const struct engine_event *ev)
+{
+    const struct refusal e = refusal_of(p, ev);
+
     return reply_error(p->session->connection, p->client_id, &e);
 }
 
-static int tell(const struct pending *p, struct engine_event *ev)
+/* Counts how a generate request ends: by why its first choice did, or by its error. */
+static void count(struct pending *p, const struct engine_event *ev)
+{
+    if (ev->type == ENGINE_DELTA && ev->choice == 0 && ev->reason != CORE_REASON_NONE)
+        p->reason = ev->reason;
+    else if (ev->type == ENGINE_DONE && p->generates)
+        metrics_count_end(p->server->metrics, reply_finish(p->reason));
+    else if (ev->type == ENGINE_ERROR && p->generates)
+        metrics_count_error(p->server->metrics, refusal_of(p, ev).code);
+}
+
+static int tell(struct pending *p, struct engine_event *ev)
 {
     struct connection *c = p->session->connection;
 
@@ -312,6 +332,8 @@ static int tell(const struct pending *p, struct engine_event *ev)
         return ev->error == ENGINE_E_ANSWER_LIMIT ? CONNECTION_E_LARGE : tell_error(p, ev);
     case ENGINE_REPORT:
         return inspection_put(p, ev->report);
+    case ENGINE_TRACE:
+        return trace_put(p, ev);
     }
     return CONNECTION_OK;
 }
@@ -332,6 +354,7 @@ static int refuse_answer(const struct pending *p)
 
 void requests_event(struct server *s, struct engine_event *ev)
 {
+    const bool is_last = ev->type != ENGINE_DELTA && ev->type != ENGINE_TRACE;
     struct pending *p = id_map_get(&s->requests, ev->request);
     struct session *one;
     int r = CONNECTION_OK;
@@ -339,18 +362,22 @@ void requests_event(struct server *s, struct engine_event *ev)
     if (!p)
         return;
     leave_queue(p);
+    count(p, ev);
     one = p->session;
     if (one)
         r = tell(p, ev);
     if (r == CONNECTION_E_LARGE) {
         r = refuse_answer(p);
-        if (ev->type == ENGINE_DELTA) { /* the client has its answer, the engine goes on */
+        if (!is_last) { /* the client has its answer, the engine goes on */
             must(id_map_take(&one->requests, p->client_id) == p);
             p->session = NULL;
+            if (p->generates)
+                metrics_count_error(s->metrics, CODE(TOO_LONG));
+            p->generates = false; /* it has been counted */
             engine_cancel(s->parts.engine, p->id);
         }
     }
-    if (ev->type != ENGINE_DELTA)
+    if (is_last)
         pending_forget(p);
     if (one)
         session_check_put(one, r); /* may abandon the rest of its requests */
@@ -363,6 +390,16 @@ void requests_cancel_all(struct server *s)
 
     while ((p = id_map_next(&s->requests, &at)))
         engine_cancel(s->parts.engine, p->id);
+}
+
+void requests_end_traces(struct server *s)
+{
+    struct pending *p;
+    size_t at = 0;
+
+    while ((p = id_map_next(&s->requests, &at)))
+        if (p->traces)
+            engine_cancel(s->parts.engine, p->id);
 }
 
 void requests_fail_all(struct server *s, const struct refusal *e)

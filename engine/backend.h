@@ -16,7 +16,7 @@
 #include "engine/model/model.h"
 
 enum {
-    BACKEND_ABI = 10,        /* changes when a struct of batch.h or this file does */
+    BACKEND_ABI = 11,        /* changes when a struct of batch.h or this file does */
     BACKEND_IN_FLIGHT = 2,   /* steps submitted and not yet waited for, at most */
     BACKEND_MAX_DEVICES = 8, /* of one backend */
 };
@@ -65,6 +65,7 @@ struct backend_tier {
 /* One of the devices; of several each is a rank. */
 struct backend_device {
     char name[128]; /* "AMD EPYC, 2 threads, AVX-512" */
+    char pci[32];   /* its address, "0000:65:00.0"; empty: it has none */
     /* Of several: its memory; and how much of the time of steps, since it was opened or last woke,
      * it has exchanged parts with the others or waited for them: 0 .. 1. */
     uint64_t total_bytes, free_bytes;

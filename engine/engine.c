@@ -94,6 +94,7 @@ void engine_free(struct engine *g)
     free((char *)(uintptr_t)g->options.disk_folder);
     free(g->shares);
     free(g->ends);
+    free(g->trace);
     if (g->event_fd >= 0)
         close(g->event_fd);
     pthread_cond_destroy(&g->room);
@@ -235,6 +236,15 @@ void engine_status(const struct engine *g, struct engine_status *out)
     out->asleep = engine_asleep(g);
     out->n_ranks = out->backend.n_devices > 1 ? out->backend.n_devices : 0;
     out->ranks = out->backend.devices;
+}
+
+void engine_metrics(const struct engine *g, struct engine_metrics *out)
+{
+    pthread_mutex_t *lock = (pthread_mutex_t *)&g->lock;
+
+    pthread_mutex_lock(lock);
+    *out = g->metrics;
+    pthread_mutex_unlock(lock);
 }
 
 const struct model *engine_model(const struct engine *g)

@@ -1,8 +1,9 @@
 /* engine.h - the engine as the daemon sees it: requests go in, lists of events come out.
  *
  * Behind it work the tokenizer pool (rendering, encoding) and the engine thread (core, backend,
- * detokenizing). One thread, the daemon's loop, calls all functions here; none of them waits for a
- * step, loads or encodes. Events carry request ids, never pointers of the caller. */
+ * detokenizing). One thread, the daemon's loop, calls all functions here; engine_state,
+ * engine_status and engine_metrics may be called by any. None of them waits for a step, loads or
+ * encodes. Events carry request ids, never pointers of the caller. */
 #ifndef NVLLM_ENGINE_ENGINE_H
 #define NVLLM_ENGINE_ENGINE_H
 
@@ -17,8 +18,10 @@
 #include "engine/core/fair.h"
 #include "engine/core/prefix_cache.h"
 #include "engine/inspect.h"
+#include "engine/metrics.h"
 #include "engine/model/model.h"
 #include "engine/sampling.h"
+#include "engine/trace.h"
 #include "engine/util/text.h"
 
 struct engine;
@@ -132,6 +135,7 @@ enum engine_event_type {
     ENGINE_TOKENS, /* of tokenize, terminal */
     ENGINE_TEXT,   /* of detokenize and render, terminal */
     ENGINE_REPORT, /* of inspect, terminal */
+    ENGINE_TRACE,  /* of inspect's TRACE: records */
 };
 
 struct engine_event {
@@ -147,13 +151,15 @@ struct engine_event {
     struct text reasoning;           /* DELTA */
     struct chat_tool_call *calls;    /* [n_calls] DELTA; complete, without ids */
     size_t n_calls;
-    struct core_usage usage;       /* DONE */
-    enum engine_error error;       /* ERROR */
-    const char *field;             /* ERROR: static text, or NULL */
-    struct err *message;           /* ERROR: in the event's memory */
-    struct inspect_report *report; /* REPORT: set it to NULL to keep it */
-    size_t bytes;                  /* of the event's memory, report and packed */
-    struct engine_packed packed;   /* TOKENS, TEXT; as report */
+    struct core_usage usage;            /* DONE */
+    enum engine_error error;            /* ERROR */
+    const char *field;                  /* ERROR: static text, or NULL */
+    struct err *message;                /* ERROR: in the event's memory */
+    struct inspect_report *report;      /* REPORT: set it to NULL to keep it */
+    const struct trace_record *records; /* [n_records] TRACE */
+    size_t n_records;
+    size_t bytes;                /* of the event's memory, report and packed */
+    struct engine_packed packed; /* TOKENS, TEXT; as report */
 };
 
 struct engine_status {
@@ -201,6 +207,7 @@ void engine_events_free(struct engine_event *list);
 enum engine_state engine_state(const struct engine *g);
 enum sleep_level engine_asleep(const struct engine *g);
 void engine_status(const struct engine *g, struct engine_status *out);
+void engine_metrics(const struct engine *g, struct engine_metrics *out);
 
 /* From READY on; NULL before. */
 const struct model *engine_model(const struct engine *g);

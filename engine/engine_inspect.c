@@ -113,6 +113,8 @@ static int compute(struct engine *g, struct job *j)
     };
     int r = core_admit(g->core, &cr, engine_now_us());
 
+    if (r == CORE_OK)
+        engine_trace_queued(g, j);
     return r > 0 ? -E2BIG : r;
 }
 

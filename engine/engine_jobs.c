@@ -7,6 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "engine/util/checked.h"
+
 void job_release(struct job *j)
 {
     if (j->request.release)
@@ -107,6 +109,27 @@ static int copy_ids(struct job *j, struct err *e)
     return 0;
 }
 
+/* A raw prompt begins as the model's tokenizer begins a text. */
+static int encode_prompt(struct job *j, struct err *e)
+{
+    struct token_list *prompt = &j->prompt;
+    const int32_t *begin;
+    const size_t n = tokenizer_begin(j->engine->tokenizer, &begin);
+    int r = tokenizer_encode_all(j->engine->tokenizer, j->request.prompt, true, prompt);
+
+    if (r < 0)
+        return err_set(e, r, "prompt: too long");
+    if (n == 0 || prompt->n == 0 ||
+        (prompt->n >= n && memcmp(prompt->ids, begin, n * sizeof(*begin)) == 0))
+        return 0;
+    if (!array_reserve(&prompt->ids, &prompt->cap, prompt->n + n, sizeof(*begin)))
+        return -ENOMEM;
+    memmove(prompt->ids + n, prompt->ids, prompt->n * sizeof(*begin));
+    memcpy(prompt->ids, begin, n * sizeof(*begin));
+    prompt->n += n;
+    return 0;
+}
+
 static int encode(struct job *j, const char **field, struct err *e)
 {
     int r = 0;
@@ -114,9 +137,7 @@ static int encode(struct job *j, const char **field, struct err *e)
     switch (j->request.input) {
     case ENGINE_PROMPT:
         *field = "prompt";
-        r = tokenizer_encode_all(j->engine->tokenizer, j->request.prompt, true, &j->prompt);
-        if (r < 0)
-            return err_set(e, r, "prompt: too long");
+        r = encode_prompt(j, e);
         break;
     case ENGINE_PROMPT_IDS:
         *field = "prompt_ids";

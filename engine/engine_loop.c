@@ -128,10 +128,12 @@ static int admit(struct engine *g, struct job *j, struct err *e)
     }
     if (ret == CORE_OK)
         ret = core_admit(g->core, &cr, engine_now_us());
-    if (ret != CORE_OK)
+    if (ret != CORE_OK) {
         refuse(g, j, ret, &cr);
-    else
+    } else {
+        engine_trace_queued(g, j);
         job_release(j); /* the core has its own copy */
+    }
     return 1;
 }
 
@@ -141,6 +143,7 @@ static void finish(struct engine *g, struct job *j, const struct core_usage *usa
 
     j->terminal.usage = *usage;
     j->terminal.usage.arrival_us = j->arrival_us;
+    engine_count_end(g, &j->terminal.usage);
     if (error == -EDQUOT)
         job_fail(j, &g->out, ENGINE_E_MEMORY_LIMIT, NULL,
                  "the answer takes more memory than the limits allow");
@@ -207,6 +210,8 @@ static int take_in(struct engine *g, struct err *e)
         } else if (!list_empty(&j->work.link)) {
             list_remove(&j->work.link);
             job_fail(j, &g->out, ENGINE_E_CANCELLED, NULL, "cancelled");
+        } else if (j == g->trace_job) {
+            engine_end_trace(g);
         } else {
             core_cancel(g->core, j->request.id, CORE_REASON_CANCELLED, engine_now_us());
         }
@@ -221,6 +226,10 @@ static int answer(struct engine *g, struct job *j, struct err *e)
 
     if (q->kind == INSPECT_SLEEP || q->kind == INSPECT_WAKE)
         return engine_answer_sleep(g, j, e);
+    if (q->kind == INSPECT_TRACE) {
+        engine_begin_trace(g, j);
+        return 1;
+    }
     if (q->kind == INSPECT_CACHE_PIN && !q->unpin) /* it may be computed */
         r = engine_wake_for(g, j, e);
     if (r > 0)
@@ -277,6 +286,7 @@ static bool handle(struct engine *g, const struct core_event *ev, struct engine_
     }
     switch (ev->type) {
     case CORE_TOKEN:
+        engine_count_token(g, j, ev, g->committed_us);
         r = generation_token(j->generation, ev, &g->out);
         break;
     case CORE_CHOICE_DONE:
@@ -317,10 +327,14 @@ static void collect(struct engine *g)
 
 static void publish(struct engine *g)
 {
+    if (g->trace)
+        engine_tend_trace(g, false);
     pthread_mutex_lock(&g->lock);
     core_stats(g->core, &g->status.core);
+    g->metrics = g->counts;
     pthread_mutex_unlock(&g->lock);
     engine_publish(g, &g->out);
+    engine_spend(g, ENGINE_PART_PUBLISH);
 }
 
 /* ---- steps */
@@ -359,20 +373,6 @@ static int submit(struct engine *g, const struct batch *batch, struct err *e)
     return r;
 }
 
-/* A step starts when it is submitted, or when the step before it ends. */
-static void learn_cost(struct engine *g, uint64_t step)
-{
-    const struct batch *b = g->batches[step % BACKEND_IN_FLIGHT];
-    const uint64_t submitted = g->submitted_us[step % BACKEND_IN_FLIGHT], now = engine_now_us();
-    const uint64_t begin = submitted > g->committed_us ? submitted : g->committed_us;
-
-    g->committed_us = now;
-    if (submitted <= g->resumed_us || b->n_offloaded > 0) /* which wait for host memory */
-        return;
-    step_cost_learn(&g->cost, b->n_decodes, b->n_tokens - b->n_decodes, (double)(now - begin));
-    core_set_cost(g->core, &g->cost);
-}
-
 /* A step without rows waits for a copy, if the backend has not done so. */
 static int copy_wait_ms(const struct engine *g, uint64_t step)
 {
@@ -386,19 +386,21 @@ static int finish_oldest(struct engine *g, struct err *e)
     struct step_result result;
     int r = g->options.backend->wait(g->backend, &result, e);
 
+    engine_spend(g, ENGINE_PART_WAIT);
     if (r < 0)
         return r;
     g->in_flight--;
-    learn_cost(g, result.step);
+    engine_count_step(g, result.step);
     if (g->disk)
         engine_end_copies(g, &result, copy_wait_ms(g, result.step));
-    core_commit(g->core, &result, engine_now_us());
+    core_commit(g->core, &result, g->committed_us);
     if (g->disk)
         engine_forget_ended(g, &result);
     collect(g);
     if (g->broken_blocks) /* the core has dropped them */
         engine_forget_cleared(g);
     g->broken_blocks = false;
+    engine_spend(g, ENGINE_PART_COMMIT);
     if (g->in_flight > 0)
         publish(g);
     return 0;
@@ -454,6 +456,8 @@ static int rest(struct engine *g, uint64_t deadline_us, struct err *e)
 {
     const uint64_t sleep_us = engine_sleep_time(g);
 
+    if (g->trace && (!deadline_us || g->trace_end_us < deadline_us))
+        deadline_us = g->trace_end_us;
     if (sleep_us && engine_now_us() >= sleep_us)
         return engine_sleep_by_itself(g, e);
     if (!deadline_us || (sleep_us && sleep_us < deadline_us))
@@ -473,6 +477,7 @@ static int iterate(struct engine *g, struct err *e)
     if (engine_wait_for_room(g))
         g->resumed_us = engine_now_us();
     g->beat++;
+    engine_spend(g, N_ENGINE_PARTS);
     r = take_in(g, e);
     if (r < 0)
         return r;
@@ -480,12 +485,18 @@ static int iterate(struct engine *g, struct err *e)
     collect(g);
     if (g->in_flight < BACKEND_IN_FLIGHT)
         next = core_next(g->core, &batch, engine_now_us());
-    if (next == CORE_OK)
+    engine_spend(g, ENGINE_PART_SCHEDULE);
+    if (next == CORE_OK) {
         r = submit(g, batch, e);
+        engine_spend(g, ENGINE_PART_SUBMIT);
+    }
     if (r < 0)
         return r;
     engine_restore(g, engine_now_us() + RESTORE_US);
     answered = answer_next(g, e);
+    if (g->trace && next != CORE_OK && g->in_flight == 0)
+        engine_tend_trace(g, true);
+    engine_spend(g, ENGINE_PART_OTHER);
     publish(g);
     if (answered < 0)
         return answered;

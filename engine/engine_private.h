@@ -1,6 +1,6 @@
 /* engine_private.h - the engine's own state, shared by engine.c (the face, and the load),
  * engine_jobs.c (the pool's work), engine_loop.c (the engine thread), engine_sleep.c,
- * engine_inspect.c and generation.c. */
+ * engine_inspect.c, engine_watch.c and generation.c. */
 #ifndef NVLLM_ENGINE_ENGINE_PRIVATE_H
 #define NVLLM_ENGINE_ENGINE_PRIVATE_H
 
@@ -38,6 +38,7 @@ struct job {
     struct engine *engine;
     enum job_phase phase; /* under the engine's lock */
     atomic_bool cancelled;
+    bool has_token; /* its first token has been counted */
     uint64_t arrival_us;
     struct engine_request request;
     struct token_list prompt;      /* encoded */
@@ -82,8 +83,9 @@ struct engine {
     bool new_shares;
     uint64_t idle_sleep_us; /* after which the engine sleeps; 0: never */
     bool new_idle_sleep;
-    struct engine_status status; /* without state and asleep; written by the engine thread but for
-                                  * n_encoding and progress */
+    struct engine_status status;   /* without state and asleep; written by the engine thread but for
+                                    * n_encoding and progress */
+    struct engine_metrics metrics; /* a copy of counts, as old as status.core */
 
     /* Owned by the engine thread. */
     struct backend *backend;
@@ -99,6 +101,12 @@ struct engine {
     uint64_t resumed_us;     /* end of the last pause: earlier steps' times are not learnt */
     struct engine_end *ends; /* [max_seqs] */
     int in_flight;
+
+    struct engine_metrics counts;
+    uint64_t lap_us;     /* until when its time has been counted */
+    struct trace *trace; /* NULL: none is on */
+    struct job *trace_job;
+    uint64_t trace_begin_us, trace_end_us;
 
     struct disk_tier *disk; /* NULL: none */
     char *above_disk;       /* memory of the tier above it, block after block */
@@ -163,6 +171,24 @@ void engine_forget_cleared(struct engine *g);
 /* engine_inspect.c */
 /* Takes the job over. computed: the core has computed the prompt that it pins; else NULL. */
 void engine_answer(struct engine *g, struct job *j, const struct core_event *computed);
+
+/* engine_watch.c */
+/* Counts the time since the last call as that of a part; N_ENGINE_PARTS: of none. */
+void engine_spend(struct engine *g, enum engine_part part);
+/* Counts a token; it is told at now_us. */
+void engine_count_token(struct engine *g, struct job *j, const struct core_event *ev,
+                        uint64_t now_us);
+void engine_count_end(struct engine *g, const struct core_usage *usage);
+/* Counts a step whose result has come, and learns from it what steps cost. Sets committed_us. */
+void engine_count_step(struct engine *g, uint64_t step);
+
+/* Records that a job waits in the core's queue. */
+void engine_trace_queued(struct engine *g, const struct job *j);
+/* Takes over a job of INSPECT_TRACE. */
+void engine_begin_trace(struct engine *g, struct job *j);
+/* With a trace: hands over its records where there are many, or all; and ends it in time. */
+void engine_tend_trace(struct engine *g, bool all);
+void engine_end_trace(struct engine *g);
 
 /* engine_loop.c */
 void *engine_main(void *engine);

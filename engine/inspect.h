@@ -17,7 +17,10 @@
  * SLEEP gives memory back while no request is in progress: that of the weights and workspaces, and
  * with SLEEP_ALL that of the device's blocks too. They are copied to the tier below first, as far
  * as it has room; the rest is forgotten. While something is pinned the blocks stay. WAKE takes it
- * again, as the first request does. */
+ * again, as the first request does.
+ *
+ * TRACE records what requests and steps do until its time is over or it is cancelled, one trace at
+ * a time. The records come as events before the report. */
 #ifndef NVLLM_ENGINE_INSPECT_H
 #define NVLLM_ENGINE_INSPECT_H
 
@@ -38,6 +41,7 @@ enum inspect_kind {
     INSPECT_EXPLAIN_PROMPT,
     INSPECT_SLEEP,
     INSPECT_WAKE,
+    INSPECT_TRACE,
 };
 
 enum sleep_level { SLEEP_NONE, SLEEP_WEIGHTS, SLEEP_ALL }; /* the protocol's numbers */
@@ -54,6 +58,7 @@ struct inspect_query {
     bool unpin;             /* CACHE_PIN */
     bool clear_all;         /* CACHE_CLEAR: the caches of all clients, else of client */
     enum sleep_level level; /* SLEEP */
+    uint32_t duration_ms;   /* TRACE */
     uint64_t client;        /* CACHE_CLEAR, CACHE_PIN, EXPLAIN_PROMPT: whose cache */
     struct text cache_salt;
 };
@@ -145,7 +150,8 @@ struct inspect_report {
     enum sleep_level level;           /* SLEEP, WAKE: from now on */
     uint64_t freed_bytes;             /* SLEEP: given back by it */
     int32_t kept_tokens, lost_tokens; /* SLEEP: that the device held: found below, or forgotten */
-    uint64_t took_us;                 /* SLEEP, WAKE */
+    uint64_t took_us;                 /* SLEEP, WAKE, TRACE */
+    uint64_t dropped;                 /* TRACE: records that there was no room for */
 };
 
 void inspect_report_free(struct inspect_report *r); /* takes NULL */

@@ -223,6 +223,15 @@ static const struct usage_command commands[] = {
                                 OPTION("once", NULL, "print one update and exit"))},
             .examples = "  nvllmctl top --interval 0.5\n"
                         "  nvllmctl top --once\n"),
+    COMMAND("trace", "record what requests and steps do", .synopsis = "[OPTION…] FILE|-",
+            .text =
+                "Records steps, what the engine's thread does, and the phases of each request,\n"
+                "and writes them to FILE, or to stdout if that is “-”, as Chrome's trace events:\n"
+                "open it with https://ui.perfetto.dev or chrome://tracing. It holds no text of\n"
+                "requests. Ctrl-C ends it before its time. For administrators.\n",
+            .options = {OPTIONS(OPTION("seconds", "S", "how long to record (5)"))},
+            .values = USAGE_FILE, .max_words = 1,
+            .examples = "  nvllmctl trace --seconds 5 trace.json\n"),
     COMMAND("cancel", "cancel requests", .synopsis = "REQUEST…",
             .text =
                 "Cancels requests by their number in “nvllmctl requests”; their clients keep what\n"

@@ -31,6 +31,7 @@ static const struct {
     {"cache", ctl_cache, false},
     {"explain", ctl_explain, false},
     {"top", ctl_top, false},
+    {"trace", ctl_trace, false},
     {"cancel", ctl_cancel, false},
     {"drain", ctl_drain, false},
     {"resume", ctl_resume, false},

@@ -158,6 +158,7 @@ OPTIONS(pin)
 OPTIONS(explain)
 OPTIONS(drain, .timeout_ms = -1)
 OPTIONS(sleep, .level = NVLLM_SLEEP_ALL)
+OPTIONS(trace, .duration_ms = 5000)
 
 /* What is wrong with options that sized_take() does not take. */
 static enum nvllm_code unprepared(struct nvllm_error *err)
@@ -202,6 +203,20 @@ enum nvllm_code nvllm_sleep(struct nvllm_client *c, const struct nvllm_sleep_opt
     op.has_level = true;
     op.level = (Nvllm__V1__SleepLevel)o.level;
     return call(c, OP(SLEEP), &op, NULL, timeout_ms, (const void **)change, err);
+}
+
+enum nvllm_code nvllm_trace_start(struct nvllm_client *c, uint64_t *id,
+                                  const struct nvllm_trace_options *options, int timeout_ms,
+                                  struct nvllm_error *err)
+{
+    Nvllm__V1__Trace op = NVLLM__V1__TRACE__INIT;
+    struct nvllm_trace_options o = default_trace;
+
+    if (!sized_take(&o, sizeof(o), options))
+        return unprepared(err);
+    op.has_duration_ms = true;
+    op.duration_ms = o.duration_ms;
+    return call(c, OP(TRACE), &op, id, timeout_ms, NULL, err);
 }
 
 /* ---- requests */

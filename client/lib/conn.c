@@ -34,6 +34,7 @@ static const int answers[] = {
     [OP(SHUTDOWN)] = ANSWER(CHANGED),
     [OP(SLEEP)] = ANSWER(SLEPT),
     [OP(WAKE)] = ANSWER(SLEPT),
+    [OP(TRACE)] = ANSWER(TRACED),
 };
 
 /* ---- the requests that have not ended */
@@ -211,7 +212,8 @@ enum nvllm_code conn_send(struct conn *c, Nvllm__V1__ClientFrame *frame, int64_t
 /* The operations that a program can cancel. */
 static bool takes_time(int answer)
 {
-    return answer == ANSWER(DELTA) || answer == ANSWER(TOKENS) || answer == ANSWER(TEXT);
+    return answer == ANSWER(DELTA) || answer == ANSWER(TOKENS) || answer == ANSWER(TEXT) ||
+           answer == ANSWER(TRACED);
 }
 
 enum nvllm_code conn_cancel(struct conn *c, uint64_t id, struct nvllm_error *err)

@@ -42,7 +42,8 @@ enum nvllm_code conn_send(struct conn *c, Nvllm__V1__ClientFrame *frame, int64_t
 /* A request that has not ended, valid as long. NULL: no such id. */
 struct pending *conn_find(const struct conn *c, uint64_t id);
 
-/* Queues a cancel of generate, tokenize, detokenize or render; does nothing if it has ended. */
+/* Queues a cancel of generate, tokenize, detokenize, render or trace; does nothing if it has ended.
+ */
 enum nvllm_code conn_cancel(struct conn *c, uint64_t id, struct nvllm_error *err);
 
 /* Drops whatever still arrives for id. */

@@ -106,6 +106,11 @@ NAMES(
 NAMES(nvllm_sleep_level_name, enum nvllm_sleep_level, "unknown", [NVLLM_SLEEP_NONE] = "none",
       [NVLLM_SLEEP_WEIGHTS] = "weights", [NVLLM_SLEEP_ALL] = "all")
 
+NAMES(nvllm_engine_part_name, enum nvllm_engine_part,
+      "unknown", [NVLLM_PART_UNKNOWN] = "unknown", [NVLLM_PART_SCHEDULE] = "schedule",
+      [NVLLM_PART_SUBMIT] = "submit", [NVLLM_PART_WAIT] = "wait", [NVLLM_PART_COMMIT] = "commit",
+      [NVLLM_PART_PUBLISH] = "publish", [NVLLM_PART_OTHER] = "other")
+
 struct nvllm_text nvllm_str(const char *s)
 {
     return (struct nvllm_text){s, s ? strlen(s) : 0};

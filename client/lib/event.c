@@ -222,13 +222,49 @@ static enum nvllm_code read_explanation(struct unpacked *memory, struct nvllm_ex
     return read_request_info(memory, info, in->info);
 }
 
+/* ---- traces */
+
+static enum nvllm_code read_trace(struct event *e, const Nvllm__V1__TraceChunk *in)
+{
+    struct nvllm_trace_record *list;
+
+    e->public.type = NVLLM_EVENT_TRACE;
+    e->public.trace = &e->trace;
+    if (in->n_records == 0)
+        return NVLLM_OK;
+    list = unpacked_list(e->memory, &e->trace.records, in->n_records, sizeof(*list));
+    if (!list)
+        return NVLLM_E_NOMEM;
+    for (size_t i = 0; i < in->n_records; i++) {
+        const Nvllm__V1__TraceRecord *r = in->records[i];
+
+        list[i] = (struct nvllm_trace_record){
+            .kind = enum_of((int)r->kind, NVLLM_TRACE_PART),
+            .at_us = r->at_us,
+            .took_us = r->took_us,
+            .request = r->request,
+            .choice = r->choice,
+            .finish = enum_of((int)r->finish_reason, NVLLM_FINISH_ERROR),
+            .since = enum_of((int)r->since, NVLLM_TRACE_FIRST_TOKEN),
+            .step = r->step,
+            .decode_tokens = r->decode_tokens,
+            .prompt_tokens = r->prompt_tokens,
+            .sequences = r->sequences,
+            .part = enum_of((int)r->part, NVLLM_PART_OTHER),
+        };
+    }
+    e->trace.n_records = in->n_records;
+    return NVLLM_OK;
+}
+
 /* ---- events */
 
 /* Whether an event fits the request that it is for. */
 static bool belongs(Nvllm__V1__ServerFrame__EventCase event, int answer)
 {
     return (int)event == answer || event == ANSWER(ERROR) ||
-           (event == ANSWER(DONE) && answer == ANSWER(DELTA));
+           (event == ANSWER(DONE) && answer == ANSWER(DELTA)) ||
+           (event == ANSWER(TRACE_CHUNK) && answer == ANSWER(TRACED));
 }
 
 /* An empty event; NULL: no memory. */
@@ -298,6 +334,13 @@ static enum nvllm_code read_event(struct event *e, const Nvllm__V1__ServerFrame 
         return read_sleep_change(e->memory, &e->sleep_change, frame->slept);
     case ANSWER(EXPLANATION):
         return read_explanation(e->memory, &e->explanation, frame->explanation);
+    case ANSWER(TRACE_CHUNK):
+        return read_trace(e, frame->trace_chunk);
+    case ANSWER(TRACED):
+        e->public.type = NVLLM_EVENT_TRACED;
+        e->public.traced = &e->traced;
+        e->traced = (struct nvllm_traced){frame->traced->took_us, frame->traced->dropped};
+        return NVLLM_OK;
     case ANSWER(CHANGED):
         e->change.state = event_read_state((int)frame->changed->state);
         e->change.log_level = string_of(frame->changed->log_level);

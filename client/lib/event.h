@@ -17,7 +17,7 @@
 /* A request that has no terminal answer yet. */
 struct pending {
     uint64_t id;
-    int answer;         /* ANSWER(…) */
+    int answer;         /* ANSWER(…): of generate its deltas, else the last one */
     uint32_t n_choices; /* of generate */
     bool open;          /* nvllm_next() returns its last event, and n_open counts it */
     bool abandoned;     /* answers are dropped */
@@ -45,6 +45,8 @@ struct event {
         struct nvllm_explanation explanation;
         struct nvllm_change change;
         struct nvllm_reloaded reloaded;
+        struct nvllm_trace trace;
+        struct nvllm_traced traced;
     };
 };
 
@@ -59,7 +61,7 @@ struct event *event_timeout(const struct pending *of);
 /* Its request has ended. */
 static inline bool event_is_last(const struct event *e)
 {
-    return e->public.type != NVLLM_EVENT_DELTA;
+    return e->public.type != NVLLM_EVENT_DELTA && e->public.type != NVLLM_EVENT_TRACE;
 }
 
 /* Converts an error of the daemon. */

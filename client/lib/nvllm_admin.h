@@ -287,6 +287,76 @@ enum nvllm_code nvllm_sleep(struct nvllm_client *client, const struct nvllm_slee
 enum nvllm_code nvllm_wake(struct nvllm_client *client, int timeout_ms,
                            const struct nvllm_sleep_change **change, struct nvllm_error *err);
 
+/* ---- traces: what requests and steps do; for admins */
+
+enum nvllm_trace_kind {
+    NVLLM_TRACE_UNKNOWN = 0,
+    NVLLM_TRACE_QUEUED = 1,  /* a request has been encoded and waits; it arrived took_us before */
+    NVLLM_TRACE_STARTED = 2, /* it has its first slot */
+    NVLLM_TRACE_FIRST_TOKEN = 3, /* its first token is there */
+    NVLLM_TRACE_PREEMPTED = 4,   /* one of its choices */
+    NVLLM_TRACE_ENDED = 5,
+    NVLLM_TRACE_STEP = 6, /* a step, from at_us on */
+    NVLLM_TRACE_PART = 7, /* what the engine's thread did from at_us on */
+};
+
+enum nvllm_engine_part {
+    NVLLM_PART_UNKNOWN = 0,
+    NVLLM_PART_SCHEDULE = 1, /* takes requests in, plans a step */
+    NVLLM_PART_SUBMIT = 2,   /* hands it to the backend */
+    NVLLM_PART_WAIT = 3,     /* for the backend, which computes */
+    NVLLM_PART_COMMIT = 4,   /* takes its results over, makes text of them */
+    NVLLM_PART_PUBLISH = 5,  /* hands events to the daemon's loop */
+    NVLLM_PART_OTHER = 6,    /* answers what is asked about its state; sleeps, wakes */
+};
+
+/* "schedule", "submit", …, "unknown". */
+const char *nvllm_engine_part_name(enum nvllm_engine_part part);
+
+/* What its kind does not use is 0. */
+struct nvllm_trace_record {
+    enum nvllm_trace_kind kind;
+    uint64_t at_us; /* of the host's monotonic clock */
+    uint64_t took_us;
+    uint64_t request;            /* the daemon's number */
+    uint32_t choice;             /* PREEMPTED */
+    enum nvllm_finish finish;    /* ENDED: of the first choice */
+    enum nvllm_trace_kind since; /* ENDED: the last of QUEUED, STARTED and FIRST_TOKEN */
+    uint64_t step;               /* STEP: its number, as are the next three */
+    uint32_t decode_tokens;      /* rows of answers */
+    uint32_t prompt_tokens;      /* rows of prompts */
+    uint32_t sequences;          /* with rows */
+    enum nvllm_engine_part part; /* PART */
+};
+
+struct nvllm_trace {
+    const struct nvllm_trace_record *const *records; /* [n_records] */
+    size_t n_records;
+};
+
+struct nvllm_traced {
+    uint64_t took_us;
+    uint64_t dropped; /* records that there was no room for, or that were not read in time */
+};
+
+struct nvllm_trace_options {
+    size_t size;
+    uint32_t duration_ms; /* 5000; 1 to 600000 */
+};
+
+void nvllm_trace_options_init_size(struct nvllm_trace_options *options, size_t size);
+#define nvllm_trace_options_init(options)                                                          \
+    nvllm_trace_options_init_size((options), sizeof(struct nvllm_trace_options))
+
+/* Records what happens until the time is over, or nvllm_cancel(); first what has happened to
+ * requests in progress. The records are events of nvllm_next(): NVLLM_EVENT_TRACE, then one
+ * NVLLM_EVENT_TRACED, or an error: NVLLM_E_UNAVAILABLE where another trace is on. No text of a
+ * request is recorded. timeout_ms, which the daemon's answer must not take longer than, is best
+ * well above duration_ms. */
+enum nvllm_code nvllm_trace_start(struct nvllm_client *client, uint64_t *id,
+                                  const struct nvllm_trace_options *options, int timeout_ms,
+                                  struct nvllm_error *err);
+
 /* ---- the daemon; for admins */
 
 /* The state of the daemon after a change. */

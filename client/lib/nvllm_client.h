@@ -196,7 +196,8 @@ struct nvllm_logit_bias {
  * negative for an integer) take the model's defaults. */
 struct nvllm_request {
     size_t size;
-    struct nvllm_text prompt;  /* raw text; special tokens spelled out in it are matched */
+    struct nvllm_text prompt;  /* raw text; special tokens spelled out in it are matched, and those
+                                  that  the tokenizer puts before a text are put there */
     const int32_t *prompt_ids; /* [n_prompt_ids] */
     size_t n_prompt_ids;
     const struct nvllm_chat *chat;
@@ -308,6 +309,10 @@ enum nvllm_event_type {
     NVLLM_EVENT_TOKENS = 4,
     NVLLM_EVENT_TEXT = 5,
     NVLLM_EVENT_STATUS = 6,
+
+    /* Of nvllm_trace_start(): records, any number of times, and the end. */
+    NVLLM_EVENT_TRACE = 7,
+    NVLLM_EVENT_TRACED = 8,
 };
 
 /* Made by the library; grows at its end. The pointer of its type is set, the others are NULL. */
@@ -320,6 +325,8 @@ struct nvllm_event {
     const struct nvllm_tokens *tokens;
     const struct nvllm_text *text;
     const struct nvllm_status *status;
+    const struct nvllm_trace *trace; /* of nvllm_admin.h, as the next */
+    const struct nvllm_traced *traced;
     void *user_data; /* of the request; NULL unless nvllm_generate() or its _start began it */
 };
 

@@ -188,9 +188,11 @@ struct norm {
 };
 cudaError_t rms_norm(const struct launch *l, const struct norm *n);
 
-/* cos and sin of position * theta^(-2i / head_dim), [max_seq_len, head_dim / 2] pairs. */
-cudaError_t rope_table(const struct launch *l, float *table, int max_seq_len, int head_dim,
-                       double theta);
+/* cos and sin of position * inv_freq[i], times a scale: [max_seq_len, n_pairs] pairs. inv_freq lies
+ * in host memory. */
+enum { ROPE_MAX_PAIRS = 64 };
+cudaError_t rope_table(const struct launch *l, float *table, int max_seq_len, const float *inv_freq,
+                       int n_pairs, float scale);
 
 /* What is done to each head of q and k before attention. */
 struct rope {

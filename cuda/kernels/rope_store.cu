@@ -3,6 +3,8 @@
  * and head. Decodes have it in attention itself (attn_decode.cu).
  *
  * Bound by memory: q is read and written, k and v read and stored. */
+#include <string.h>
+
 #include "cuda/kernels/rope.cuh"
 
 static constexpr int THREADS = 256;
@@ -65,24 +67,32 @@ extern "C" cudaError_t rope_store(const struct launch *l, uint16_t *qkv, const s
                          v->positions + first, v->slots + first, n_tokens, n_heads);
 }
 
+struct frequencies {
+    float of[ROPE_MAX_PAIRS];
+};
+
 /* In float as the reference: the angle is the rounded product of position and rounded frequency. */
-static __global__ void rope_table_kernel(float2 *table, int n, int half, double theta)
+static __global__ void rope_table_kernel(float2 *table, int n, const struct frequencies inv_freq,
+                                         int n_pairs, float scale)
 {
     const int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
 
-    if (i >= (int64_t)n * half)
+    if (i >= (int64_t)n * n_pairs)
         return;
-    const float frequency = (float)(1.0 / pow(theta, 2.0 * (double)(i % half) / (2.0 * half)));
-    const float angle = (float)(i / half) * frequency;
-    table[i] = make_float2((float)cos((double)angle), (float)sin((double)angle));
+    const float angle = (float)(i / n_pairs) * inv_freq.of[i % n_pairs];
+    table[i] = make_float2((float)cos((double)angle) * scale, (float)sin((double)angle) * scale);
 }
 
 extern "C" cudaError_t rope_table(const struct launch *l, float *table, int max_seq_len,
-                                  int head_dim, double theta)
+                                  const float *inv_freq, int n_pairs, float scale)
 {
-    const int64_t n = (int64_t)max_seq_len * (head_dim / 2);
+    const int64_t n = (int64_t)max_seq_len * n_pairs;
     const struct launch alone = {l->stream, false, l->n_sms};
+    struct frequencies by_value;
 
+    if (n_pairs > ROPE_MAX_PAIRS)
+        return cudaErrorInvalidValue;
+    memcpy(by_value.of, inv_freq, (size_t)n_pairs * sizeof(*inv_freq));
     return launch_kernel(known<rope_table_kernel>(), dim3((unsigned)((n + 255) / 256)), 256, 0,
-                         &alone, (float2 *)table, max_seq_len, head_dim / 2, theta);
+                         &alone, (float2 *)table, max_seq_len, by_value, n_pairs, scale);
 }

@@ -185,6 +185,7 @@ static void begin(struct core *c, struct sequence *s, int32_t n_found, uint64_t 
     if (q->usage.start_us) /* another choice has begun, and this one may find what it computed */
         return;
     q->usage.start_us = now_us;
+    trace_request(c->trace, TRACE_STARTED, q->id, now_us);
     q->usage.cached_tokens = s->n_written;
 }
 

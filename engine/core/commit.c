@@ -31,6 +31,7 @@ static void emit_token(struct core *c, const struct sequence *s, const struct st
         .type = CORE_TOKEN,
         .choice = s->choice,
         .token = r->ids[row],
+        .last_us = s->told_us,
         .reason = reason,
     };
 
@@ -66,13 +67,16 @@ static void commit_token(struct core *c, struct sequence *s, const struct step_r
     }
     q->usage.completion_tokens++;
     c->stats.output_tokens++;
-    if (!q->usage.first_us)
+    if (!q->usage.first_us) {
         q->usage.first_us = now_us;
+        trace_request(c->trace, TRACE_FIRST_TOKEN, q->id, now_us);
+    }
     if (is_stop_id(&s->sampling, id))
         reason = CORE_REASON_STOP;
     else if (s->n_generated == q->max_tokens)
         reason = CORE_REASON_LENGTH;
     emit_token(c, s, r, row, reason);
+    s->told_us = now_us;
     if (PLANT(PLANT_PREEMPT_LOSES) && s->state == SEQ_PREEMPTED)
         s->n_generated--;
     if (reason != CORE_REASON_NONE)

@@ -95,6 +95,18 @@ void core_set_cost(struct core *c, const struct step_cost *cost)
     c->cost = *cost;
 }
 
+void core_set_trace(struct core *c, struct trace *trace)
+{
+    c->trace = trace;
+    LIST_EACH (const struct request, q, in_core, &c->all) {
+        trace_request(trace, TRACE_QUEUED, q->id, q->usage.arrival_us);
+        if (q->usage.start_us)
+            trace_request(trace, TRACE_STARTED, q->id, q->usage.start_us);
+        if (q->usage.first_us)
+            trace_request(trace, TRACE_FIRST_TOKEN, q->id, q->usage.first_us);
+    }
+}
+
 void core_set_shares(struct core *c, struct fair_share *shares, int32_t n)
 {
     fair_set_shares(&c->fair, shares, n);
@@ -354,6 +366,13 @@ static void finish_request(struct core *c, struct request *q, uint64_t now_us)
     };
 
     q->usage.end_us = now_us;
+    trace_add(c->trace, &(struct trace_record){.kind = TRACE_ENDED,
+                                               .request = q->id,
+                                               .reason = (int32_t)q->reason,
+                                               .since = q->usage.first_us   ? TRACE_FIRST_TOKEN
+                                                        : q->usage.start_us ? TRACE_STARTED
+                                                                            : TRACE_QUEUED,
+                                               .at_us = now_us});
     e.usage = q->usage;
     core_emit(c, &e);
     must(id_map_take(&c->requests, q->id) == q);

@@ -103,7 +103,8 @@ struct core_event {
     uint64_t request;
     enum core_event_type type;
     int32_t choice;
-    int32_t token;                  /* CORE_TOKEN */
+    int32_t token;    /* CORE_TOKEN */
+    uint64_t last_us; /* TOKEN: when the choice's token before was committed; 0: there is none */
     enum core_reason reason;        /* TOKEN: NONE unless it is the choice's last; CHOICE_DONE: why;
                                      * FINISHED: of choice 0 */
     struct token_logprobs logprobs; /* with n_logprobs >= 0 */
@@ -177,6 +178,11 @@ uint64_t core_expire(struct core *c, uint64_t now_us);
 /* What steps cost and may take, from the next one on; nothing is known until it is called. */
 struct step_cost;
 void core_set_cost(struct core *c, const struct step_cost *cost);
+
+/* Records what happens to requests, and first what has happened to those in progress; NULL: no
+ * more. */
+struct trace;
+void core_set_trace(struct core *c, struct trace *trace);
 
 /* Whether requests that come from now on may be offloaded; with options.offload alone. */
 void core_set_offload(struct core *c, bool may);

@@ -8,6 +8,7 @@
 
 #include "engine/backend.h"
 #include "engine/inspect.h"
+#include "engine/trace.h"
 #include "engine/util/must.h"
 #include "engine/util/plant.h"
 #include "engine/core/sequence.h"
@@ -101,6 +102,8 @@ struct core {
     struct step_cost cost;
     int32_t n_short;   /* blocks that the step being planned needs and did not get */
     int32_t watermark; /* blocks kept free on admission, after a preemption */
+
+    struct trace *trace; /* NULL: none */
 
     struct core_event *events;
     int32_t n_events, max_events;

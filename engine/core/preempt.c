@@ -91,6 +91,10 @@ void core_preempt(struct core *c, struct sequence *s)
     s->n_preempted++;
     s->request->usage.preemptions++;
     c->stats.preemptions++;
+    trace_add(c->trace, &(struct trace_record){.kind = TRACE_PREEMPTED,
+                                               .request = s->request->id,
+                                               .choice = s->choice,
+                                               .at_us = c->cache->now_us});
     core_halt(c, s, SEQ_PREEMPTED);
 }
 

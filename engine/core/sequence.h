@@ -39,6 +39,7 @@ struct sequence {
     int32_t *generated; /* [cap_generated] */
     int32_t n_generated, cap_generated;
     int32_t n_preempted;
+    uint64_t told_us;   /* when its last token was committed; 0: it has none */
     int32_t n_charged;  /* positions charged to the user */
     int32_t n_loads;    /* copies that it has begun since it ran last */
     int32_t n_loading;  /* in SEQ_LOADING: blocks that it will have; 0: it waits for room */

@@ -13,6 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "engine/model/rope.h"
 #include "engine/util/machine.h"
 #include "engine/util/must.h"
 
@@ -150,9 +151,7 @@ int forward_new(struct forward **out, const struct forward_options *o, struct er
         return r;
     }
     place(f, f->memory.base);
-    /* In float, as in training and in the reference implementation. */
-    for (int i = 0; i < f->c.head_dim / 2; i++)
-        f->inv_freq[i] = 1.0f / powf((float)f->c.rope_theta, (float)(2 * i) / (float)f->c.head_dim);
+    rope_frequencies(&f->c, f->inv_freq);
     join_team(f);
     *out = f;
     return 0;
@@ -257,14 +256,14 @@ static void embed_row(const struct forward *f, int i)
     const int32_t token = batch_tokens(f->b)[f->row + i];
     /* A row after BATCH_NUMERICS is discarded: any id will do. */
     const int32_t id = token >= 0 ? token : f->ids[~token] >= 0 ? f->ids[~token] : 0;
-    const float pos = (float)batch_positions(f->b)[f->row + i];
+    const float pos = (float)batch_positions(f->b)[f->row + i], scale = rope_scale(&f->c);
 
     f->o.ops->from_bf16(f->x + (size_t)i * f->hidden, embedding(f, id), (int)f->hidden);
     for (int j = 0; j < half; j++) {
         const float angle = pos * f->inv_freq[j];
 
-        f->cos[i * half + j] = (float)cos((double)angle);
-        f->sin[i * half + j] = (float)sin((double)angle);
+        f->cos[i * half + j] = (float)cos((double)angle) * scale;
+        f->sin[i * half + j] = (float)sin((double)angle) * scale;
     }
 }
 

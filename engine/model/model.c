@@ -455,8 +455,9 @@ int model_fingerprint(const struct model *m, XXH128_hash_t *out, struct err *e)
 {
     enum { BEGINNING = 4096 };
     const struct model_config *c = &m->config;
-    const double numbers[] = {c->n_layers, c->n_heads,      c->n_kv_heads, c->head_dim,
-                              c->ffn_dim,  c->rms_norm_eps, c->rope_theta};
+    const double numbers[] = {c->n_layers,   c->n_heads,   c->n_kv_heads,
+                              c->head_dim,   c->ffn_dim,   c->rms_norm_eps,
+                              c->rope_theta, c->rope.kind, c->rope.factor};
     XXH3_state_t *state = XXH3_createState();
     char bytes[BEGINNING];
     int r = 0;

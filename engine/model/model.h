@@ -50,6 +50,18 @@ static inline uint64_t matrix_bytes(const struct matrix *m)
     return (uint64_t)m->n * (uint64_t)m->ld * dtype_info[m->dtype].bytes;
 }
 
+/* How rotary frequencies are changed for contexts beyond the original one; see rope.h. */
+enum rope_kind { ROPE_PLAIN, ROPE_LINEAR, ROPE_LLAMA3, ROPE_YARN };
+
+struct rope_scaling {
+    enum rope_kind kind;
+    double factor;
+    double original_len;                      /* tokens; LLAMA3, YARN */
+    double low_freq_factor, high_freq_factor; /* LLAMA3 */
+    double beta_fast, beta_slow;              /* YARN */
+    double attention_factor;                  /* YARN: of cosine and sine */
+};
+
 /* The network's shape and features, from config.json. */
 struct model_config {
     const char *arch; /* as config.json calls it; for messages alone: features decide */
@@ -60,12 +72,13 @@ struct model_config {
     int32_t hidden_dim;
     int32_t ffn_dim;
     int32_t vocab_size;  /* rows of the embedding, padding included */
-    int32_t max_seq_len; /* max_position_embeddings */
+    int32_t max_seq_len; /* positions that attention as it is computed here is right for */
     float rms_norm_eps;
     double rope_theta;
     bool tied;     /* the LM head is the embedding */
     bool qkv_bias; /* q, k and v have biases */
     bool qk_norm;  /* RMSNorm on each head of q and k */
+    struct rope_scaling rope;
 };
 
 /* Sampling parameters that a request leaves out, from generation_config.json; neutral where that

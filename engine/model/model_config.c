@@ -115,10 +115,14 @@ static void field_float(float *out, const struct fields *f, const char *key, dou
 struct family {
     const char *arch, *model_type;
     bool qkv_bias, qk_norm;
-    int32_t head_dim; /* where the field is absent; 0: hidden_size / num_attention_heads */
+    bool window;       /* sliding_window alone says that there is one */
+    int32_t head_dim;  /* where the field is absent; 0: hidden_size / num_attention_heads */
+    double rope_theta; /* where it is absent; 0: it must not be */
 };
 
 static const struct family families[] = {
+    {"LlamaForCausalLM", "llama", .rope_theta = 1e4},
+    {"MistralForCausalLM", "mistral", .window = true, .rope_theta = 1e4},
     {"Qwen2ForCausalLM", "qwen2", .qkv_bias = true},
     {"Qwen3ForCausalLM", "qwen3", .qk_norm = true, .head_dim = 128},
 };
@@ -166,17 +170,13 @@ static void need_text(const struct fields *f, const char *key, const char *only,
         PROBLEM(f, key, -ENOTSUP, "\"%.80s\" is not supported; only \"%s\" is%s", text, only, note);
 }
 
-/* Rotary embedding of the plain kind, in the object that holds the fields. transformers 5 writes
- * rope_parameters, 4 wrote rope_theta at the root and rope_scaling; they must agree. */
-static void parse_rope_object(double *theta, const struct fields *f)
+/* ---- rotary embedding. transformers 5 writes rope_parameters, 4 wrote rope_theta at the root and
+ * rope_scaling; what both say must agree. */
+
+static void parse_theta(double *theta, const struct fields *f)
 {
-    static const char note[] = " (scaling to a longer context is not supported)";
     double inner, partial;
 
-    if (*f->prefix) {
-        need_text(f, "rope_type", "default", note);
-        need_text(f, "type", "default", note);
-    }
     if (field_real(&partial, f, "partial_rotary_factor", 0.0, 1.0) && partial != 1.0)
         PROBLEM(f, "partial_rotary_factor", -ENOTSUP, "%g is not supported; only 1 is", partial);
     if (!field_real(&inner, f, "rope_theta", 1.0, 1e15))
@@ -186,21 +186,108 @@ static void parse_rope_object(double *theta, const struct fields *f)
     *theta = inner;
 }
 
-static void parse_rope(struct model_config *c, const struct fields *root)
+/* The kind of scaling that an object asks for; before transformers 4.43, by "type". */
+static enum rope_kind parse_rope_kind(const struct fields *f)
 {
+    static const struct {
+        const char *name;
+        enum rope_kind kind;
+    } kinds[] = {{"default", ROPE_PLAIN},
+                 {"linear", ROPE_LINEAR},
+                 {"llama3", ROPE_LLAMA3},
+                 {"yarn", ROPE_YARN}};
+    const char *key = json_object_get(f->object, "rope_type") ? "rope_type" : "type";
+    const char *name = field_text(f, key);
+
+    for (size_t i = 0; name && i < sizeof(kinds) / sizeof(kinds[0]); i++)
+        if (strcmp(name, kinds[i].name) == 0)
+            return kinds[i].kind;
+    if (name)
+        PROBLEM(f, key, -ENOTSUP,
+                "\"%.80s\" is not supported; default, linear, llama3 and yarn are", name);
+    return ROPE_PLAIN;
+}
+
+static void parse_yarn(struct rope_scaling *s, const struct fields *f)
+{
+    double mscale = 0.0, all_dim = 0.0;
+
+    if (json_is_false(field_flag(f, "truncate")))
+        PROBLEM(f, "truncate", -ENOTSUP, "false is not supported");
+    s->beta_fast = 32.0;
+    s->beta_slow = 1.0;
+    field_real(&s->beta_fast, f, "beta_fast", 1e-3, 1e6);
+    field_real(&s->beta_slow, f, "beta_slow", 1e-3, 1e6);
+    field_real(&mscale, f, "mscale", 0.0, 100.0);
+    field_real(&all_dim, f, "mscale_all_dim", 0.0, 100.0);
+    s->attention_factor = 0.1 * log(s->factor) + 1.0;
+    if (mscale > 0.0 && all_dim > 0.0)
+        s->attention_factor =
+            (0.1 * mscale * log(s->factor) + 1.0) / (0.1 * all_dim * log(s->factor) + 1.0);
+    field_real(&s->attention_factor, f, "attention_factor", 1e-3, 1e3);
+}
+
+static void parse_scaling(struct model_config *c, const struct fields *f)
+{
+    struct rope_scaling *s = &c->rope;
+    struct fields required = *f;
+
+    required.required = true;
+    s->kind = parse_rope_kind(f);
+    if (s->kind == ROPE_PLAIN)
+        return;
+    s->factor = 1.0;
+    s->original_len = c->max_seq_len;
+    field_real(&s->factor, &required, "factor", 1.0, 1e4);
+    if (s->kind == ROPE_LLAMA3) {
+        required.required = true;
+        field_real(&s->original_len, &required, "original_max_position_embeddings", 1, MAX_SEQ_LEN);
+        field_real(&s->low_freq_factor, &required, "low_freq_factor", 1e-3, 1e6);
+        field_real(&s->high_freq_factor, &required, "high_freq_factor", 1e-3, 1e6);
+        if (s->high_freq_factor <= s->low_freq_factor)
+            PROBLEM(f, "high_freq_factor", -EINVAL, "%g is not above low_freq_factor, %g",
+                    s->high_freq_factor, s->low_freq_factor);
+    } else if (s->kind == ROPE_YARN) {
+        field_real(&s->original_len, f, "original_max_position_embeddings", 1, MAX_SEQ_LEN);
+        parse_yarn(s, f);
+        /* Folders keep the original length, and ask for YaRN to go beyond it. */
+        if (s->factor * s->original_len > c->max_seq_len)
+            c->max_seq_len = (int32_t)fmin(s->factor * s->original_len, MAX_SEQ_LEN);
+    }
+}
+
+static void parse_rope(struct model_config *c, const struct family *family,
+                       const struct fields *root)
+{
+    static const char *const names[] = {"rope_parameters", "rope_scaling"};
+    static const char *const prefixes[] = {"rope_parameters.", "rope_scaling."};
     uint32_t before = root->problems->n;
     struct fields f = *root;
 
     c->rope_theta = 0.0;
-    parse_rope_object(&c->rope_theta, root);
-    f.prefix = "rope_parameters.";
-    f.object = field_object(root, "rope_parameters");
-    parse_rope_object(&c->rope_theta, &f);
-    f.prefix = "rope_scaling.";
-    f.object = field_object(root, "rope_scaling");
-    parse_rope_object(&c->rope_theta, &f);
+    parse_theta(&c->rope_theta, root);
+    for (int i = 0; i < 2; i++) {
+        f.prefix = prefixes[i];
+        f.object = field_object(root, names[i]);
+        parse_theta(&c->rope_theta, &f);
+        if (f.object && c->rope.kind == ROPE_PLAIN)
+            parse_scaling(c, &f);
+    }
+    if (c->rope_theta == 0.0)
+        c->rope_theta = family->rope_theta;
     if (c->rope_theta == 0.0 && root->problems->n == before)
         PROBLEM(root, "rope_theta", -EINVAL, "is missing, and so is rope_parameters.rope_theta");
+}
+
+/* Full attention is the same as that over a window of the last tokens while there are no more. */
+static void parse_window(struct model_config *c, const struct family *family,
+                         const struct fields *f)
+{
+    int32_t window;
+
+    if (family->window && field_int(&window, f, "sliding_window", 1, MAX_SEQ_LEN) &&
+        window < c->max_seq_len)
+        c->max_seq_len = window;
 }
 
 static void parse_layer_types(const struct model_config *c, const struct fields *f)
@@ -243,6 +330,7 @@ static const struct {
     {"num_local_experts", false, "mixtures of experts are not supported"},
     {"moe_intermediate_size", false, "mixtures of experts are not supported"},
     {"use_sliding_window", true, "true is not supported: attention is always full"},
+    {"dual_chunk_attention_config", false, "dual chunk attention is not supported"},
     {"mlp_bias", true, "true is not supported: no known architecture has it"},
 };
 
@@ -356,7 +444,8 @@ void model_config_parse(struct model_config *c, struct model_defaults *d, const 
         return; /* in another architecture the other fields mean something else */
     parse_features(c, &f);
     parse_dims(c, family, &f);
-    parse_rope(c, &f);
+    parse_rope(c, family, &f);
+    parse_window(c, family, &f);
     parse_layer_types(c, &f);
     if (c->vocab_size > 0)
         parse_eos(d, c->vocab_size, &f);

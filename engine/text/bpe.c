@@ -8,7 +8,7 @@
 #include "engine/util/must.h"
 
 enum {
-    BPE_SHORT = 40,            /* bytes: up to here the plain loop is faster than the heap */
+    BPE_SHORT = 40,            /* symbols: up to here the plain loop is faster than the heap */
     BPE_NO_RANK = INT32_MAX,   /* of a pair that does not merge */
     BPE_LIST_END = UINT32_MAX, /* no symbol before or after */
     BPE_HEAP_WAYS = 4,         /* children of a heap node */
@@ -52,13 +52,11 @@ void bpe_add(struct bpe *b, struct bpe_merge merge)
     *find(b, merge.left, merge.right) = merge;
 }
 
-static size_t encode_short(const struct bpe *b, const unsigned char *word, size_t n, int32_t *ids)
+static size_t encode_short(const struct bpe *b, int32_t *ids, size_t n)
 {
     int32_t ranks[BPE_SHORT];  /* of symbol i with i + 1 */
     int32_t merged[BPE_SHORT]; /* and their merged id */
 
-    for (size_t i = 0; i < n; i++)
-        ids[i] = b->byte_ids[word[i]];
     for (size_t i = 0; i + 1 < n; i++) {
         const struct bpe_merge *m = find(b, ids[i], ids[i + 1]);
 
@@ -164,19 +162,18 @@ static int work_reserve(struct bpe_work *w, size_t n)
     return 0;
 }
 
-static int encode_long(const struct bpe *b, struct bpe_work *w, const unsigned char *word, size_t n,
-                       int32_t *out, size_t *n_out)
+static int encode_long(const struct bpe *b, struct bpe_work *w, int32_t *ids, size_t *n_ids)
 {
+    const size_t n = *n_ids;
     struct bpe_symbol *s;
-    size_t n_ids = 0;
     int r = work_reserve(w, n);
 
     if (r)
         return r;
     s = w->symbols;
     for (uint32_t i = 0; i < n; i++)
-        s[i] = (struct bpe_symbol){b->byte_ids[word[i]], i ? i - 1 : BPE_LIST_END,
-                                   i + 1 < n ? i + 1 : BPE_LIST_END};
+        s[i] =
+            (struct bpe_symbol){ids[i], i ? i - 1 : BPE_LIST_END, i + 1 < n ? i + 1 : BPE_LIST_END};
     w->n_heap = 0;
     for (uint32_t i = 0; i < n; i++)
         push_pair(b, w, i);
@@ -195,20 +192,17 @@ static int encode_long(const struct bpe *b, struct bpe_work *w, const unsigned c
         push_pair(b, w, pos);
         push_pair(b, w, s[pos].prev);
     }
+    *n_ids = 0;
     for (uint32_t pos = 0; pos != BPE_LIST_END; pos = s[pos].next)
-        out[n_ids++] = s[pos].id;
-    *n_out = n_ids;
+        ids[(*n_ids)++] = s[pos].id;
     return 0;
 }
 
-int bpe_encode(const struct bpe *b, struct bpe_work *w, const char *word, size_t n, int32_t *out,
-               size_t *n_out)
+int bpe_encode(const struct bpe *b, struct bpe_work *w, int32_t *ids, size_t *n)
 {
-    const unsigned char *bytes = (const unsigned char *)word;
-
-    must(n > 0 && n < BPE_LIST_END);
-    if (n > BPE_SHORT)
-        return encode_long(b, w, bytes, n, out, n_out);
-    *n_out = encode_short(b, bytes, n, out);
+    must(*n > 0 && *n < BPE_LIST_END);
+    if (*n > BPE_SHORT)
+        return encode_long(b, w, ids, n);
+    *n = encode_short(b, ids, *n);
     return 0;
 }

@@ -1,4 +1,5 @@
-/* bpe.h - byte-pair merging of one word: the pair of the lowest rank first, the leftmost of equals.
+/* bpe.h - byte-pair merging of one word, whose symbols are tokens of bytes or characters: the pair
+ * of the lowest rank first, the leftmost of equals.
  *
  * A short word takes a plain loop; a long one a heap over a linked list, n log n, so that no text
  * takes quadratic time. The table is immutable once filled; a work area belongs to one caller. */
@@ -16,14 +17,13 @@ struct bpe_merge {
 };
 
 struct bpe {
-    int32_t byte_ids[256];
     struct bpe_merge *table; /* open addressing */
     uint32_t mask;           /* slots - 1 */
 };
 
 enum { BPE_MAX_MERGES = 1 << 24 };
 
-/* The caller fills byte_ids. -ENOMEM. */
+/* -ENOMEM. */
 int bpe_init(struct bpe *b, size_t n_merges);
 void bpe_deinit(struct bpe *b);
 
@@ -44,8 +44,7 @@ struct bpe_work {
 
 void bpe_work_deinit(struct bpe_work *w);
 
-/* Writes the ids of word[0..n) to out [n] and their number to *n_out. -ENOMEM. */
-int bpe_encode(const struct bpe *b, struct bpe_work *w, const char *word, size_t n, int32_t *out,
-               size_t *n_out);
+/* Merges the symbols of a word, ids [*n], to those that are left. -ENOMEM. */
+int bpe_encode(const struct bpe *b, struct bpe_work *w, int32_t *ids, size_t *n);
 
 #endif

@@ -1,5 +1,5 @@
-/* pretokenize.c - splits text before byte-pair merging by Qwen2's pattern: a hand-written scanner
- * in linear time; categories are utf8proc's. */
+/* pretokenize.c - splits text before byte-pair merging, by the patterns of published tokenizers:
+ * hand-written scanners in linear time; categories are utf8proc's. */
 #include "engine/text/tokenizer_impl.h"
 
 #include <stdbool.h>
@@ -10,9 +10,20 @@
 
 #include "engine/text/utf8.h"
 
-const char pretokenize_qwen2_pattern[] =
-    "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}|"
-    " ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+";
+/* As files spell them. GPT-2's is that of ByteLevel with use_regex. */
+const char *const pretokenize_patterns[N_PRETOKENIZERS] = {
+    [PRETOKENIZE_GPT2] =
+        "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+",
+    [PRETOKENIZE_QWEN2] = "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}|"
+                          " ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+",
+    [PRETOKENIZE_LLAMA3] = "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}{1,3}|"
+                           " ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+",
+    [PRETOKENIZE_TEKKEN] = "[^\\r\\n\\p{L}\\p{N}]?[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]*"
+                           "[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]+|"
+                           "[^\\r\\n\\p{L}\\p{N}]?[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]+"
+                           "[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]*|\\p{N}|"
+                           " ?[^\\s\\p{L}\\p{N}]+[\\r\\n/]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+",
+};
 
 enum char_class {
     CLASS_OTHER,
@@ -73,23 +84,33 @@ static size_t skip(const char *p, size_t n, size_t at, enum char_class kind)
     return at;
 }
 
-/* The length of 's 't 're 've 'm 'll 'd in either case, or 0. U+017F folds to s. */
-static size_t contraction(const char *p, size_t n)
+/* The same for at most so many characters. */
+static size_t skip_some(const char *p, size_t n, size_t at, enum char_class kind, int most)
+{
+    size_t len;
+
+    while (most-- > 0 && peek(p, n, at, &len) == kind)
+        at += len;
+    return at;
+}
+
+/* The length of 's 't 're 've 'm 'll 'd, or 0; in either case U+017F folds to s. */
+static size_t contraction(const char *p, size_t n, bool any_case)
 {
     static const char *const ends[] = {"s", "t", "re", "ve", "m", "ll", "d", "\xc5\xbf"};
 
-    for (size_t i = 0; i < sizeof(ends) / sizeof(*ends); i++) {
+    for (size_t i = 0; i < sizeof(ends) / sizeof(*ends) - !any_case; i++) {
         size_t len = strlen(ends[i]);
 
-        if (n > len && !strncasecmp(p + 1, ends[i], len))
+        if (n > len && !(any_case ? strncasecmp : strncmp)(p + 1, ends[i], len))
             return 1 + len;
     }
     return 0;
 }
 
-/* The length of the white space at p that is one piece: up to its last newline; else, if text
- * follows, without its last character; else all of it. */
-static size_t space_run(const char *p, size_t n)
+/* The length of the white space at p that is one piece: where newlines count, up to the last of
+ * them; else, if text follows, without its last character; else all of it. */
+static size_t space_run(const char *p, size_t n, bool newlines)
 {
     size_t at = 0, newline_end = 0, last_len = 0;
 
@@ -104,12 +125,30 @@ static size_t space_run(const char *p, size_t n)
         if (kind == CLASS_NEWLINE)
             newline_end = at;
     }
-    if (newline_end)
+    if (newlines && newline_end)
         return newline_end;
     return at < n && at > last_len ? at - last_len : at;
 }
 
-size_t pretokenize_next(const char *p, size_t n)
+/* A space belongs to what follows, whatever it is; newlines are white space like any other. */
+static size_t next_gpt2(const char *p, size_t n)
+{
+    size_t len, next_len, at = p[0] == '\'' ? contraction(p, n, false) : 0;
+    enum char_class kind = peek(p, n, 0, &len);
+
+    if (at)
+        return at;
+    if (p[0] == ' ') {
+        kind = peek(p, n, 1, &next_len);
+        len = 1 + next_len;
+    }
+    if (kind == CLASS_LETTER || kind == CLASS_NUMBER || kind == CLASS_OTHER)
+        return skip(p, n, len, kind);
+    return space_run(p, n, false);
+}
+
+/* Numbers come in groups of at most so many digits. */
+static size_t next_qwen2(const char *p, size_t n, int digits)
 {
     size_t len, next_len, at;
     enum char_class kind = peek(p, n, 0, &len);
@@ -118,9 +157,9 @@ size_t pretokenize_next(const char *p, size_t n)
     if (kind == CLASS_LETTER)
         return skip(p, n, len, CLASS_LETTER);
     if (kind == CLASS_NUMBER)
-        return len;
+        return skip_some(p, n, len, CLASS_NUMBER, digits - 1);
     if (p[0] == '\'') {
-        at = contraction(p, n);
+        at = contraction(p, n, true);
         if (at)
             return at;
     }
@@ -131,5 +170,119 @@ size_t pretokenize_next(const char *p, size_t n)
         at = skip(p, n, len, CLASS_OTHER);
         return skip(p, n, at, CLASS_NEWLINE);
     }
-    return space_run(p, n);
+    return space_run(p, n, true);
+}
+
+/* ---- tekken, which splits words where small letters end and capitals begin */
+
+enum { BEFORE = 1, AFTER = 2 }; /* may stand before the small letters, may be one of them */
+
+static int case_of(const char *p, size_t n, size_t at, size_t *len)
+{
+    uint32_t cp;
+
+    *len = 0;
+    if (at >= n)
+        return 0;
+    *len = utf8_read_valid(p + at, &cp);
+    switch (utf8proc_get_property((int32_t)cp)->category) {
+    case UTF8PROC_CATEGORY_LU:
+    case UTF8PROC_CATEGORY_LT:
+        return BEFORE;
+    case UTF8PROC_CATEGORY_LL:
+        return AFTER;
+    case UTF8PROC_CATEGORY_LM:
+    case UTF8PROC_CATEGORY_LO:
+    case UTF8PROC_CATEGORY_MN:
+    case UTF8PROC_CATEGORY_MC:
+    case UTF8PROC_CATEGORY_ME:
+        return BEFORE | AFTER;
+    default:
+        return 0;
+    }
+}
+
+/* Where the word at p[at] ends: any number of those before, and then as many of those after as
+ * there are, at least one. at: there is no such word. */
+static size_t word_end(const char *p, size_t n, size_t at)
+{
+    size_t len, last_after = at;
+    int kind;
+
+    while ((kind = case_of(p, n, at, &len)) & BEFORE) {
+        at += len;
+        if (kind & AFTER)
+            last_after = at;
+    }
+    if (kind & AFTER) {
+        while (case_of(p, n, at, &len) & AFTER)
+            at += len;
+        last_after = at;
+    }
+    return last_after;
+}
+
+/* The longest run of those before. */
+static size_t capitals_end(const char *p, size_t n, size_t at)
+{
+    size_t len;
+
+    while (case_of(p, n, at, &len) & BEFORE)
+        at += len;
+    return at;
+}
+
+static size_t next_tekken(const char *p, size_t n)
+{
+    size_t len, next_len, at, end;
+    enum char_class kind = peek(p, n, 0, &len);
+    /* Anything but newlines, letters and numbers may stand in front of a word. */
+    const size_t front = kind == CLASS_OTHER || kind == CLASS_SPACE ? len : 0;
+
+    for (size_t from = front;; from = 0) { /* with what is in front, then without */
+        end = word_end(p, n, from);
+        if (end > from)
+            return end;
+        if (from == 0)
+            break;
+    }
+    for (size_t from = front;; from = 0) {
+        end = capitals_end(p, n, from);
+        if (end > from)
+            return end;
+        if (from == 0)
+            break;
+    }
+    if (kind == CLASS_NUMBER)
+        return len;
+    if (kind == CLASS_OTHER || (p[0] == ' ' && peek(p, n, len, &next_len) == CLASS_OTHER)) {
+        at = skip(p, n, len, CLASS_OTHER);
+        while (at < n && (p[at] == '\r' || p[at] == '\n' || p[at] == '/'))
+            at++;
+        return at;
+    }
+    return space_run(p, n, true);
+}
+
+bool pretokenize_is_space(uint32_t cp)
+{
+    const enum char_class kind = class_of(cp);
+
+    return kind == CLASS_SPACE || kind == CLASS_NEWLINE;
+}
+
+size_t pretokenize_next(enum pretokenizer kind, const char *p, size_t n)
+{
+    switch (kind) {
+    case PRETOKENIZE_GPT2:
+        return next_gpt2(p, n);
+    case PRETOKENIZE_LLAMA3:
+        return next_qwen2(p, n, 3);
+    case PRETOKENIZE_TEKKEN:
+        return next_tekken(p, n);
+    case PRETOKENIZE_QWEN2:
+        return next_qwen2(p, n, 1);
+    default:
+        return n; /* PRETOKENIZE_NONE: all of it is one word */
+    }
 }

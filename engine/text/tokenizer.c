@@ -5,10 +5,14 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
 #include "engine/util/checked.h"
 #include "engine/util/file.h"
 #include "engine/util/must.h"
 #include "engine/text/text_stream.h"
+#include "engine/text/utf8.h"
 
 /* A call of tokenizer_encode. */
 struct encoder {
@@ -24,6 +28,7 @@ struct encoder {
 struct matches {
     const struct tokenizer *t;
     bool normalized; /* whether the text, and so the tokens, are */
+    bool is_first;   /* nothing is before the text */
     struct text text;
     const struct text_range *ranges;
     size_t n_ranges; /* the ranges that are left */
@@ -49,6 +54,7 @@ void tokenizer_free(struct tokenizer *t)
     if (!t)
         return;
     bpe_deinit(&t->bpe);
+    free(t->by_bytes);
     free(t->tokens);
     free(t->added);
     free(t->bytes);
@@ -68,42 +74,148 @@ static int push_id(struct encoder *enc, int32_t id)
     return 0;
 }
 
-/* Encodes normalized text without added tokens. */
-static int encode_plain(struct encoder *enc, const char *p, size_t n)
+uint32_t tokenizer_slot(const struct tokenizer *t, const char *bytes, size_t len)
 {
-    while (n) {
-        size_t len = pretokenize_next(p, n), n_ids;
-        int r = reserve_ids(enc->out, len);
+    uint32_t slot = (uint32_t)XXH3_64bits(bytes, len) & t->by_bytes_mask;
 
-        if (!r)
-            r = bpe_encode(&enc->t->bpe, &enc->work, p, len, enc->out->ids + enc->out->n, &n_ids);
-        if (r)
-            return r;
-        enc->out->n += n_ids;
-        p += len;
-        n -= len;
+    for (; t->by_bytes[slot]; slot = (slot + 1) & t->by_bytes_mask) {
+        const struct token *token = &t->tokens[t->by_bytes[slot] - 1];
+
+        if (token->len == len && memcmp(t->bytes + token->at, bytes, len) == 0)
+            break;
     }
+    return slot;
+}
+
+/* The id of the vocabulary's token of these bytes, or -1. */
+static int32_t find(const struct tokenizer *t, const char *bytes, size_t len)
+{
+    return (int32_t)t->by_bytes[tokenizer_slot(t, bytes, len)] - 1;
+}
+
+/* The symbols of a word, from which merging begins: at most n. */
+static size_t take_symbols(const struct tokenizer *t, const char *p, size_t n, int32_t *ids)
+{
+    size_t n_ids = 0;
+
+    for (size_t i = 0, len; i < n; i += len) {
+        uint32_t cp;
+        int32_t id = -1;
+
+        len = t->by_character ? utf8_read_valid(p + i, &cp) : 1;
+        if (t->by_character)
+            id = find(t, p + i, len);
+        if (id >= 0)
+            ids[n_ids++] = id;
+        for (size_t k = 0; id < 0 && k < len; k++)
+            ids[n_ids++] = t->byte_ids[(unsigned char)p[i + k]];
+    }
+    return n_ids;
+}
+
+static int encode_word(struct encoder *enc, const char *p, size_t n)
+{
+    int32_t *ids, id = enc->t->whole_words ? find(enc->t, p, n) : -1;
+    size_t n_ids;
+
+    if (id >= 0)
+        return push_id(enc, id);
+    if (reserve_ids(enc->out, n))
+        return -ENOMEM;
+    ids = enc->out->ids + enc->out->n;
+    n_ids = take_symbols(enc->t, p, n, ids);
+    if (bpe_encode(&enc->t->bpe, &enc->work, ids, &n_ids))
+        return -ENOMEM;
+    enc->out->n += n_ids;
     return 0;
 }
 
-/* The longest added token at p[0..n), n > 0, or NULL. A file has a few dozens. */
+/* Encodes normalized text without added tokens. */
+static int encode_plain(struct encoder *enc, const char *p, size_t n)
+{
+    int r = 0;
+
+    while (n && !r) {
+        size_t len = pretokenize_next(enc->t->pretokenizer, p, n);
+
+        r = encode_word(enc, p, len);
+        p += len;
+        n -= len;
+    }
+    return r;
+}
+
+/* Narrows [*lo, *hi) of the added tokens to those whose byte at `depth` is c. */
+static void narrow(const struct tokenizer *t, size_t depth, unsigned char c, uint32_t *lo,
+                   uint32_t *hi)
+{
+    uint32_t bounds[2];
+
+    for (int above = 0; above < 2; above++) { /* the first that is not less, that is more */
+        uint32_t from = *lo, to = *hi;
+
+        while (from < to) {
+            const uint32_t mid = from + (to - from) / 2;
+            const unsigned char its = (unsigned char)t->bytes[t->added[mid].at + depth];
+
+            if (its < c || (above && its == c))
+                from = mid + 1;
+            else
+                to = mid;
+        }
+        bounds[above] = from;
+    }
+    *lo = bounds[0];
+    *hi = bounds[1];
+}
+
+/* The longest added token at p[0..n), n > 0, or NULL: byte by byte, those that begin alike are
+ * halved again and again. */
 static const struct added *find_added(const struct matches *m, const char *p, size_t n)
 {
     const struct tokenizer *t = m->t;
-    const uint32_t *from = &t->added_from[(unsigned char)p[0]];
+    uint32_t lo = t->added_from[(unsigned char)p[0]], hi = t->added_from[(unsigned char)p[0] + 1];
+    const struct added *longest = NULL;
 
-    for (uint32_t i = from[0]; i < from[1]; i++) {
-        const struct added *a = &t->added[i];
-
-        if (a->normalized == m->normalized && a->len <= n && !memcmp(p, t->bytes + a->at, a->len))
-            return a;
+    for (size_t depth = 1; lo < hi; depth++) {
+        for (; lo < hi && t->added[lo].len == depth; lo++)
+            if (t->added[lo].normalized == m->normalized)
+                longest = &t->added[lo];
+        if (depth == n)
+            break;
+        narrow(t, depth, (unsigned char)p[depth], &lo, &hi);
     }
-    return NULL;
+    return longest;
+}
+
+static bool is_space(struct text text, size_t at, size_t *len)
+{
+    uint32_t cp;
+
+    *len = utf8_read(text.data + at, text.len - at, &cp);
+    return *len && cp != UTF8_BROKEN && pretokenize_is_space(cp);
+}
+
+/* Takes the white space around a match that its token wants, back to `from` at most. */
+static void strip_around(struct matches *m, const struct added *a, size_t from)
+{
+    size_t len;
+
+    while (a->lstrip && m->start > from) {
+        const size_t last = m->start - utf8_last(m->text.data, m->start);
+
+        if (last < from || !is_space(m->text, last, &len))
+            break;
+        m->start = last;
+    }
+    while (a->rstrip && m->end < m->text.len && is_space(m->text, m->end, &len))
+        m->end += len;
 }
 
 static bool next_match(struct matches *m)
 {
-    size_t at = m->end;
+    const size_t from = m->end;
+    size_t at = from;
 
     for (; m->n_ranges; m->ranges++, m->n_ranges--) {
         if (at < m->ranges->start)
@@ -115,6 +227,7 @@ static bool next_match(struct matches *m)
                 m->id = a->id;
                 m->start = at;
                 m->end = at + a->len;
+                strip_around(m, a, from);
                 return true;
             }
         }
@@ -139,7 +252,10 @@ static int encode_segment(struct encoder *enc, const struct matches *m, size_t s
             enc->ranges[n++] = (struct text_range){range.start > start ? range.start - start : 0,
                                                    (range.end < end ? range.end : end) - start};
     }
-    r = nfc_normalize(&enc->t->nfc, source, enc->ranges, n, &enc->normal);
+    if (!source.len)
+        return 0;
+    r = tokenizer_normalize(enc->t, m->is_first && start == 0, source, enc->ranges, n,
+                            &enc->normal);
     if (r)
         return r;
     normalized.text = enc->normal.text;
@@ -160,7 +276,8 @@ int tokenizer_encode(const struct tokenizer *t, struct text text, const struct t
                      size_t n_ranges, struct token_list *out)
 {
     struct encoder enc = {.t = t, .out = out};
-    struct matches raw = {.t = t, .text = text, .ranges = ranges, .n_ranges = n_ranges};
+    struct matches raw = {
+        .t = t, .is_first = true, .text = text, .ranges = ranges, .n_ranges = n_ranges};
     size_t n = out->n, done = 0;
     int r = 0;
 
@@ -193,6 +310,12 @@ int tokenizer_encode_all(const struct tokenizer *t, struct text text, bool speci
     struct text_range all = {0, text.len};
 
     return tokenizer_encode(t, text, &all, special ? 1 : 0, out);
+}
+
+size_t tokenizer_begin(const struct tokenizer *t, const int32_t **ids)
+{
+    *ids = t->begin;
+    return t->n_begin;
 }
 
 struct text tokenizer_token_bytes(const struct tokenizer *t, int32_t id)
@@ -253,6 +376,8 @@ int tokenizer_decode(const struct tokenizer *t, const int32_t *ids, size_t n, bo
         free(text);
         return r;
     }
+    if (t->strip_space && len && text[0] == ' ')
+        memmove(text, text + 1, --len);
     text[len] = '\0';
     *out = text;
     *out_len = len;

@@ -1,4 +1,5 @@
-/* tokenizer.h - text to token ids and back: byte-level BPE as described by tokenizer.json.
+/* tokenizer.h - text to token ids and back: byte-level BPE, or SentencePiece's with bytes for
+ * unknown characters, as described by tokenizer.json.
  *
  * Immutable after load; any number of threads may call every function. Encoding takes time linear
  * in the text, n log n in the longest word. */
@@ -38,6 +39,10 @@ int tokenizer_encode(const struct tokenizer *t, struct text text, const struct t
 int tokenizer_encode_all(const struct tokenizer *t, struct text text, bool special,
                          struct token_list *out);
 
+/* The tokens with which the model expects a prompt to begin, as the file's post-processor has them:
+ * encoding does not add them. Their number. */
+size_t tokenizer_begin(const struct tokenizer *t, const int32_t **ids);
+
 /* The bytes of an id, not NUL-terminated: maybe part of a character, empty for padding ids, and
  * (NULL, 0) for an id outside the vocabulary. */
 struct text tokenizer_token_bytes(const struct tokenizer *t, int32_t id);
@@ -47,8 +52,9 @@ int32_t tokenizer_n_ids(const struct tokenizer *t);               /* 1 + the lar
  * embedding for it. */
 int tokenizer_check_vocab(const struct tokenizer *t, int32_t vocab_size, struct err *e);
 
-/* The text of ids, *out malloc'ed and NUL-terminated; invalid UTF-8 becomes U+FFFD. skip_special
- * omits special tokens. -EINVAL for a negative id, -ENOMEM. */
+/* The text of ids, *out malloc'ed and NUL-terminated; invalid UTF-8 becomes U+FFFD, and a space
+ * with which SentencePiece begins a text is left out. skip_special omits special tokens. -EINVAL
+ * for a negative id, -ENOMEM. */
 int tokenizer_decode(const struct tokenizer *t, const int32_t *ids, size_t n, bool skip_special,
                      char **out, size_t *out_len);
 

@@ -1,7 +1,9 @@
 /* tokenizer_impl.h - struct tokenizer, which tokenizer_json.c fills and tokenizer.c reads, and how
- * text is split before byte-pair merging. */
+ * text is changed and split before byte-pair merging. */
 #ifndef NVLLM_ENGINE_TEXT_TOKENIZER_IMPL_H
 #define NVLLM_ENGINE_TEXT_TOKENIZER_IMPL_H
+
+#include <jansson.h>
 
 #include "engine/text/bpe.h"
 #include "engine/text/nfc.h"
@@ -11,6 +13,7 @@ enum {
     TOKENIZER_MAX_ID = 1 << 24,     /* ids are below this */
     TOKENIZER_MAX_FILE = 256 << 20, /* bytes of tokenizer.json */
     TOKENIZER_MAX_SPECIAL = 512,    /* bytes of one added token: bounds matching */
+    TOKENIZER_MAX_BEGIN = 4,        /* tokens before a prompt */
     TOKENIZER_ADDED = 1,            /* token.flags */
     TOKENIZER_SPECIAL = 2,
 };
@@ -20,11 +23,36 @@ struct token {
     uint8_t flags;
 };
 
-/* An added token as it is matched: if normalized, its normal form in the text's. */
+/* An added token as it is matched: if normalized, its normal form in the text's. With lstrip and
+ * rstrip it takes the white space before and behind it. */
 struct added {
     uint32_t at, len; /* in bytes */
     int32_t id;
-    bool normalized;
+    bool normalized, lstrip, rstrip;
+};
+
+enum normalizer {
+    NORMALIZE_NONE,
+    NORMALIZE_NFC,
+    /* SentencePiece's: a space is U+2581 in files and so the same as it; here it is a space. */
+    NORMALIZE_SPACES,
+};
+
+/* A space before the text, or before each piece of it between added tokens. */
+enum space_prefix {
+    PREFIX_NEVER,
+    PREFIX_FIRST,   /* unless there is one */
+    PREFIX_EACH,    /* the same of each piece */
+    PREFIX_ANOTHER, /* of each piece, whatever it begins with */
+};
+
+enum pretokenizer {
+    PRETOKENIZE_NONE,
+    PRETOKENIZE_GPT2,
+    PRETOKENIZE_QWEN2,
+    PRETOKENIZE_LLAMA3,
+    PRETOKENIZE_TEKKEN,
+    N_PRETOKENIZERS,
 };
 
 struct tokenizer {
@@ -32,17 +60,42 @@ struct tokenizer {
     struct token *tokens; /* [n_ids]; len 0: no token has this id */
     char *bytes;          /* of all tokens, decoded, and of added ones as matched */
     size_t n_bytes;
+    enum normalizer normalizer;
+    enum space_prefix space_prefix;
+    enum pretokenizer pretokenizer;
+    bool by_character; /* symbols are characters, or their bytes where there is no such token */
+    bool whole_words;  /* a word that is a token is not made of merges: ignore_merges */
+    bool strip_space;  /* decoding leaves out a space at the beginning */
+    int32_t byte_ids[256];
     struct bpe bpe;
-    struct added *added; /* by first byte, the longest first */
+    uint32_t
+        *by_bytes; /* [by_bytes_mask + 1] 1 + id of the vocabulary's tokens, by hash; 0: free */
+    uint32_t by_bytes_mask;
+    struct added *added; /* in the order of their bytes */
     size_t n_added, n_normalized;
     uint32_t added_from[257]; /* those that begin with byte c: added_from[c] .. added_from[c + 1] */
+    int32_t begin[TOKENIZER_MAX_BEGIN]; /* [n_begin] */
+    size_t n_begin;
     struct nfc nfc;
 };
 
-/* The pattern by which pretokenize.c splits text, as tokenizer.json spells it. */
-extern const char pretokenize_qwen2_pattern[];
+/* Reads all of a file but its tokens. -ENOTSUP: a part is not supported, -ENOMEM. */
+int tokenizer_read_parts(struct tokenizer *t, const json_t *root, struct err *e);
+
+/* The slot of by_bytes that has the token of these bytes, or a free one: there always is. */
+uint32_t tokenizer_slot(const struct tokenizer *t, const char *bytes, size_t len);
+
+/* Normalizes a piece of text, which is not empty, as nfc_normalize() does; is_first: nothing is
+ * before it. */
+int tokenizer_normalize(const struct tokenizer *t, bool is_first, struct text source,
+                        struct text_range *ranges, size_t n_ranges, struct nfc_text *out);
+
+/* The patterns by which pretokenize.c splits text, as tokenizer.json spells them; NULL for none. */
+extern const char *const pretokenize_patterns[N_PRETOKENIZERS];
+
+bool pretokenize_is_space(uint32_t cp); /* \s */
 
 /* The length of the first piece of p[0..n), n > 0: valid UTF-8, up to the end of the text. */
-size_t pretokenize_next(const char *p, size_t n);
+size_t pretokenize_next(enum pretokenizer kind, const char *p, size_t n);
 
 #endif

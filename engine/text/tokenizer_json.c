@@ -1,6 +1,6 @@
-/* tokenizer_json.c - reads tokenizer.json and refuses every part that would lead to other ids than
- * the file describes. A token is spelled in the byte-level alphabet: one printable character a
- * byte. */
+/* tokenizer_json.c - reads tokenizer.json: its vocabulary, merges and added tokens. A token is
+ * spelled in the byte-level alphabet, one printable character a byte; or as SentencePiece has it.
+ */
 #include "engine/text/tokenizer_impl.h"
 
 #include <errno.h>
@@ -43,12 +43,30 @@ static void fill_alphabet(struct reader *r)
     }
 }
 
+/* SentencePiece's: U+2581 is a space, and "<0x0A>" the byte. */
+static size_t decode_characters(const char *s, size_t len, char *out)
+{
+    size_t n = 0;
+    unsigned byte;
+    int end = 0;
+
+    if (len == 6 && sscanf(s, "<0x%2X>%n", &byte, &end) == 1 && end == 6) {
+        *out = (char)byte;
+        return 1;
+    }
+    for (size_t i = 0; i < len; i += len - i >= 3 && !memcmp(s + i, "\xe2\x96\x81", 3) ? 3 : 1)
+        out[n++] = len - i >= 3 && !memcmp(s + i, "\xe2\x96\x81", 3) ? ' ' : s[i];
+    return n;
+}
+
 /* Decodes a spelling to out [len]; one with characters outside the alphabet stands for itself.
  * Returns the bytes written. */
 static size_t decode_spelling(const struct reader *r, const char *s, size_t len, char *out)
 {
     size_t n = 0;
 
+    if (r->t->by_character)
+        return decode_characters(s, len, out);
     for (size_t i = 0; i < len;) {
         uint32_t cp;
 
@@ -68,46 +86,6 @@ static int32_t find_id(const struct reader *r, const char *s, size_t len)
     const json_t *id = json_object_getn(r->vocab, s, len);
 
     return id ? (int32_t)json_integer_value(id) : -1;
-}
-
-/* ---- what a file may hold */
-
-/* For json_match(). What is '*' is read elsewhere or has no effect on ids. */
-static const char supported[] =
-    "{'version': '1.0',"
-    " 'truncation?': '*', 'padding?': '*'," /* how somebody last called the tokenizer */
-    " 'normalizer': {'type': 'NFC'},"
-    " 'pre_tokenizer': {'type': 'Sequence', 'pretokenizers': ["
-    "  {'type': 'Split', 'pattern': {'Regex': 'a string'}, 'behavior': 'Isolated',"
-    "   'invert': false},"
-    "  {'type': 'ByteLevel', 'add_prefix_space': false, 'trim_offsets?': '*',"
-    "   'use_regex': false}]},"
-    " 'post_processor?': {'type': 'ByteLevel', 'add_prefix_space?': '*', 'trim_offsets?': '*',"
-    "  'use_regex?': '*'},"
-    " 'decoder': {'type': 'ByteLevel', 'add_prefix_space?': '*', 'trim_offsets?': '*',"
-    "  'use_regex?': '*'},"
-    " 'model': {'type': 'BPE', 'dropout?': '', 'unk_token?': '', 'continuing_subword_prefix?': '',"
-    "  'end_of_word_suffix?': '', 'fuse_unk?': false, 'byte_fallback?': false,"
-    "  'ignore_merges?': false, 'vocab': 'an object', 'merges': 'an array'},"
-    " 'added_tokens?': [{'id?': '*', 'content?': '*', 'single_word': false, 'lstrip': false,"
-    "  'rstrip': false, 'normalized': 'true or false', 'special': 'true or false'}, '...']}";
-
-/* The supported parts, with the one pattern that pretokenize.c implements. */
-static int check_supported(struct reader *r)
-{
-    const char *pattern = NULL;
-    int rc = json_match(r->root, supported, "tokenizer.json: ", -ENOTSUP, r->e);
-
-    if (rc)
-        return rc;
-    json_unpack(r->root, "{s{s[{s{ss}}]}}", "pre_tokenizer", "pretokenizers", "pattern", "Regex",
-                &pattern);
-    if (!pattern || strcmp(pattern, pretokenize_qwen2_pattern) != 0)
-        return REFUSE(r,
-                      "pre_tokenizer.pretokenizers[0].pattern.Regex: \"%.64s\" is not supported, "
-                      "only \"%.160s\"",
-                      pattern ? pattern : "", pretokenize_qwen2_pattern);
-    return 0;
 }
 
 /* ---- vocabulary, merges, added tokens */
@@ -165,16 +143,70 @@ static int read_vocab(struct reader *r)
         token->len = (uint32_t)decode_spelling(r, key, len, t->bytes + t->n_bytes);
         t->n_bytes += token->len;
     }
+    return 0;
+}
+
+/* Each byte has a token. */
+static int read_bytes(struct reader *r)
+{
     for (int c = 0; c < 512; c++) {
-        char spelled[4];
+        char spelled[8];
+        size_t len;
         int32_t id;
 
         if (r->byte_of[c] < 0)
             continue;
-        id = find_id(r, spelled, utf8_write(spelled, (uint32_t)c));
+        len = r->t->by_character ? (size_t)snprintf(spelled, sizeof(spelled), "<0x%02X>",
+                                                    (unsigned char)r->byte_of[c])
+                                 : utf8_write(spelled, (uint32_t)c);
+        id = find_id(r, spelled, len);
         if (id < 0)
             return REFUSE(r, "model.vocab: has no token for the byte 0x%02x", r->byte_of[c]);
-        t->bpe.byte_ids[r->byte_of[c]] = id;
+        r->t->byte_ids[r->byte_of[c]] = id;
+    }
+    return 0;
+}
+
+static bool is_ascii(const char *s)
+{
+    while (*s && (unsigned char)*s < 0x80)
+        s++;
+    return !*s;
+}
+
+/* Whether a token is looked up by its bytes: words, or characters. */
+static bool is_looked_up(const struct reader *r, const char *key, const struct token *token)
+{
+    const char *bytes = r->t->bytes + token->at;
+    uint32_t cp;
+
+    if (!r->t->by_character) /* and spelled in the alphabet */
+        return r->t->whole_words && (token->len < strlen(key) || is_ascii(key));
+    return utf8_read(bytes, token->len, &cp) == token->len && cp != UTF8_BROKEN &&
+           !(token->len == 1 && strlen(key) == 6);
+}
+
+static int index_vocab(struct reader *r)
+{
+    struct tokenizer *t = r->t;
+    uint32_t slots = 16, slot;
+    const char *key;
+    json_t *v;
+
+    while (slots < 2 * json_object_size(r->vocab))
+        slots *= 2;
+    t->by_bytes = calloc(slots, sizeof(*t->by_bytes));
+    if (!t->by_bytes)
+        return no_memory(r);
+    t->by_bytes_mask = slots - 1;
+    json_object_foreach(r->vocab, key, v)
+    {
+        const int32_t id = (int32_t)json_integer_value(v);
+        const struct token *token = &t->tokens[id];
+
+        slot = tokenizer_slot(t, t->bytes + token->at, token->len);
+        if (is_looked_up(r, key, token) && !t->by_bytes[slot])
+            t->by_bytes[slot] = (uint32_t)id + 1;
     }
     return 0;
 }
@@ -262,10 +294,18 @@ static int read_added(struct reader *r, const json_t *v, size_t i)
     if (!content.len || content.len > TOKENIZER_MAX_SPECIAL)
         return REFUSE(r, "added_tokens[%zu].content: is not a string of 1 to %d bytes", i,
                       TOKENIZER_MAX_SPECIAL);
+    if (normalized && (t->space_prefix == PREFIX_FIRST || t->space_prefix == PREFIX_EACH))
+        return REFUSE(r, "added_tokens[%zu].normalized: true is not supported with Metaspace", i);
+    if (normalized && t->by_character &&
+        (json_is_true(json_object_get(v, "lstrip")) || json_is_true(json_object_get(v, "rstrip"))))
+        return REFUSE(r,
+                      "added_tokens[%zu]: lstrip and rstrip are not supported with normalized "
+                      "and SentencePiece's spaces",
+                      i);
     rc = read_id(r, json_object_get(v, "id"), &id, "added_tokens", content.data);
     if (rc)
         return rc;
-    if ((normalized && nfc_normalize(&t->nfc, content, NULL, 0, &form)) ||
+    if ((normalized && tokenizer_normalize(t, false, content, NULL, 0, &form)) ||
         reserve(r, id, content.len + form.text.len) ||
         !array_reserve(&t->added, &r->added_cap, t->n_added + 1, sizeof(*t->added))) {
         nfc_text_deinit(&form);
@@ -274,7 +314,9 @@ static int read_added(struct reader *r, const json_t *v, size_t i)
     t->added[t->n_added++] = (struct added){.at = put_bytes(t, form.text),
                                             .len = (uint32_t)form.text.len,
                                             .id = id,
-                                            .normalized = normalized};
+                                            .normalized = normalized,
+                                            .lstrip = json_is_true(json_object_get(v, "lstrip")),
+                                            .rstrip = json_is_true(json_object_get(v, "rstrip"))};
     t->n_normalized += normalized;
     nfc_text_deinit(&form);
     token = &t->tokens[id];
@@ -292,14 +334,13 @@ static int read_added(struct reader *r, const json_t *v, size_t i)
     return 0;
 }
 
-static int by_first_byte(const void *a, const void *b, void *bytes)
+static int by_bytes(const void *a, const void *b, void *bytes)
 {
     const struct added *x = a, *y = b;
-    const unsigned char *s = (unsigned char *)bytes + x->at, *t = (unsigned char *)bytes + y->at;
+    const int order =
+        memcmp((char *)bytes + x->at, (char *)bytes + y->at, x->len < y->len ? x->len : y->len);
 
-    if (s[0] != t[0])
-        return s[0] - t[0];
-    return x->len != y->len ? (x->len < y->len) - (x->len > y->len) : memcmp(s, t, x->len);
+    return order ? order : (x->len > y->len) - (x->len < y->len);
 }
 
 static int sort_added(struct reader *r)
@@ -307,11 +348,11 @@ static int sort_added(struct reader *r)
     struct tokenizer *t = r->t;
 
     if (t->n_added)
-        qsort_r(t->added, t->n_added, sizeof(*t->added), by_first_byte, t->bytes);
+        qsort_r(t->added, t->n_added, sizeof(*t->added), by_bytes, t->bytes);
     for (size_t i = 0; i < t->n_added; i++) {
         const struct added *a = &t->added[i];
 
-        if (i && !by_first_byte(a - 1, a, t->bytes))
+        if (i && !by_bytes(a - 1, a, t->bytes))
             return REFUSE(r, "added_tokens: \"%.*s\" is listed twice",
                           a->len < 64 ? (int)a->len : 64, t->bytes + a->at);
         t->added_from[(unsigned char)t->bytes[a->at] + 1]++;
@@ -321,27 +362,27 @@ static int sort_added(struct reader *r)
     return 0;
 }
 
-static int read_parts(struct reader *r)
+static int read_tokens(struct reader *r)
 {
-    json_t *added = json_object_get(r->root, "added_tokens"), *model, *v;
+    json_t *added = json_object_get(r->root, "added_tokens"), *v;
+    json_t *model = json_object_get(r->root, "model");
     size_t i;
-    int rc = check_supported(r);
+    int rc;
 
-    if (rc)
-        return rc;
-    nfc_init(&r->t->nfc);
-    model = json_object_get(r->root, "model");
     r->vocab = json_object_get(model, "vocab");
-    rc = read_vocab(r);
-    if (!rc)
-        rc = read_merges(r, json_object_get(model, "merges"));
+    if ((rc = read_vocab(r)) || (rc = read_bytes(r)) || (rc = index_vocab(r)) ||
+        (rc = read_merges(r, json_object_get(model, "merges"))))
+        return rc;
     json_array_foreach(added, i, v)
     {
-        if (rc)
-            break;
         rc = read_added(r, v, i);
+        if (rc)
+            return rc;
     }
-    return rc ? rc : sort_added(r);
+    for (i = 0; i < r->t->n_begin; i++)
+        if (!tokenizer_token_bytes(r->t, r->t->begin[i]).len)
+            return REFUSE(r, "post_processor.special_tokens: no token has id %d", r->t->begin[i]);
+    return sort_added(r);
 }
 
 int tokenizer_parse(struct tokenizer **out, const char *json, size_t len, struct err *e)
@@ -356,7 +397,9 @@ int tokenizer_parse(struct tokenizer **out, const char *json, size_t len, struct
         return rc;
     fill_alphabet(&r);
     r.t = calloc(1, sizeof(*r.t));
-    rc = r.t ? read_parts(&r) : no_memory(&r);
+    rc = r.t ? tokenizer_read_parts(r.t, r.root, e) : no_memory(&r);
+    if (!rc)
+        rc = read_tokens(&r);
     json_decref(r.root);
     if (rc) {
         tokenizer_free(r.t);

@@ -84,7 +84,7 @@ static int instant_open(struct backend **out, const struct model *model,
     b->info = (struct backend_info){
         .n_devices = 1,
         .tp_size = 1,
-        .devices = {{.name = "answers at once"}},
+        .devices = {{.name = "answers at once", .pci = "0000:65:00.0"}},
         .tiers = {{.n_blocks = n_blocks, .bytes = (uint64_t)n_blocks}},
         .block_bytes = 1,
         .kv_dtype = KV_DTYPE_F32,

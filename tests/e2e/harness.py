@@ -349,6 +349,7 @@ def main():
     parser.add_argument("--sanitize", default="", help="what the build was made with")
     parser.add_argument("--clock", help="a library to preload whose time of day jumps")
     parser.add_argument("--loop", help="a library to preload whose epoll_wait can fail")
+    parser.add_argument("--nvml", help="a library that stands in for libnvidia-ml.so.1")
     parser.add_argument("--users", help="a library to preload that takes its time to know users")
     parser.add_argument("--light", action="store_true")
     parser.add_argument("--bars", action="store_true", help="large numbers, and bars on time")

@@ -148,3 +148,30 @@ class ChatTemplates(Case):
         self.assertNotIn(1992, plain)
         self.assertEqual(raw.done["usage"]["prompt_tokens"], len(special))
         self.assertEqual(chat.done["usage"]["prompt_tokens"], len(plain) + len(frame))
+
+    def test_prompts_begin_as_the_tokenizer_says(self):
+        """With the token that it puts before a text, unless that is spelled out; chats do not, for
+        their template decides."""
+        tokenizer = json.loads((MODEL / "tokenizer.json").read_text())
+        tokenizer["post_processor"] = {
+            "type": "TemplateProcessing", "pair": [],
+            "single": [{"SpecialToken": {"id": "<|endoftext|>", "type_id": 0}},
+                       {"Sequence": {"id": "A", "type_id": 0}}],
+            "special_tokens": {"<|endoftext|>": {"id": "<|endoftext|>", "ids": [1991],
+                                                 "tokens": ["<|endoftext|>"]}}}
+        folder = harness.model_folder(self.temporary_folder() / "model",
+                                      tokenizer=json.dumps(tokenizer))
+
+        def n_tokens(w, **request):
+            return w.generate(**request, max_tokens=1).done["usage"]["prompt_tokens"]
+
+        with Daemon(model=folder) as d, d.connect() as w:
+            n = len(w.ask(tokenize={"text": "Hello"})["tokens"]["ids"])
+            self.assertEqual(n_tokens(w, prompt="Hello"), n + 1)
+            self.assertEqual(n_tokens(w, prompt="<|endoftext|>Hello"), n + 1)
+            chat = {"messages": [{"role": "user", "content": "Hello"}]}
+            text = w.ask(render={"chat": chat})["text"]["text"].decode()
+            ids = w.ask(tokenize={"text": text, "special": True})["tokens"]["ids"]
+            self.assertEqual(n_tokens(w, chat=chat), len(ids))
+            explained = w.ask(explain={"prompt": "Hello"})["explanation"]
+            self.assertEqual(explained["prompt_tokens"], n + 1)

@@ -504,7 +504,7 @@ class WildRequests(Case):
     """Well-formed frames with anything in them, at the real backend."""
 
     everything = [f.name for f in wire.MESSAGES["ClientFrame"] if f.name not in ("id", "hello")]
-    changing = {"drain", "resume", "reload", "set_log_level", "shutdown"}
+    changing = {"drain", "resume", "reload", "set_log_level", "shutdown", "trace"}
 
     def connect(self, d):
         """As a user like any other, where that can be: then what changes the daemon is refused."""

@@ -32,6 +32,7 @@ OPERATIONS = {
     "set_log_level": ("admin", {"level": "debug"}),
     "sleep": ("admin", {}),
     "wake": ("admin", {}),
+    "trace": ("admin", {"duration_ms": 1}),
     "shutdown": ("admin", {}),
 }
 

@@ -8,7 +8,7 @@
 #include "client/lib/nvllm_client.h"
 #include "tests/fuzz/fuzz.h"
 
-enum { N_CHOICES = 2, N_REQUESTS = 5, MS = 1000 };
+enum { N_CHOICES = 2, N_REQUESTS = 6, MS = 1000 };
 
 static const char welcome[] = "\x06\x12\x04\x08\x01\x18\x02"; /* protocol 1, ready */
 
@@ -45,7 +45,8 @@ static void touch_event(const struct nvllm_event *e)
 {
     FUZZ_CHECK(e->id >= 1 && e->id <= N_REQUESTS);
     FUZZ_CHECK((e->delta != NULL) + (e->done != NULL) + (e->error != NULL) + (e->tokens != NULL) +
-                   (e->text != NULL) + (e->status != NULL) ==
+                   (e->text != NULL) + (e->status != NULL) + (e->trace != NULL) +
+                   (e->traced != NULL) ==
                1);
     if (e->delta)
         touch_delta(e->delta);
@@ -55,6 +56,10 @@ static void touch_event(const struct nvllm_event *e)
         touch(e->text->data, e->text->len);
     if (e->status)
         touch_text(e->status->device);
+    for (size_t i = 0; e->trace && i < e->trace->n_records; i++) {
+        FUZZ_CHECK(e->trace->records[i]->kind <= NVLLM_TRACE_PART);
+        touch(e->trace->records[i], sizeof(*e->trace->records[i]));
+    }
     for (size_t i = 0; e->tokens && i < e->tokens->n_tokens; i++)
         touch(e->tokens->tokens[i].data, e->tokens->tokens[i].len);
 }
@@ -73,7 +78,8 @@ static void start_all(struct nvllm_client *c)
     FUZZ_CHECK(nvllm_detokenize_start(c, &id, NULL, 0, true, -1, NULL) == NVLLM_OK);
     nvllm_chat_init(&chat);
     FUZZ_CHECK(nvllm_render_start(c, &id, &chat, -1, NULL) == NVLLM_OK);
-    FUZZ_CHECK(nvllm_get_status_start(c, &id, -1, NULL) == NVLLM_OK && id == N_REQUESTS);
+    FUZZ_CHECK(nvllm_get_status_start(c, &id, -1, NULL) == NVLLM_OK);
+    FUZZ_CHECK(nvllm_trace_start(c, &id, NULL, -1, NULL) == NVLLM_OK && id == N_REQUESTS);
 }
 
 static void wait_for_requests(struct nvllm_client *c)
@@ -162,7 +168,7 @@ static void run(struct nvllm_client *c, uint8_t call)
     while ((code = nvllm_next(c, MS, &event, &first)) == NVLLM_OK) {
         touch_event(event);
         FUZZ_CHECK(!ended[event->id]);
-        ended[event->id] = event->type != NVLLM_EVENT_DELTA;
+        ended[event->id] = event->type != NVLLM_EVENT_DELTA && event->type != NVLLM_EVENT_TRACE;
     }
     FUZZ_CHECK(code != NVLLM_E_TIMEOUT && code == first.code && first.message[0] != '\0');
     FUZZ_CHECK(nvllm_pending(c) == 0 && nvllm_wants(c) == 0);

@@ -5,18 +5,25 @@
 
 #include "engine/util/json_util.h"
 #include "engine/model/model_config.h"
+#include "engine/model/rope.h"
 #include "engine/model/tensor_table.h"
 #include "tests/fuzz/fuzz.h"
 
 static void check_config(const struct model_config *c)
 {
-    FUZZ_CHECK(c->arch && c->qkv_bias != c->qk_norm);
+    float inv_freq[512], scale = rope_scale(c);
+
+    FUZZ_CHECK(c->arch && !(c->qkv_bias && c->qk_norm));
     FUZZ_CHECK(c->n_layers > 0 && c->n_heads > 0 && c->n_kv_heads > 0);
     FUZZ_CHECK(c->n_heads % c->n_kv_heads == 0);
     FUZZ_CHECK(c->head_dim > 0 && c->head_dim % 2 == 0);
     FUZZ_CHECK(c->hidden_dim > 0 && c->ffn_dim > 0 && c->vocab_size > 0 && c->max_seq_len > 0);
     FUZZ_CHECK(isfinite(c->rms_norm_eps) && c->rms_norm_eps > 0);
     FUZZ_CHECK(isfinite(c->rope_theta) && c->rope_theta >= 1);
+    FUZZ_CHECK(c->head_dim / 2 <= 512 && isfinite(scale) && scale > 0);
+    rope_frequencies(c, inv_freq);
+    for (int i = 0; i < c->head_dim / 2; i++)
+        FUZZ_CHECK(isfinite(inv_freq[i]) && inv_freq[i] >= 0);
 }
 
 static void check_defaults(const struct model_defaults *d, int32_t vocab_size)

@@ -152,16 +152,20 @@ def answers():
                        (3, {"text": {"text": b"a\0b"}}), (4, error),
                        (5, {"status": {"state": "STATE_READY", "model": "m", "device": "d"}})),
           requests=frames(1, delta(text=b"kept", token_ids=[7]),
-                          (6, {"request_list": {"requests": [info, {}], "total": 2}})),
-          blocks=frames(2, (6, {"block_report": {
+                          (7, {"request_list": {"requests": [info, {}], "total": 2}})),
+          blocks=frames(2, (7, {"block_report": {
               "blocks": {"total": 4, "used": 2}, "uids": [{"uid": 1, "used": 2}],
               "requests": [{"request": 9, "used": 2}], "map": b"ufcp"}})),
-          cache=frames(3, (6, {"cache_report": {
+          cache=frames(3, (7, {"cache_report": {
               "prefixes": [{"tokens": 16, "head_ids": [1, 2, 3], "pinned": True}], "total": 1}})),
-          why=frames(4, (6, {"explanation": {"info": info, "reason": "WAIT_BLOCKS",
+          why=frames(4, (7, {"explanation": {"info": info, "reason": "WAIT_BLOCKS",
                                              "other_ids": [1, 2], "text": "because"}})),
-          reload=frames(5, (6, {"reloaded": {"changed": ["a.b"], "needs_restart": ["c.d"]}})),
-          change=frames(6, (6, {"changed": {"state": "STATE_READY", "log_level": "info"}})),
+          reload=frames(5, (7, {"reloaded": {"changed": ["a.b"], "needs_restart": ["c.d"]}})),
+          change=frames(6, (7, {"changed": {"state": "STATE_READY", "log_level": "info"}})),
+          trace=frames(0, (6, {"trace_chunk": {"records": [
+              {"kind": "TRACE_ENDED", "at_us": 1 << 40, "request": 9, "since": "TRACE_QUEUED"},
+              {"kind": "TRACE_STEP", "step": 3, "decode_tokens": 2}, {}]}}),
+                       (6, {"traced": {"took_us": 5, "dropped": 1}})),
           lost=frames(0, (0, error)), empty=b"\0", half=frames(0, done)[:-3])
 
 

@@ -1,6 +1,7 @@
 /* attention_rig.c - see attention_rig.h. */
 #include "tests/gpu/attention_rig.h"
 
+#include "engine/model/rope.h"
 #include "engine/util/must.h"
 
 struct paged paged_new(const struct scene *s, int n_layers)
@@ -37,6 +38,7 @@ struct run run_new(const struct scene *s)
     struct run r = {.attn = {.q_stride = (s->n_heads + 2 * s->n_kv) * s->dim,
                              .n_heads = s->n_heads},
                     .q_start = host_new((size_t)s->n_seqs + 1, sizeof(int32_t))};
+    float inv_freq[ROPE_MAX_PAIRS];
     float *table = device_new((size_t)RIG_MAX_LEN * (size_t)s->dim * sizeof(float));
 
     for (int i = 0; i < s->n_seqs; i++)
@@ -45,7 +47,8 @@ struct run run_new(const struct scene *s)
     r.q = array_bf16((size_t)r.n_tokens * (size_t)r.attn.q_stride, 1.5f);
     r.out = array_new((size_t)r.n_tokens * (size_t)(s->n_heads * s->dim) * sizeof(uint16_t));
     r.norms = array_bf16((size_t)(2 * s->dim), 1.0f);
-    cuda_must(rope_table(&device.launch, table, RIG_MAX_LEN, s->dim, 1e6));
+    rope_frequencies(&(struct model_config){.head_dim = s->dim, .rope_theta = 1e6}, inv_freq);
+    cuda_must(rope_table(&device.launch, table, RIG_MAX_LEN, inv_freq, s->dim / 2, 1.0f));
     r.attn.q = r.q.device;
     r.attn.out = r.out.device;
     r.rope = (struct rope){.q_norm = s->bare ? NULL : r.norms.device,

@@ -4,6 +4,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "engine/model/rope.h"
 #include "engine/util/bf16.h"
 #include "tests/gpu/gpu_rig.h"
 #include "tests/unit/run_suite.h"
@@ -453,6 +454,7 @@ TEST(rope_store_follows_twin, .n = N(ropes))
                               .k_norm = ropes[_i].with_norm ? kn.device : NULL,
                               .table = array_new((size_t)(POSITIONS * dim) * 4).device,
                               .eps = eps};
+    float inv_freq[ROPE_MAX_PAIRS];
     int32_t *positions = host_new((size_t)end, 4), *slots = host_new((size_t)end, 4);
     const uint16_t *before = array_of(qkv.host, qkv.bytes).host;
     double *twins = values_bf16(qkv.host, n);
@@ -464,7 +466,8 @@ TEST(rope_store_follows_twin, .n = N(ropes))
     }
     v = (struct step_view){.positions = array_of(positions, (size_t)end * 4).device,
                            .slots = array_of(slots, (size_t)end * 4).device};
-    cuda_must(rope_table(&device.launch, (float *)rope.table, POSITIONS, dim, 1e6));
+    rope_frequencies(&(struct model_config){.head_dim = dim, .rope_theta = 1e6}, inv_freq);
+    cuda_must(rope_table(&device.launch, (float *)rope.table, POSITIONS, inv_freq, dim / 2, 1.0f));
     cuda_must(
         rope_store(&device.launch, qkv.device, &rope, &kv, LAYER, &v, first, end - first, n_heads));
     array_to_host(&qkv);

@@ -198,6 +198,20 @@ static const struct {
 #undef QWEN3
     {"qwen2.5-0.5b", {WRITER_QWEN2, 24, 14, 2, 64, 896, 4864, 151936, 32768, 1e-6f, 1e6, true}},
     {"qwen2.5-7b", {WRITER_QWEN2, 28, 28, 4, 128, 3584, 18944, 152064, 32768, 1e-6f, 1e6, false}},
+    {"llama-3.1-8b",
+     {WRITER_LLAMA, 32, 32, 8, 128, 4096, 14336, 128256, 131072, 1e-5f, 5e5, false,
+      .rope = {ROPE_LLAMA3, 8, 8192, 1, 4}}},
+    {"mistral-nemo",
+     {WRITER_MISTRAL, 40, 32, 8, 128, 5120, 14336, 131072, 131072, 1e-5f, 1e6, false}},
+    {"test-llama3",
+     {WRITER_LLAMA, 2, 4, 2, 16, 64, 160, 2048, 4096, 1e-6f, 5e5, true,
+      .rope = {ROPE_LLAMA3, 8, 512, 1, 4}}},
+    {"test-mistral", {WRITER_MISTRAL, 2, 4, 2, 32, 64, 160, 2048, 4096, 1e-6f, 1e4, false}},
+    {"test-yarn",
+     {WRITER_QWEN2, 2, 4, 2, 16, 64, 160, 2048, 1024, 1e-6f, 1e6, true,
+      .rope = {ROPE_YARN, 4, 1024}}},
+    {"test-linear",
+     {WRITER_LLAMA, 2, 4, 4, 16, 64, 160, 2048, 4096, 1e-6f, 1e4, false, .rope = {ROPE_LINEAR, 4}}},
     {"test-qwen3", {WRITER_QWEN3, 2, 4, 2, 16, 64, 160, 2048, 4096, 1e-6f, 1e6, true}},
     {"test-qwen2", {WRITER_QWEN2, 2, 4, 2, 16, 64, 160, 2048, 4096, 1e-6f, 1e6, false}},
 };
@@ -211,7 +225,7 @@ static void usage(FILE *out)
     for (int i = 0; i < N_PRESETS; i++)
         fprintf(out, "%s %s", i % 6 == 0 ? "\n                      " : "", presets[i].name);
     fprintf(out, "\n"
-                 "  --arch qwen2|qwen3   and each dimension that is to be another one:\n"
+                 "  --arch llama|mistral|qwen2|qwen3, and each dimension that is to be another:\n"
                  "  --layers N --heads N --kv-heads N --head-dim N --hidden N --ffn N --vocab N\n"
                  "  --max-seq-len N --tied --untied\n"
                  "  --dtype bf16|f16|f32 how weights are stored (bf16)\n"
@@ -248,10 +262,15 @@ static int choice(const char *option, const char *text, const char *const *list)
     exit(2);
 }
 
-static void set_family(struct model_config *c, bool qwen3)
+static const char *const family_names[] = {"llama", "mistral", "qwen2", "qwen3", NULL};
+
+static void set_family(struct model_config *c, int family)
 {
-    static const struct model_config qwen2_config = {WRITER_QWEN2}, qwen3_config = {WRITER_QWEN3};
-    const struct model_config *from = qwen3 ? &qwen3_config : &qwen2_config;
+    static const struct model_config families[] = {{WRITER_LLAMA},
+                                                   {WRITER_MISTRAL},
+                                                   {WRITER_QWEN2},
+                                                   {WRITER_QWEN3}};
+    const struct model_config *from = &families[family];
 
     c->arch = from->arch;
     c->qkv_bias = from->qkv_bias;
@@ -302,8 +321,7 @@ static void parse(struct writer *w, int *n_threads, int argc, char **argv)
             case PRESET:
                 break;
             case ARCH:
-                set_family(c,
-                           choice("arch", optarg, (const char *const[]){"qwen2", "qwen3", NULL}));
+                set_family(c, choice("arch", optarg, family_names));
                 break;
             case DTYPE:
                 w->dtype = (enum dtype)choice("dtype", optarg,

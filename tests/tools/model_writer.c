@@ -49,24 +49,52 @@ static int write_json(int dir, const char *name, json_t *root, struct err *e)
     return rc;
 }
 
+/* "rope_scaling" of config.json. */
+static json_t *rope_scaling(const struct rope_scaling *s)
+{
+    switch (s->kind) {
+    case ROPE_LINEAR:
+        return json_pack("{s:s, s:f}", "rope_type", "linear", "factor", s->factor);
+    case ROPE_LLAMA3:
+        return json_pack("{s:s, s:f, s:f, s:f, s:i}", "rope_type", "llama3", "factor", s->factor,
+                         "low_freq_factor", s->low_freq_factor, "high_freq_factor",
+                         s->high_freq_factor, "original_max_position_embeddings",
+                         (int)s->original_len);
+    case ROPE_YARN:
+        return json_pack("{s:s, s:f, s:i}", "rope_type", "yarn", "factor", s->factor,
+                         "original_max_position_embeddings", (int)s->original_len);
+    default:
+        return json_null();
+    }
+}
+
+/* "qwen3" of "Qwen3ForCausalLM". */
+static const char *model_type(const char *arch)
+{
+    return strncmp(arch, "Llama", 5) == 0     ? "llama"
+           : strncmp(arch, "Mistral", 7) == 0 ? "mistral"
+           : strncmp(arch, "Qwen2", 5) == 0   ? "qwen2"
+                                              : "qwen3";
+}
+
 static int write_config(const struct writer *w, int dir, int32_t end, int32_t end_of_turn,
                         struct err *e)
 {
     const struct model_config *c = &w->config;
     json_t *root = json_pack(
-        "{s:[s], s:f, s:i, s:i, s:s, s:i, s:f, s:i, s:i, s:i, s:s, s:i, s:i, s:i, s:f, s:n, s:f, "
+        "{s:[s], s:f, s:i, s:i, s:s, s:i, s:f, s:i, s:i, s:i, s:s, s:i, s:i, s:i, s:f, s:o, s:f, "
         "s:n, s:b, s:s, s:s, s:b, s:b, s:i}",
         "architectures", c->arch, "attention_dropout", 0.0, "bos_token_id", end, "eos_token_id",
         end_of_turn, "hidden_act", "silu", "hidden_size", c->hidden_dim, "initializer_range", 0.02,
         "intermediate_size", c->ffn_dim, "max_position_embeddings", c->max_seq_len,
-        "max_window_layers", c->n_layers, "model_type", c->qk_norm ? "qwen3" : "qwen2",
-        "num_attention_heads", c->n_heads, "num_hidden_layers", c->n_layers, "num_key_value_heads",
-        c->n_kv_heads, "rms_norm_eps", 1e-6, "rope_scaling", "rope_theta", c->rope_theta,
+        "max_window_layers", c->n_layers, "model_type", model_type(c->arch), "num_attention_heads",
+        c->n_heads, "num_hidden_layers", c->n_layers, "num_key_value_heads", c->n_kv_heads,
+        "rms_norm_eps", 1e-6, "rope_scaling", rope_scaling(&c->rope), "rope_theta", c->rope_theta,
         "sliding_window", "tie_word_embeddings", c->tied, "torch_dtype", dtype_info[w->dtype].torch,
         "transformers_version", "4.51.0", "use_cache", true, "use_sliding_window", false,
         "vocab_size", c->vocab_size);
 
-    if (root && c->qk_norm)
+    if (root && !c->qkv_bias)
         json_object_set_new(root, "attention_bias", json_false());
     if (root && (c->qk_norm || (int64_t)c->head_dim * c->n_heads != c->hidden_dim))
         json_object_set_new(root, "head_dim", json_integer(c->head_dim));

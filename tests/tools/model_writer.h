@@ -15,9 +15,11 @@
 
 enum { WRITER_MAX_SHARDS = 256 };
 
-/* How an initializer of struct model_config begins for either family. */
-#define WRITER_QWEN2 .qkv_bias = true, .arch = "Qwen2ForCausalLM"
-#define WRITER_QWEN3 .qk_norm = true, .arch = "Qwen3ForCausalLM"
+/* How an initializer of struct model_config begins for each family. */
+#define WRITER_LLAMA   .arch = "LlamaForCausalLM"
+#define WRITER_MISTRAL .arch = "MistralForCausalLM"
+#define WRITER_QWEN2   .qkv_bias = true, .arch = "Qwen2ForCausalLM"
+#define WRITER_QWEN3   .qk_norm = true, .arch = "Qwen3ForCausalLM"
 
 struct writer_shard {
     char name[64];

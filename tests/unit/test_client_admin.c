@@ -487,6 +487,7 @@ TEST(bad_arguments)
     struct nvllm_explain_options x;
     struct nvllm_drain_options d;
     struct nvllm_pin_options p;
+    uint64_t id;
 
     expect_bad(nvllm_list_requests(client, &never_prepared, MS, &list, &err));
     expect_bad(nvllm_cancel_request(client, 0, MS, NULL, &err));
@@ -507,6 +508,8 @@ TEST(bad_arguments)
     d.timeout_ms = (int64_t)UINT32_MAX + 1;
     expect_bad(nvllm_drain(client, &d, MS, NULL, &err));
     expect_bad(nvllm_set_log_level(client, NULL, MS, NULL, &err));
+    expect_bad(nvllm_trace_start(client, &id, (const struct nvllm_trace_options *)&never_prepared,
+                                 MS, &err));
     ck_assert(!why && !list);
     answer_changed(NVLLM__V1__STATE__STATE_READY, NULL);
     expect_ok(nvllm_resume(client, MS, NULL, &err));
@@ -521,6 +524,97 @@ TEST(answer_of_another_kind)
     answer_changed(NVLLM__V1__STATE__STATE_READY, NULL);
     ck_assert_int_eq(nvllm_list_requests(client, NULL, MS, &list, &err), NVLLM_E_PROTOCOL);
     ck_assert_ptr_null(list);
+}
+
+/* ---- traces */
+
+/* The next frame for the request that was asked for last. */
+static void send_more(Nvllm__V1__ServerFrame__EventCase event, void *message)
+{
+    n_asked--;
+    answer(event, message);
+}
+
+static const struct nvllm_event *next_event(void)
+{
+    const struct nvllm_event *event = NULL;
+
+    expect_ok(nvllm_next(client, MS, &event, &err));
+    return event;
+}
+
+/* Records come as events while the trace is on, then its end; kinds of a newer daemon are unknown.
+ */
+TEST(traces)
+{
+    Nvllm__V1__TraceRecord ended =
+        MESSAGE(TraceRecord, trace_record, .kind = NVLLM__V1__TRACE_KIND__TRACE_ENDED, .at_us = 9,
+                .took_us = 8, .request = 7,
+                .finish_reason = NVLLM__V1__FINISH_REASON__FINISH_LENGTH,
+                .since = NVLLM__V1__TRACE_KIND__TRACE_STARTED);
+    Nvllm__V1__TraceRecord step =
+        MESSAGE(TraceRecord, trace_record, .kind = NVLLM__V1__TRACE_KIND__TRACE_STEP, .step = 6,
+                .decode_tokens = 5, .prompt_tokens = 4, .sequences = 3, .choice = 2,
+                .part = NVLLM__V1__ENGINE_PART__PART_WAIT);
+    Nvllm__V1__TraceRecord newer =
+        MESSAGE(TraceRecord, trace_record, .kind = (Nvllm__V1__TraceKind)99);
+    Nvllm__V1__TraceRecord *records[] = {mark(&ended), mark(&step), mark(&newer)};
+    struct nvllm_trace_options o;
+    const struct nvllm_trace_record *const *got;
+    const struct nvllm_event *event;
+    uint64_t id;
+
+    nvllm_trace_options_init(&o);
+    ck_assert_uint_eq(o.duration_ms, 5000);
+    o.duration_ms = 77;
+    expect_ok(nvllm_trace_start(client, &id, &o, MS, &err));
+    next_id();
+    ck_assert_uint_eq(asked(OP(TRACE))->trace->duration_ms, 77);
+    send_more(NVLLM__V1__SERVER_FRAME__EVENT_TRACE_CHUNK,
+              &MESSAGE(TraceChunk, trace_chunk, .n_records = 3, .records = records));
+    event = next_event();
+    ck_assert(event->type == NVLLM_EVENT_TRACE && event->id == id && event->trace->n_records == 3);
+    got = event->trace->records;
+    ck_assert(got[0]->kind == NVLLM_TRACE_ENDED && got[0]->at_us == 9 && got[0]->took_us == 8);
+    ck_assert(got[0]->request == 7 && got[0]->finish == NVLLM_FINISH_LENGTH);
+    ck_assert_int_eq(got[0]->since, NVLLM_TRACE_STARTED);
+    ck_assert(got[1]->kind == NVLLM_TRACE_STEP && got[1]->step == 6 && got[1]->choice == 2);
+    ck_assert(got[1]->decode_tokens == 5 && got[1]->prompt_tokens == 4 && got[1]->sequences == 3);
+    ck_assert_str_eq(nvllm_engine_part_name(got[1]->part), "wait");
+    ck_assert_int_eq(got[2]->kind, NVLLM_TRACE_UNKNOWN);
+    ck_assert_uint_eq(nvllm_pending(client), 1);
+    send_more(NVLLM__V1__SERVER_FRAME__EVENT_TRACE_CHUNK,
+              &MESSAGE(TraceChunk, trace_chunk, .n_records = 0));
+    ck_assert_uint_eq(next_event()->trace->n_records, 0);
+    send_more(NVLLM__V1__SERVER_FRAME__EVENT_TRACED,
+              &MESSAGE(Traced, traced, .took_us = 5, .dropped = 4));
+    event = next_event();
+    ck_assert(event->type == NVLLM_EVENT_TRACED && event->id == id);
+    ck_assert(event->traced->took_us == 5 && event->traced->dropped == 4);
+    ck_assert_uint_eq(nvllm_pending(client), 0);
+}
+
+/* A trace can be cancelled, and its end still comes. */
+TEST(trace_is_cancelled)
+{
+    uint64_t id;
+
+    expect_ok(nvllm_trace_start(client, &id, NULL, MS, &err));
+    next_id();
+    ck_assert_uint_eq(asked(OP(TRACE))->trace->duration_ms, 5000);
+    expect_ok(nvllm_cancel(client, id, &err));
+    ck_assert_uint_eq(server_read(&server)->cancel->target, id);
+    send_more(NVLLM__V1__SERVER_FRAME__EVENT_TRACED, &MESSAGE(Traced, traced, .took_us = 5));
+    ck_assert_int_eq(next_event()->type, NVLLM_EVENT_TRACED);
+}
+
+/* Records for a request that is no trace end the connection. */
+TEST(records_of_no_trace)
+{
+    const struct nvllm_request_list *list = NULL;
+
+    ANSWER(TRACE_CHUNK, TraceChunk, trace_chunk, .n_records = 0);
+    ck_assert_int_eq(nvllm_list_requests(client, NULL, MS, &list, &err), NVLLM_E_PROTOCOL);
 }
 
 /* Each field of a report has its row in report_fields.h. */
@@ -567,6 +661,10 @@ TEST(words, .no_fixture = true)
     ck_assert_str_eq(nvllm_sleep_level_name(NVLLM_SLEEP_WEIGHTS), "weights");
     ck_assert_str_eq(nvllm_sleep_level_name((enum nvllm_sleep_level)99), "unknown");
     ck_assert_str_eq(nvllm_priority_name(NVLLM_PRIORITY_HIGH), "high");
+    for (int i = NVLLM_PART_SCHEDULE; i <= NVLLM_PART_OTHER; i++)
+        ck_assert_str_ne(nvllm_engine_part_name((enum nvllm_engine_part)i),
+                         nvllm_engine_part_name((enum nvllm_engine_part)(i - 1)));
+    ck_assert_str_eq(nvllm_engine_part_name((enum nvllm_engine_part)99), "unknown");
 }
 
 RUN_TESTS("client_admin", admin_greeted, teardown)

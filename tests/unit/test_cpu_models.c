@@ -8,6 +8,7 @@
 #include "engine/util/bf16.h"
 #include "engine/cpu/cpu_backend.h"
 #include "engine/model/model.h"
+#include "engine/model/rope.h"
 #include "engine/model/tensor_table.h"
 #include "tests/tools/backend_driver.h"
 #include "tests/tools/model_writer.h"
@@ -112,13 +113,18 @@ static void norm(double *y, const double *x, const double *w, int n, double eps)
         y[i] = x[i] / sqrt(squares / n + eps) * w[i];
 }
 
-static void rotate(double *x, int pos, int dim, double theta)
+static void rotate(double *x, int pos, const struct model_config *c)
 {
-    for (int i = 0; i < dim / 2; i++) {
-        const double angle = pos * pow(theta, -2.0 * i / dim), a = x[i], b = x[i + dim / 2];
+    const int half = c->head_dim / 2;
+    const double scale = (double)rope_scale(c); /* test_rope.c checks these two */
+    float inv_freq[64];
 
-        x[i] = a * cos(angle) - b * sin(angle);
-        x[i + dim / 2] = b * cos(angle) + a * sin(angle);
+    rope_frequencies(c, inv_freq);
+    for (int i = 0; i < half; i++) {
+        const double angle = pos * (double)inv_freq[i], a = x[i], b = x[i + half];
+
+        x[i] = scale * (a * cos(angle) - b * sin(angle));
+        x[i + half] = scale * (b * cos(angle) + a * sin(angle));
     }
 }
 
@@ -153,7 +159,6 @@ static void layer(const struct model_config *c, double *x, int n, int l)
 {
     const int dim = c->head_dim, qs = c->n_heads * dim, ks = c->n_kv_heads * dim,
               hid = c->hidden_dim;
-    const bool qwen2 = !c->qk_norm;
     double *w[16] = {
         weights("model.layers.%d.input_layernorm.weight", l),
         weights("model.layers.%d.post_attention_layernorm.weight", l),
@@ -164,11 +169,11 @@ static void layer(const struct model_config *c, double *x, int n, int l)
         weights("model.layers.%d.mlp.gate_proj.weight", l),
         weights("model.layers.%d.mlp.up_proj.weight", l),
         weights("model.layers.%d.mlp.down_proj.weight", l),
-        qwen2 ? weights("model.layers.%d.self_attn.q_proj.bias", l) : NULL,
-        qwen2 ? weights("model.layers.%d.self_attn.k_proj.bias", l) : NULL,
-        qwen2 ? weights("model.layers.%d.self_attn.v_proj.bias", l) : NULL,
-        qwen2 ? NULL : weights("model.layers.%d.self_attn.q_norm.weight", l),
-        qwen2 ? NULL : weights("model.layers.%d.self_attn.k_norm.weight", l),
+        c->qkv_bias ? weights("model.layers.%d.self_attn.q_proj.bias", l) : NULL,
+        c->qkv_bias ? weights("model.layers.%d.self_attn.k_proj.bias", l) : NULL,
+        c->qkv_bias ? weights("model.layers.%d.self_attn.v_proj.bias", l) : NULL,
+        c->qk_norm ? weights("model.layers.%d.self_attn.q_norm.weight", l) : NULL,
+        c->qk_norm ? weights("model.layers.%d.self_attn.k_norm.weight", l) : NULL,
     };
     double *h = calloc((size_t)(n * hid), sizeof(*h)), *q, *k, *v, *a, *o, *g, *u, *d;
 
@@ -182,9 +187,9 @@ static void layer(const struct model_config *c, double *x, int n, int l)
             const bool is_q = head < c->n_heads;
             double *at = is_q ? q + i * qs + head * dim : k + i * ks + (head - c->n_heads) * dim;
 
-            if (!qwen2)
+            if (c->qk_norm)
                 norm(at, at, is_q ? w[12] : w[13], dim, (double)c->rms_norm_eps);
-            rotate(at, i, dim, c->rope_theta);
+            rotate(at, i, c);
         }
     a = attention(c, q, k, v, n);
     o = times(a, w[5], NULL, n, hid, qs);
@@ -275,6 +280,10 @@ static const struct model_config shapes[] = {
     {WRITER_QWEN2, 1, 64, 1, 2, 48, 64, 2048, 1024, 1e-5f, 1e6, true}, /* a group over one tile */
     {WRITER_QWEN3, 2, 4, 4, 6, 33, 50, 2053, 1024, 1e-6f, 1e6, true},
     {WRITER_QWEN3, 3, 8, 2, 32, 80, 96, 2048, 1024, 1e-6f, 5e5, false},
+    {WRITER_LLAMA, 2, 6, 2, 16, 52, 77, 2048, 1024, 1e-6f, 5e5, true,
+     .rope = {ROPE_LLAMA3, 8, 64, 1, 4}},
+    {WRITER_MISTRAL, 2, 6, 2, 32, 52, 77, 2048, 1024, 1e-6f, 1e4, false},
+    {WRITER_QWEN3, 2, 4, 4, 16, 33, 50, 2053, 1024, 1e-6f, 1e6, true, .rope = {ROPE_YARN, 4, 64}},
 };
 
 enum { N_SHAPES = N(shapes) };

@@ -241,10 +241,10 @@ static const struct {
     int code;
     const char *text;
 } tampered[] = {
-    {"config.json", "\"Qwen3For", "\"LlamaFor", -ENOTSUP,
-     "config.json: architectures: \"LlamaForCausalLM\""},
-    {"config.json", "\"rope_type\": \"default\"", "\"rope_type\": \"yarn\"", -ENOTSUP,
-     "config.json: rope_parameters.rope_type: \"yarn\" is not supported"},
+    {"config.json", "\"Qwen3For", "\"GemmaFor", -ENOTSUP,
+     "config.json: architectures: \"GemmaForCausalLM\""},
+    {"config.json", "\"rope_type\": \"default\"", "\"rope_type\": \"longrope\"", -ENOTSUP,
+     "config.json: rope_parameters.rope_type: \"longrope\" is not supported"},
     {"config.json", "{", "", -EINVAL, "config.json: not JSON: line 2"},
     {"config.json", "{", "{\"vocab_size\": 1,", -EINVAL, "config.json: not JSON: line"},
     {"generation_config.json", "\"top_p\": 0.95", "\"top_p\": 7", -EINVAL,

@@ -106,13 +106,57 @@ TEST(variants_pass)
     ck_assert_msg(p.n == 0, "%s", p.first.text);
 }
 
+/* A window that config.json has bounds the context; theta has a default in these families. */
+TEST(llama_and_mistral)
+{
+    static const char llama[] = "'architectures':['LlamaForCausalLM'],'model_type':'llama',"
+                                "'rope_theta':'-','head_dim':'-','num_attention_heads':8";
+    static const char mistral[] = "'architectures':['MistralForCausalLM'],'model_type':'mistral'";
+    char change[512];
+
+    snprintf(change, sizeof(change), "{%s}", llama);
+    parse(qwen3, change);
+    ck_assert_msg(p.n == 0, "%s", p.first.text);
+    ck_assert(c.rope_theta == 1e4 && !c.qk_norm && !c.qkv_bias && c.head_dim == 128);
+    ck_assert_str_eq(c.arch, "LlamaForCausalLM");
+    snprintf(change, sizeof(change), "{%s,'sliding_window':4096}", mistral);
+    parse(qwen3, change);
+    ck_assert(p.n == 0 && c.max_seq_len == 4096);
+    snprintf(change, sizeof(change), "{%s,'sliding_window':null}", mistral);
+    parse(qwen3, change);
+    ck_assert(p.n == 0 && c.max_seq_len == 40960);
+    parse(qwen3, "{'sliding_window':4096}"); /* Qwen has it and does not use it */
+    ck_assert(p.n == 0 && c.max_seq_len == 40960);
+}
+
+/* Scaling in both spellings; YaRN is asked for to go beyond the original length. */
+TEST(rope_scaling)
+{
+    parse(qwen3, "{'rope_scaling':{'type':'linear','factor':2}}");
+    ck_assert(p.n == 0 && c.rope.kind == ROPE_LINEAR && c.rope.factor == 2);
+    ck_assert_int_eq(c.max_seq_len, 40960);
+    parse(qwen3, "{'rope_parameters':{'rope_theta':1e6,'rope_type':'llama3','factor':8,"
+                 "'low_freq_factor':1,'high_freq_factor':4,"
+                 "'original_max_position_embeddings':8192}}");
+    ck_assert(p.n == 0 && c.rope.kind == ROPE_LLAMA3 && c.rope.original_len == 8192);
+    ck_assert(c.rope.low_freq_factor == 1 && c.rope.high_freq_factor == 4);
+    ck_assert_int_eq(c.max_seq_len, 40960);
+    parse(qwen3, "{'rope_scaling':{'rope_type':'yarn','factor':4.0,"
+                 "'original_max_position_embeddings':32768}}");
+    ck_assert(p.n == 0 && c.rope.kind == ROPE_YARN && c.max_seq_len == 131072);
+    ck_assert(c.rope.beta_fast == 32 && c.rope.beta_slow == 1);
+    ck_assert_double_eq_tol(c.rope.attention_factor, 1.1386294361119891, 1e-12);
+    parse(qwen3, "{'rope_scaling':{'rope_type':'yarn','factor':4.0,'attention_factor':1}}");
+    ck_assert(p.n == 0 && c.rope.original_len == 40960 && c.rope.attention_factor == 1);
+}
+
 static const struct {
     const char *change;
     int code;
     const char *text; /* after "config.json: " */
 } refused[] = {
-    {"{'architectures':['LlamaForCausalLM']}", -ENOTSUP,
-     "architectures: \"LlamaForCausalLM\" is not supported"},
+    {"{'architectures':['GemmaForCausalLM']}", -ENOTSUP,
+     "architectures: \"GemmaForCausalLM\" is not supported; these are: LlamaForCausalLM, Mistral"},
     {"{'architectures':['Qwen3MoeForCausalLM']}", -ENOTSUP,
      "architectures: \"Qwen3MoeForCausalLM\""},
     {"{'architectures':[]}", -EINVAL, "architectures: must be"},
@@ -130,13 +174,27 @@ static const struct {
     {"{'mlp_bias':true}", -ENOTSUP, "mlp_bias: "},
     {"{'torch_dtype':'float8_e4m3fn'}", -ENOTSUP, "torch_dtype: \"float8_e4m3fn\""},
     {"{'dtype':'int8'}", -ENOTSUP, "dtype: \"int8\""},
-    {"{'rope_scaling':{'rope_type':'yarn','factor':4.0}}", -ENOTSUP,
-     "rope_scaling.rope_type: \"yarn\" is not supported"},
-    {"{'rope_scaling':{'type':'linear','factor':2.0}}", -ENOTSUP,
-     "rope_scaling.type: \"linear\" is not supported"},
+    {"{'rope_scaling':{'rope_type':'longrope','factor':4.0}}", -ENOTSUP,
+     "rope_scaling.rope_type: \"longrope\" is not supported; default, linear, llama3 and yarn are"},
+    {"{'rope_scaling':{'type':'dynamic','factor':2.0}}", -ENOTSUP,
+     "rope_scaling.type: \"dynamic\" is not supported"},
+    {"{'rope_scaling':{'type':'linear'}}", -EINVAL, "rope_scaling.factor: is missing"},
+    {"{'rope_scaling':{'type':'linear','factor':0.5}}", -EINVAL,
+     "rope_scaling.factor: 0.5 is not in"},
+    {"{'rope_scaling':{'rope_type':'yarn','factor':2,'truncate':false}}", -ENOTSUP,
+     "rope_scaling.truncate: false is not supported"},
+    {"{'rope_scaling':{'rope_type':'yarn','factor':2,'beta_fast':'x'}}", -EINVAL,
+     "rope_scaling.beta_fast: must be a number"},
+    {"{'rope_scaling':{'rope_type':'llama3','factor':8}}", -EINVAL,
+     "rope_scaling.original_max_position_embeddings: is missing"},
+    {"{'rope_scaling':{'rope_type':'llama3','factor':8,'original_max_position_embeddings':8192,"
+     "'low_freq_factor':4,'high_freq_factor':4}}",
+     -EINVAL, "rope_scaling.high_freq_factor: 4 is not above low_freq_factor, 4"},
+    {"{'dual_chunk_attention_config':{'chunk_size':262144}}", -ENOTSUP,
+     "dual_chunk_attention_config: dual chunk attention is not supported"},
     {"{'rope_scaling':'yarn'}", -EINVAL, "rope_scaling: must be an object, not a string"},
-    {"{'rope_parameters':{'rope_theta':1e6,'rope_type':'yarn'}}", -ENOTSUP,
-     "rope_parameters.rope_type: \"yarn\" is not supported"},
+    {"{'rope_parameters':{'rope_theta':1e6,'rope_type':'yarn'}}", -EINVAL,
+     "rope_parameters.factor: is missing"},
     {"{'rope_parameters':{'rope_theta':2e6}}", -EINVAL,
      "rope_parameters.rope_theta: 2e+06 contradicts"},
     {"{'partial_rotary_factor':0.5}", -ENOTSUP, "partial_rotary_factor: 0.5"},

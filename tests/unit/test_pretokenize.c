@@ -15,11 +15,22 @@
 #define SPACE                                                                                      \
     "\\t-\\r \\x{85}\\x{A0}\\x{1680}\\x{2000}-\\x{200A}\\x{2028}\\x{2029}\\x{202F}\\x{205F}"       \
     "\\x{3000}"
-static const char pattern[] = "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}|"
-                              " ?[^" SPACE "\\p{L}\\p{N}]+[\\r\\n]*|[" SPACE "]*[\\r\\n]+|"
-                              "[" SPACE "]+(?![^" SPACE "])|[" SPACE "]+";
+#define CONTRACTIONS "'s|'t|'re|'ve|'m|'ll|'d"
+#define FRONT        "[^\\r\\n\\p{L}\\p{N}]?"
+#define BEFORE       "[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]"
+#define AFTER        "[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]"
+#define SPACES       "[" SPACE "]+(?![^" SPACE "])|[" SPACE "]+"
+#define REST(ends)   " ?[^" SPACE "\\p{L}\\p{N}]+[" ends "]*|[" SPACE "]*[\\r\\n]+|" SPACES
 
-static pcre2_code *code;
+static const char *const patterns[N_PRETOKENIZERS] = {
+    [PRETOKENIZE_GPT2] = CONTRACTIONS "| ?\\p{L}+| ?\\p{N}+| ?[^" SPACE "\\p{L}\\p{N}]+|" SPACES,
+    [PRETOKENIZE_QWEN2] = "(?i:" CONTRACTIONS ")|" FRONT "\\p{L}+|\\p{N}|" REST("\\r\\n"),
+    [PRETOKENIZE_LLAMA3] = "(?i:" CONTRACTIONS ")|" FRONT "\\p{L}+|\\p{N}{1,3}|" REST("\\r\\n"),
+    [PRETOKENIZE_TEKKEN] =
+        FRONT BEFORE "*" AFTER "+|" FRONT BEFORE "+" AFTER "*|\\p{N}|" REST("\\r\\n/"),
+};
+
+static pcre2_code *codes[N_PRETOKENIZERS];
 static pcre2_match_data *match;
 static struct nfc nfc;
 static struct nfc_text out; /* of the last normalization */
@@ -29,10 +40,13 @@ static void setup(void)
     int error;
     PCRE2_SIZE at;
 
-    code = pcre2_compile((PCRE2_SPTR)pattern, PCRE2_ZERO_TERMINATED, PCRE2_UTF | PCRE2_UCP, &error,
-                         &at, NULL);
-    ck_assert_ptr_nonnull(code);
-    match = pcre2_match_data_create_from_pattern(code, NULL);
+    for (int k = PRETOKENIZE_GPT2; k < N_PRETOKENIZERS; k++) {
+        codes[k] = pcre2_compile((PCRE2_SPTR)patterns[k], PCRE2_ZERO_TERMINATED,
+                                 PCRE2_UTF | PCRE2_UCP, &error, &at, NULL);
+        ck_assert_ptr_nonnull(codes[k]);
+        (void)pcre2_jit_compile(codes[k], PCRE2_JIT_COMPLETE);
+    }
+    match = pcre2_match_data_create(4, NULL);
     nfc = (struct nfc){0};
     nfc_init(&nfc);
 }
@@ -41,22 +55,30 @@ static void teardown(void)
 {
     nfc_text_deinit(&out);
     pcre2_match_data_free(match);
-    pcre2_code_free(code);
+    for (int k = PRETOKENIZE_GPT2; k < N_PRETOKENIZERS; k++)
+        pcre2_code_free(codes[k]);
 }
 
-/* Both split the text alike. One assertion for all pieces, because each is a system call. */
-static void compare(const char *text, size_t n)
+static void compare_by(enum pretokenizer kind, const char *text, size_t n)
 {
     for (size_t at = 0; at < n;) {
-        int r = pcre2_match(code, (PCRE2_SPTR)text, n, at, PCRE2_NO_UTF_CHECK, match, NULL);
+        int r = pcre2_match(codes[kind], (PCRE2_SPTR)text, n, at, PCRE2_NO_UTF_CHECK, match, NULL);
         PCRE2_SIZE *span = pcre2_get_ovector_pointer(match);
-        size_t len = pretokenize_next(text + at, n - at);
+        size_t len = pretokenize_next(kind, text + at, n - at);
 
         if (r <= 0 || span[0] != at || span[1] - at != len)
-            ck_abort_msg("at byte %zu of \"%.*s\": %zu bytes, not %zu", at, (int)n, text, len,
-                         r > 0 ? (size_t)(span[1] - at) : 0);
+            ck_abort_msg("pattern %d, at byte %zu of \"%.*s\": %zu bytes, not %zu", (int)kind, at,
+                         (int)n, text, len, r > 0 ? (size_t)(span[1] - at) : 0);
         at += len;
     }
+}
+
+/* Each scanner splits the text as its pattern. One assertion for all pieces, because each is a
+ * system call. */
+static void compare(const char *text, size_t n)
+{
+    for (enum pretokenizer kind = PRETOKENIZE_GPT2; kind < N_PRETOKENIZERS; kind++)
+        compare_by(kind, text, n);
 }
 
 /* Whether the character is assigned in PCRE2's Unicode and in utf8proc's. */
@@ -122,6 +144,12 @@ static const char *const pieces[] = {" ",
                                      "?!",
                                      "1",
                                      "42",
+                                     "12345",
+                                     "HTTPServer",
+                                     "\xc7\x85", /* a title-case letter */
+                                     "\xca\xb0", /* a modifier letter */
+                                     "a/\n",
+                                     "/",
                                      "\xc2\xb2",
                                      "\xe2\x85\xa7",
                                      "\xc3\xa9",

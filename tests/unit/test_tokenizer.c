@@ -103,19 +103,28 @@ TEST(tiny_vectors)
                      203);
 }
 
-/* All 503 vectors of Qwen3's vocabulary encode and decode as the reference does. */
-TEST(qwen3_vectors)
+static const struct {
+    const char *name;
+    int n;
+} published[] = {{"qwen3", 503}, {"llama3", 304}, {"llama2", 304}, {"gpt2", 304}};
+
+/* All vectors of published vocabularies encode and decode as the reference does. */
+TEST(published_vectors, .n = N(published))
 {
+    const char *name = published[_i].name;
+    char folder[512], file[512], vectors[512];
     struct tokenizer *t;
     struct err e = {0};
 
-    if (access(QWEN3_DIR "/tokenizers/qwen3/tokenizer.json", R_OK) ||
-        access(QWEN3_DIR "/golden/qwen3-vectors.jsonl", R_OK)) {
-        printf("qwen3_vectors: skipped, no Qwen3 vocabulary in " QWEN3_DIR "\n");
+    snprintf(folder, sizeof(folder), PUBLISHED_DIR "/tokenizers/%s", name);
+    snprintf(file, sizeof(file), PUBLISHED_DIR "/tokenizers/%s/tokenizer.json", name);
+    snprintf(vectors, sizeof(vectors), PUBLISHED_DIR "/golden/%s-vectors.jsonl", name);
+    if (access(file, R_OK) || access(vectors, R_OK)) {
+        printf("published_vectors: %s skipped, no vocabulary in " PUBLISHED_DIR "\n", name);
         return;
     }
-    ck_assert_msg(tokenizer_load(&t, QWEN3_DIR "/tokenizers/qwen3", &e) == 0, "%s", e.text);
-    ck_assert_int_eq(golden_each(QWEN3_DIR "/golden/qwen3-vectors.jsonl", check_vector, t), 503);
+    ck_assert_msg(tokenizer_load(&t, folder, &e) == 0, "%s", e.text);
+    ck_assert_int_eq(golden_each(vectors, check_vector, t), published[_i].n);
     tokenizer_free(t);
 }
 

@@ -108,20 +108,57 @@ static void edit(const char *path, const char *json)
         ck_assert_int_eq(json_object_set_new(parent, last, value), 0);
 }
 
+/* Turns the file into one of SentencePiece's, with bytes as "<0x41>" and then characters: "\u2581"
+ * = 300, a = 301, b = 302, "\u2581a" = 303, "ab" = 304, "\u2581ab" = 305. */
+static void become_spaces(bool metaspace)
+{
+    json_t *vocab = json_object();
+    char spelled[8];
+
+    for (int byte = 0; byte < 256; byte++) {
+        snprintf(spelled, sizeof(spelled), "<0x%02X>", (unsigned char)byte);
+        json_object_set_new(vocab, spelled, json_integer(byte));
+    }
+    json_object_update_new(vocab, json_pack("{sisisisisisi}", "\u2581", 300, "a", 301, "b", 302,
+                                            "\u2581a", 303, "ab", 304, "\u2581ab", 305));
+    edit("normalizer", metaspace ? "null"
+                                 : "{'type': 'Sequence', 'normalizers': [{'type': 'Prepend', "
+                                   "'prepend': '\u2581'}, {'type': 'Replace', 'pattern': "
+                                   "{'String': ' '}, 'content': '\u2581'}]}");
+    edit("pre_tokenizer", metaspace ? "{'type': 'Metaspace', 'replacement': '\u2581', "
+                                      "'prepend_scheme': 'first', 'split': false}"
+                                    : "null");
+    edit("decoder", "{'type': 'Sequence', 'decoders': [{'type': 'Replace', 'pattern': {'String': "
+                    "'\u2581'}, 'content': ' '}, {'type': 'ByteFallback'}, {'type': 'Fuse'}, "
+                    "{'type': 'Strip', 'content': ' ', 'start': 1, 'stop': 0}]}");
+    edit("model/byte_fallback", "true");
+    edit("model/unk_token", "'<unk>'");
+    edit("model/fuse_unk", "true");
+    edit("model/merges", "['\u2581 a', 'a b', '\u2581a b']");
+    edit("added_tokens/1/normalized", "false");
+    edit("added_tokens/0/id", "310");
+    edit("added_tokens/1/id", "311");
+    json_object_set_new(json_object_get(root, "model"), "vocab", vocab);
+}
+
 #define SPLIT "pre_tokenizer/pretokenizers/0"
 #define BYTES "pre_tokenizer/pretokenizers/1"
 
-static const struct {
+struct refusal {
     const char *path, *json; /* NULL removes the value */
     const char *says;
-} refused[] = {
+};
+
+static const struct refusal refused[] = {
     {"version", "'2.0'", "version"},
     {"version", NULL, "version"},
     {"extra", "1", "extra"},
     {"normalizer", "{'type': 'NFKC'}", "normalizer.type: \"NFKC\""},
-    {"normalizer", "null", "normalizer: is null"},
+    {"normalizer", "{'type': 'Sequence', 'normalizers': []}", "normalizer.normalizers"},
     {"normalizer", "{'type': 'NFC', 'x': 1}", "normalizer.x"},
-    {"normalizer", "{'type': 3}", "normalizer.type"},
+    {"normalizer", "{'type': 3}", "normalizer: is an object without a type; these are supported"},
+    {"pre_tokenizer", "{'type': 'ByteLevel', 'add_prefix_space': false, 'use_regex': false}",
+     "pre_tokenizer.use_regex"},
     {"normalizer", "[]", "normalizer"},
     {"pre_tokenizer", "{'type': 'Whitespace'}", "pre_tokenizer.type: \"Whitespace\""},
     {"pre_tokenizer/pretokenizers", "[]", "pre_tokenizer.pretokenizers"},
@@ -136,7 +173,23 @@ static const struct {
     {BYTES "/use_regex", "true", "use_regex"},
     {BYTES "/use_regex", NULL, "use_regex: is missing"},
     {BYTES "/add_prefix_space", "true", "add_prefix_space"},
-    {"post_processor", "{'type': 'TemplateProcessing'}", "post_processor.type"},
+    {"post_processor", "{'type': 'TemplateProcessing'}", "post_processor.single: is missing"},
+    {"post_processor", "{'type': 'BertProcessing'}", "post_processor.type: \"BertProcessing\""},
+    {"post_processor",
+     "{'type': 'Sequence', 'processors': [{'type': 'Sequence', 'processors': []}]}",
+     "a sequence in a sequence"},
+    {"post_processor",
+     "{'type': 'TemplateProcessing', 'single': [{'SpecialToken': {'id': 'x'}}], 'special_tokens': "
+     "{'x': {'ids': [300]}}}",
+     "no token has id 300"},
+    {"post_processor",
+     "{'type': 'TemplateProcessing', 'single': [{'SpecialToken': {'id': 'x'}}], 'special_tokens': "
+     "{'x': {'ids': [1, 2, 3, 4, 5]}}}",
+     "at most 4 ids"},
+    {"post_processor",
+     "{'type': 'TemplateProcessing', 'single': [{'SpecialToken': {'id': 'x'}}], 'special_tokens': "
+     "{'x': {'ids': ['1']}}}",
+     "at most 4 ids"},
     {"decoder", "{'type': 'WordPiece'}", "decoder.type"},
     {"decoder", "null", "decoder"},
     {"model", "{'type': 'Unigram'}", "model.type: \"Unigram\""},
@@ -148,7 +201,7 @@ static const struct {
     {"model/continuing_subword_prefix", "'##'", "model.continuing_subword_prefix"},
     {"model/byte_fallback", "true", "model.byte_fallback"},
     {"model/fuse_unk", "true", "model.fuse_unk"},
-    {"model/ignore_merges", "true", "model.ignore_merges"},
+    {"model/ignore_merges", "1", "model.ignore_merges"},
     {"model/vocab", "[]", "model.vocab"},
     {"model/vocab", "{}", "model.vocab"},
     {"model/vocab", NULL, "model.vocab: is missing"},
@@ -182,25 +235,65 @@ static const struct {
     {"added_tokens/0/id", NULL, "added_tokens \"<s>\""},
     {"added_tokens/0/id", "7", "added_tokens[0]: id 7"},
     {"added_tokens/0/id", "260", "added_tokens[1]: id 260"},
-    {"added_tokens/0/lstrip", "true", "added_tokens[0].lstrip"},
-    {"added_tokens/0/rstrip", "true", "added_tokens[0].rstrip"},
+    {"added_tokens/0/lstrip", "1", "added_tokens[0].lstrip"},
+    {"added_tokens/0/rstrip", NULL, "added_tokens[0].rstrip"},
     {"added_tokens/0/single_word", "true", "added_tokens[0].single_word"},
     {"added_tokens/0/normalized", "1", "added_tokens[0].normalized"},
     {"added_tokens/0/special", NULL, "added_tokens[0].special"},
     {"added_tokens/0/color", "1", "added_tokens[0].color"},
 };
 
+static const struct refusal refused_spaces[] = {
+    {"normalizer", NULL, "decoder: \"Sequence\" does not belong"},
+    {"normalizer/normalizers/0/prepend", "'_'", "normalizers[0].prepend"},
+    {"normalizer/normalizers/1/content", "'_'", "normalizers[1].content"},
+    {"decoder/decoders/3/start", "2", "decoders[3]: only start 1"},
+    {"decoder/decoders", "[]", "decoder.decoders"},
+    {"decoder", "{'type': 'ByteLevel'}", "decoder: \"ByteLevel\" does not belong"},
+    {"model/byte_fallback", "false", "model.byte_fallback"},
+    {"model/ignore_merges", "true", "model.ignore_merges"},
+    {"model/vocab/<0x41>", NULL, "has no token for the byte 0x41"},
+    {"added_tokens/1",
+     "{'id': 311, 'content': '<n>', 'single_word': false, 'lstrip': true, 'rstrip': false, "
+     "'normalized': true, 'special': false}",
+     "added_tokens[1]: lstrip and rstrip"},
+};
+
+static const struct refusal refused_metaspace[] = {
+    {"normalizer", "{'type': 'NFC'}", "Metaspace is supported without"},
+    {"added_tokens/1/normalized", "true", "added_tokens[1].normalized"},
+    {"pre_tokenizer/split", "true", "pre_tokenizer.split"},
+    {"pre_tokenizer/prepend_scheme", "'last'", "pre_tokenizer.prepend_scheme"},
+};
+
 /* The message names file and field. */
-TEST(unknown_parts_are_refused, .n = N(refused))
+static void expect_refusal(const struct refusal *f)
 {
     int r;
 
-    edit(refused[_i].path, refused[_i].json);
+    edit(f->path, f->json);
     r = parse();
-    ck_assert_msg(r == -ENOTSUP, "%s = %s gives %d", refused[_i].path, refused[_i].json, r);
-    ck_assert_msg(strstr(e.text, refused[_i].says) && strstr(e.text, "tokenizer.json"),
-                  "\"%s\" does not say \"%s\"", e.text, refused[_i].says);
+    ck_assert_msg(r == -ENOTSUP, "%s = %s gives %d", f->path, f->json, r);
+    ck_assert_msg(strstr(e.text, f->says) && strstr(e.text, "tokenizer.json"),
+                  "\"%s\" does not say \"%s\"", e.text, f->says);
     ck_assert_ptr_null(t);
+}
+
+TEST(unknown_parts_are_refused, .n = N(refused))
+{
+    expect_refusal(&refused[_i]);
+}
+
+TEST(unknown_parts_of_sentencepiece, .n = N(refused_spaces))
+{
+    become_spaces(false);
+    expect_refusal(&refused_spaces[_i]);
+}
+
+TEST(unknown_parts_of_metaspace, .n = N(refused_metaspace))
+{
+    become_spaces(true);
+    expect_refusal(&refused_metaspace[_i]);
 }
 
 static const char *const harmless[][2] = {
@@ -234,6 +327,16 @@ static void expect_encoding(const char *text, const char *want)
     free(list.ids);
 }
 
+static void expect_decoding(const char *want, const int32_t *ids, size_t n)
+{
+    char *text;
+    size_t len;
+
+    ck_assert_int_eq(tokenizer_decode(t, ids, n, false, &text, &len), 0);
+    ck_assert_str_eq(text, want);
+    free(text);
+}
+
 /* Both spellings of merges work, the lower rank goes first, unused ids have no text. */
 TEST(small_file_encodes)
 {
@@ -244,6 +347,91 @@ TEST(small_file_encodes)
     expect_encoding("<s>ab<n>", "259 256 400");
     ck_assert_int_eq(tokenizer_n_ids(t), 401);
     ck_assert_uint_eq(tokenizer_token_bytes(t, 300).len, 0);
+}
+
+/* SentencePiece's: a space before each piece, bytes for what has no character. */
+TEST(spaces)
+{
+    become_spaces(false);
+    ck_assert_msg(parse() == 0, "%s", e.text);
+    expect_encoding("ab", "305");
+    expect_encoding(" ab", "300 305");
+    expect_encoding("a\u2581b a", "303 300 302 303");
+    expect_encoding("<s>ab<n>b", "310 305 311 300 302");
+    expect_encoding("A\n", "300 65 10");
+    expect_encoding("\xc3\xa9", "300 195 169");
+    expect_encoding("\xff", "300 239 191 189");
+    expect_encoding("<0x41>", "300 60 48 120 52 49 62");
+    expect_decoding("ab", (int32_t[]){305}, 1);
+    expect_decoding(" abA", (int32_t[]){300, 305, 65}, 3);
+    expect_decoding("\xc3\xa9 a", (int32_t[]){195, 169, 303}, 3);
+}
+
+/* The same by Metaspace: a space before the text alone, unless there is one. */
+TEST(metaspace)
+{
+    become_spaces(true);
+    ck_assert_msg(parse() == 0, "%s", e.text);
+    expect_encoding("ab", "305");
+    expect_encoding(" ab", "305");
+    expect_encoding("<s>ab", "310 304");
+    expect_encoding("ab<s>ab", "305 310 304");
+}
+
+/* The space that is put before a text belongs to the range that begins there. */
+TEST(ranges_behind_a_prefix)
+{
+    static const struct text_range range = {0, 3};
+    struct token_list list = {0};
+
+    become_spaces(false);
+    edit("added_tokens/1/normalized", "true"); /* matched with the space, as the reference does */
+    ck_assert_msg(parse() == 0, "%s", e.text);
+    ck_assert_int_eq(tokenizer_encode(t, (struct text){"<n>a", 4}, &range, 1, &list), 0);
+    ck_assert_uint_eq(list.n, 2);
+    ck_assert_int_eq(list.ids[0], 311);
+    ck_assert_int_eq(list.ids[1], 301);
+    free(list.ids);
+}
+
+/* A word that is a token is not made of merges; one that merges cannot make is found. */
+TEST(ignored_merges)
+{
+    edit("model/vocab/bca", "280");
+    edit("model/ignore_merges", "true");
+    ck_assert_msg(parse() == 0, "%s", e.text);
+    expect_encoding("bca", "280");
+    expect_encoding("bcab", "258 256");
+    expect_encoding("\xc3\xa9", "195 169");
+}
+
+/* Added tokens take the white space that they want, though not each other's. */
+TEST(stripped_white_space)
+{
+    edit("added_tokens/0/lstrip", "true");
+    edit("added_tokens/1/rstrip", "true");
+    ck_assert_msg(parse() == 0, "%s", e.text);
+    expect_encoding("a \n\u3000<s>b", "97 259 98");
+    expect_encoding("a<s> b", "97 259 32 98");
+    expect_encoding("a<n> \tb", "97 260 98");
+    expect_encoding("<n>  <s>", "260 259");
+    expect_encoding(" <s>", "259");
+}
+
+/* What a post-processor puts before a text is known, and not added. */
+TEST(tokens_before_a_text)
+{
+    const int32_t *ids;
+
+    edit("post_processor",
+         "{'type': 'Sequence', 'processors': [{'type': 'ByteLevel'}, {'type': 'TemplateProcessing',"
+         " 'single': [{'SpecialToken': {'id': 'x', 'type_id': 0}}, {'Sequence': {'id': 'A'}},"
+         " {'SpecialToken': {'id': 'y'}}], 'pair': [], 'special_tokens': {'x': {'id': 'x', 'ids':"
+         " [259], 'tokens': ['<s>']}, 'y': {'ids': [260]}}}]}");
+    ck_assert_msg(parse() == 0, "%s", e.text);
+    ck_assert_uint_eq(tokenizer_begin(t, &ids), 1);
+    ck_assert_int_eq(ids[0], 259);
+    expect_encoding("abc", "257");
 }
 
 /* A tokenizer with ids beyond the model's vocabulary is refused by the largest. */

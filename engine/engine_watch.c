@@ -1,0 +1,170 @@
+/* engine_watch.c - what the engine thread counts of its requests, steps and time, what it learns of
+ * the cost of steps, and the trace while one is on.
+ *
+ * The counts are the thread's own; a copy is published with the core's figures. */
+#include "engine/engine_private.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { HAND_OVER = 256 }; /* records of one event, while more come */
+
+static void count(struct engine *g, enum engine_histogram which, uint64_t value)
+{
+    histogram_add(&g->counts.histograms[which], engine_histogram_bounds(which), value);
+}
+
+static void count_time(struct engine *g, enum engine_histogram which, uint64_t from_us,
+                       uint64_t to_us)
+{
+    count(g, which, to_us > from_us ? to_us - from_us : 0);
+}
+
+void engine_spend(struct engine *g, enum engine_part part)
+{
+    const uint64_t now_us = engine_now_us(), took_us = now_us - g->lap_us;
+
+    if (part != N_ENGINE_PARTS) {
+        g->counts.part_us[part] += took_us;
+        if (g->trace && took_us > 0)
+            trace_add(g->trace, &(struct trace_record){.kind = TRACE_PART,
+                                                       .at_us = g->lap_us,
+                                                       .took_us = took_us,
+                                                       .part = part});
+    }
+    g->lap_us = now_us;
+}
+
+void engine_count_token(struct engine *g, struct job *j, const struct core_event *ev,
+                        uint64_t now_us)
+{
+    if (ev->last_us)
+        count_time(g, HISTOGRAM_BETWEEN_TOKENS, ev->last_us, now_us);
+    else if (!j->has_token)
+        count_time(g, HISTOGRAM_FIRST_TOKEN, j->arrival_us, now_us);
+    j->has_token = true;
+}
+
+void engine_count_end(struct engine *g, const struct core_usage *u)
+{
+    const uint64_t start_us = u->start_us ? u->start_us : u->end_us;
+
+    count_time(g, HISTOGRAM_QUEUE, u->arrival_us, start_us);
+    count_time(g, HISTOGRAM_REQUEST, u->arrival_us, u->end_us);
+    if (u->prompt_tokens == 0) /* cancelled before it reached the core */
+        return;
+    count(g, HISTOGRAM_PROMPT_TOKENS, (uint64_t)u->prompt_tokens);
+    count(g, HISTOGRAM_OUTPUT_TOKENS, (uint64_t)u->completion_tokens);
+}
+
+static void count_step(struct engine *g, const struct batch *b, uint64_t begin_us, uint64_t now_us)
+{
+    if (b->n_tokens == 0) /* it has only copied blocks */
+        return;
+    count_time(g, HISTOGRAM_STEP, begin_us, now_us);
+    count(g, HISTOGRAM_STEP_TOKENS, (uint64_t)b->n_tokens);
+    if (g->trace)
+        trace_add(g->trace, &(struct trace_record){.kind = TRACE_STEP,
+                                                   .at_us = begin_us,
+                                                   .took_us = now_us - begin_us,
+                                                   .step = b->step,
+                                                   .n_decodes = b->n_decodes,
+                                                   .n_prompt = b->n_tokens - b->n_decodes,
+                                                   .n_seqs = b->n_seqs});
+}
+
+/* A step starts when it is submitted, or when the step before it ends. */
+void engine_count_step(struct engine *g, uint64_t step)
+{
+    const struct batch *b = g->batches[step % BACKEND_IN_FLIGHT];
+    const uint64_t submitted = g->submitted_us[step % BACKEND_IN_FLIGHT], now = engine_now_us();
+    const uint64_t begin = submitted > g->committed_us ? submitted : g->committed_us;
+
+    g->committed_us = now;
+    count_step(g, b, begin, now);
+    if (submitted <= g->resumed_us || b->n_offloaded > 0) /* which wait for host memory */
+        return;
+    step_cost_learn(&g->cost, b->n_decodes, b->n_tokens - b->n_decodes, (double)(now - begin));
+    core_set_cost(g->core, &g->cost);
+}
+
+/* ---- the trace */
+
+void engine_trace_queued(struct engine *g, const struct job *j)
+{
+    const uint64_t now_us = g->trace ? engine_now_us() : 0;
+
+    trace_add(g->trace, &(struct trace_record){.kind = TRACE_QUEUED,
+                                               .request = j->request.id,
+                                               .at_us = now_us,
+                                               .took_us = now_us - j->arrival_us});
+}
+
+void engine_begin_trace(struct engine *g, struct job *j)
+{
+    if (g->trace) {
+        job_fail(j, &g->out, ENGINE_E_UNAVAILABLE, NULL,
+                 "another trace is on; there can be one at a time");
+        return;
+    }
+    g->trace = calloc(1, sizeof(*g->trace));
+    if (!g->trace) {
+        job_fail(j, &g->out, ENGINE_E_INTERNAL, NULL, "out of memory");
+        return;
+    }
+    g->trace_job = j;
+    g->trace_begin_us = engine_now_us();
+    g->trace_end_us = g->trace_begin_us + (uint64_t)j->request.query.duration_ms * 1000;
+    core_set_trace(g->core, g->trace);
+}
+
+/* Pushes the records as one event; without memory they are dropped. */
+static void hand_over(struct engine *g)
+{
+    struct trace *t = g->trace;
+    const size_t n = (size_t)t->n, bytes = n * sizeof(*t->records);
+    struct engine_event *ev = n ? malloc(sizeof(*ev) + bytes) : NULL;
+
+    t->n = 0;
+    if (!ev) {
+        t->dropped += n;
+        return;
+    }
+    memcpy(ev + 1, t->records, bytes);
+    *ev = (struct engine_event){.type = ENGINE_TRACE,
+                                .request = g->trace_job->request.id,
+                                .records = (const struct trace_record *)(ev + 1),
+                                .n_records = n,
+                                .bytes = sizeof(*ev) + bytes};
+    event_list_push(&g->out, ev);
+}
+
+void engine_end_trace(struct engine *g)
+{
+    struct job *j = g->trace_job;
+    struct inspect_report *report = calloc(1, sizeof(*report));
+
+    hand_over(g);
+    core_set_trace(g->core, NULL);
+    if (report) {
+        report->kind = INSPECT_TRACE;
+        report->took_us = engine_now_us() - g->trace_begin_us;
+        report->dropped = g->trace->dropped;
+        j->terminal.report = report;
+        j->terminal.bytes += sizeof(*report);
+        job_end(j, ENGINE_REPORT, &g->out);
+    } else {
+        job_fail(j, &g->out, ENGINE_E_INTERNAL, NULL, "out of memory");
+    }
+    free(g->trace);
+    g->trace = NULL;
+    g->trace_job = NULL;
+}
+
+void engine_tend_trace(struct engine *g, bool all)
+{
+    if (engine_now_us() >= g->trace_end_us)
+        engine_end_trace(g);
+    else if (g->trace->n >= HAND_OVER || (all && g->trace->n > 0))
+        hand_over(g);
+}
