@@ -237,6 +237,7 @@ static bool read_chat(struct intake *in)
     if (!read_array(in, "messages", (void **)&in->chat.messages, &in->chat.n_messages,
                     sizeof(*in->chat.messages), read_message, messages) ||
         !read_tools(in) || !read_variables(in) || !read_logprobs(in) ||
+        !fields_refuse_flag(in, "add_special_tokens", true) ||
         !read_switch(in, "add_generation_prompt", &in->chat.add_generation_prompt,
                      fields_get(in->root, "add_generation_prompt")))
         return false;

@@ -57,6 +57,8 @@ static bool read_rest(struct intake *in)
     if (best > n)
         return api_fail(&in->e, 400, "unsupported_parameter", "best_of",
                         "best_of: more than n is not supported.");
+    if (!fields_refuse_flag(in, "add_special_tokens", false))
+        return false; /* a text begins as the model's tokenizer has it */
     if (in->r.max_tokens < 0)
         in->r.max_tokens = USUAL_TOKENS;
     return !logprobs || read_count(in, "logprobs", &in->r.logprobs, logprobs);

@@ -59,6 +59,15 @@ bool fields_wrong(struct intake *in, const char *param, const char *wanted)
     return api_fail(&in->e, 400, "invalid_value", param, "%s must be %s.", param, wanted);
 }
 
+bool fields_refuse_flag(struct intake *in, const char *name, bool value)
+{
+    const json_t *flag = json_object_get(in->root, name);
+
+    return !(value ? json_is_true(flag) : json_is_false(flag)) ||
+           api_fail(&in->e, 400, "unsupported_parameter", name, "%s: %s is not supported.", name,
+                    value ? "true" : "false");
+}
+
 const json_t *fields_get(const json_t *object, const char *name)
 {
     const json_t *value = json_object_get(object, name);
@@ -347,11 +356,7 @@ static bool check_refused(struct intake *in)
     if (modalities && !is_text_alone(modalities))
         return api_fail(&in->e, 400, "unsupported_parameter", "modalities",
                         "modalities: only [\"text\"] is supported.");
-    if (json_is_false(json_object_get(in->root, "parallel_tool_calls")))
-        return api_fail(&in->e, 400, "unsupported_parameter", "parallel_tool_calls",
-                        "parallel_tool_calls: false is not supported: the model decides how many "
-                        "tools it calls.");
-    return true;
+    return fields_refuse_flag(in, "parallel_tool_calls", false);
 }
 
 /* ---- who shares a cached prefix */

@@ -33,6 +33,9 @@ void *intake_take(struct intake *in, size_t n, size_t size);
 
 /* ---- values; each false with in->e, where the value is none of its kind */
 
+/* Refuses a flag that has this value, which would lose its meaning. */
+bool fields_refuse_flag(struct intake *in, const char *name, bool value);
+
 /* param: "messages[3].content". */
 bool fields_wrong(struct intake *in, const char *param, const char *wanted);
 

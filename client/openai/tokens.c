@@ -7,7 +7,7 @@
 
 enum {
     MAX_ID = 1 << 21,
-    IN_FLIGHT = 64, /* questions at a time */
+    MAX_ASKED = 256, /* in one question */
 };
 
 enum token_state { UNKNOWN, WANTED, ASKED, KNOWN, FAILED };
@@ -18,13 +18,6 @@ struct token {
     uint8_t state; /* enum token_state */
 };
 
-struct question {
-    struct upstream_request request;
-    struct tokens *tokens;
-    int32_t id;
-    bool busy;
-};
-
 struct tokens {
     struct upstream *upstream;
     struct token *list; /* [n] */
@@ -32,7 +25,9 @@ struct tokens {
     int32_t *wanted; /* [n_wanted] ids that are still to be asked for */
     size_t n_wanted, cap_wanted;
     bool changed;
-    struct question questions[IN_FLIGHT];
+    struct upstream_request question; /* in progress where n_asked is not 0 */
+    int32_t asked[MAX_ASKED];         /* [n_asked] */
+    size_t n_asked;
 };
 
 struct tokens *tokens_new(struct upstream *upstream)
@@ -112,47 +107,49 @@ enum tokens_found tokens_find(struct tokens *t, int32_t id, struct nvllm_text *b
     }
 }
 
+/* What has been asked for is known, or FAILED. */
 static void on_event(struct upstream_request *request, const struct nvllm_event *event)
 {
-    struct question *q = (struct question *)((char *)request - offsetof(struct question, request));
-    struct tokens *t = q->tokens;
-    struct token *token;
+    struct tokens *t = (struct tokens *)((char *)request - offsetof(struct tokens, question));
+    const struct nvllm_tokens *answer = event->type == NVLLM_EVENT_TOKENS ? event->tokens : NULL;
 
-    q->busy = false;
-    if (q->id >= t->n)
-        return; /* it has been forgotten */
-    token = &t->list[q->id];
     t->changed = true;
-    token->state = FAILED;
-    if (event->type != NVLLM_EVENT_TEXT || event->text->len > UINT32_MAX)
-        return;
-    token->bytes = malloc(event->text->len + 1);
-    if (!token->bytes)
-        return;
-    memcpy(token->bytes, event->text->data, event->text->len);
-    token->n = (uint32_t)event->text->len;
-    token->state = KNOWN;
+    for (size_t i = 0; i < t->n_asked; i++) {
+        struct token *token = &t->list[t->asked[i]];
+
+        token->state = FAILED;
+        if (!answer || i >= answer->n_tokens || answer->tokens[i].len > UINT32_MAX)
+            continue;
+        token->bytes = malloc(answer->tokens[i].len + 1);
+        if (!token->bytes)
+            continue;
+        memcpy(token->bytes, answer->tokens[i].data, answer->tokens[i].len);
+        token->n = (uint32_t)answer->tokens[i].len;
+        token->state = KNOWN;
+    }
+    t->n_asked = 0;
 }
 
-static void ask(struct tokens *t, struct question *q, int32_t id)
+/* Asks for all that are wanted, as far as one question goes. */
+static void ask(struct tokens *t)
 {
     struct nvllm_error err;
 
-    q->tokens = t;
-    q->id = id;
-    q->request.event = on_event;
-    q->busy = upstream_detokenize(t->upstream, &q->request, id, &err);
-    t->list[id].state = q->busy ? ASKED : FAILED;
-    t->changed = t->changed || !q->busy;
+    while (t->n_wanted > 0 && t->n_asked < MAX_ASKED)
+        t->asked[t->n_asked++] = t->wanted[--t->n_wanted];
+    for (size_t i = 0; i < t->n_asked; i++)
+        t->list[t->asked[i]].state = ASKED;
+    t->question.event = on_event;
+    if (!upstream_token_bytes(t->upstream, &t->question, t->asked, t->n_asked, &err))
+        on_event(&t->question, &(struct nvllm_event){.type = NVLLM_EVENT_ERROR});
 }
 
 bool tokens_run(struct tokens *t)
 {
     bool changed = t->changed;
 
-    for (size_t i = 0; i < IN_FLIGHT && t->n_wanted > 0; i++)
-        if (!t->questions[i].busy)
-            ask(t, &t->questions[i], t->wanted[--t->n_wanted]);
     t->changed = false;
+    if (t->n_asked == 0 && t->n_wanted > 0)
+        ask(t);
     return changed;
 }

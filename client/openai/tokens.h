@@ -1,6 +1,7 @@
 /* tokens.h - the bytes of token ids, asked of nvllmd when they are first needed.
  *
- * For logprobs, which name tokens. What is known is kept while the connection lasts. */
+ * For logprobs, which name tokens. What is known
+ * is kept while the connection lasts. */
 #ifndef NVLLM_CLIENT_OPENAI_TOKENS_H
 #define NVLLM_CLIENT_OPENAI_TOKENS_H
 

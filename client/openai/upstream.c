@@ -303,12 +303,11 @@ bool upstream_generate(struct upstream *u, struct upstream_request *q,
     return true;
 }
 
-bool upstream_detokenize(struct upstream *u, struct upstream_request *q, int32_t id,
-                         struct nvllm_error *err)
+bool upstream_token_bytes(struct upstream *u, struct upstream_request *q, const int32_t *ids,
+                          size_t n, struct nvllm_error *err)
 {
     return !no_client(u, err) &&
-           start_other(u, q,
-                       nvllm_detokenize_start(u->client, &q->id, &id, 1, false, ANSWER_MS, err));
+           start_other(u, q, nvllm_token_bytes_start(u->client, &q->id, ids, n, ANSWER_MS, err));
 }
 
 bool upstream_status(struct upstream *u, struct upstream_request *q, struct nvllm_error *err)

@@ -240,7 +240,7 @@ class Fields(Shared):
                 for top, value in zip(row["top_logprobs"], own["top_logprobs"]):
                     self.assertAlmostEqual(top["logprob"], value, 4)
             for row in rows:
-                self.assertEqual(bytes(row["bytes"]).decode(errors="replace"), row["token"])
+                self.assertEqual(bytes(row["bytes"]).decode(), row["token"])
             text = b"".join(bytes(row["bytes"]) for row in rows)
             self.assertTrue(text.startswith(want.text), (text, want.text))
         r = self.gateway.complete(self.PROMPT, temperature=0, logprobs=1, max_tokens=5).json
@@ -249,6 +249,25 @@ class Fields(Shared):
         self.assertEqual(l["text_offset"], [0, *itertools.accumulate(map(len, l["tokens"]))][:-1])
         self.assertEqual([max(t.values()) for t in l["top_logprobs"]], l["token_logprobs"])
         self.assertEqual(self.gateway.chat("Hi", top_logprobs=2).error[0::2], (400, "top_logprobs"))
+
+    def test_bytes_of_tokens(self):
+        """The protocol has them for ids, as for a text."""
+        with self.daemon.connect() as w:
+            text = w.ask(tokenize={"text": "🦊 fox"})["tokens"]
+            self.assertEqual(w.ask(tokenize={"ids": text["ids"]})["tokens"], text)
+            self.assertEqual(b"".join(text["tokens"]).decode(), "🦊 fox")
+            for wrong in {"ids": [5, -1]}, {"ids": [1 << 20]}, {"ids": [5], "text": "x"}:
+                self.assertEqual(w.ask(tokenize=wrong)["error"]["field"], "ids")
+
+    def test_logprobs_of_parts_of_characters(self):
+        rows = self.gateway.chat("Hi", temperature=99, top_k=0, top_p=1, seed=1, ignore_eos=True,
+                                 max_tokens=300, logprobs=True).json["choices"][0]["logprobs"]["content"]
+        parts = 0
+        for row in rows:
+            own = bytes(row["bytes"])
+            self.assertEqual(own.decode(errors="replace"), row["token"])
+            parts += own.decode(errors="ignore").encode() != own
+        self.assertGreater(parts, 3)
 
     def test_refused_by_name(self):
         """What would lose its meaning; with a value that asks for nothing it is taken."""
@@ -259,6 +278,7 @@ class Fields(Shared):
                   "parallel_tool_calls": False, "modalities": ["text", "audio"], "audio": {"a": 1},
                   "chat_template": "{{ x }}", "bad_words": ["x"], "allowed_token_ids": [1],
                   "truncate_prompt_tokens": 5, "continue_final_message": True,
+                  "add_special_tokens": True,
                   "stream_options": {"continuous_usage_stats": True}}
         for name, value in values.items():
             self.assertEqual(self.gateway.chat("Hi", max_tokens=1, **{name: value}).error,
@@ -268,7 +288,10 @@ class Fields(Shared):
                    "modalities": ["text"], "metadata": {"a": "b"}, "store": True, "best_of": 1,
                    "reasoning_effort": "low", "some_field_of_next_year": [1]}
         self.assertEqual(self.gateway.chat("Hi", max_tokens=1, **neutral).status, 200)
-        self.assertEqual(self.gateway.complete("Hi", best_of=3, n=2).error[0::2], (400, "best_of"))
+        for fields, name in ({"best_of": 3, "n": 2}, "best_of"), (
+                {"add_special_tokens": False}, "add_special_tokens"):
+            self.assertEqual(self.gateway.complete("Hi", **fields).error,
+                             (400, "unsupported_parameter", name))
 
 
 class Errors(Shared):
@@ -318,7 +341,7 @@ class Errors(Shared):
                          (400, "context_length_exceeded", "max_tokens"))
 
     def test_deadline(self):
-        options = {"deadline_ms": 100, "max_tokens": 20000, "ignore_eos": True}
+        options = {"deadline_ms": scaled(1000, 5000), "max_tokens": 20000, "ignore_eos": True}
         self.assertEqual(self.gateway.complete("x", **options).error, (504, "deadline", None))
         text = self.gateway.complete("x", stream=True, **options).text
         last = text.split("\n\n")[-2]
