@@ -52,7 +52,7 @@ class Examples(Case):
         """The line for curl, with another port."""
         if not shutil.which("curl"):
             self.skipTest("no curl")
-        line = re.search(r"^curl .*?'$", README, re.M | re.S)[0]
+        line = re.search(r"^curl http://127.*?'$", README, re.M | re.S)[0]
         with Daemon() as d, Gateway(d.socket) as gateway:
             answer = run_command(["bash", "-c", line.replace(":8000", f":{gateway.port}")])
         self.assertIn("42", json.loads(answer.stdout)["choices"][0]["message"]["content"])
