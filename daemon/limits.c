@@ -37,12 +37,6 @@ uint64_t limit_value(const struct options *o, enum limit l)
     return (uint64_t)value;
 }
 
-/* Without the index of an entry. */
-static void name_field(struct refusal *e, const char *field)
-{
-    snprintf(e->field, sizeof(e->field), "%.*s", (int)strcspn(field, "["), field);
-}
-
 int limit_refuse_text(struct refusal *e, const struct options *o, enum limit l, const char *fmt,
                       ...)
 {
@@ -66,7 +60,7 @@ int limit_refuse(struct refusal *e, const struct options *o, enum limit l, const
 {
     limit_refuse_text(e, o, l, "%s%s%" PRIu64 " %s exceed the limit of %" PRIu64, field,
                       *field ? ": " : "", amount, table[l].unit, limit_value(o, l));
-    name_field(e, field);
+    snprintf(e->field, sizeof(e->field), "%s", field);
     return -EINVAL;
 }
 
@@ -80,6 +74,6 @@ int refusal_of_field(struct refusal *e, Nvllm__V1__ErrorCode code, const char *f
     vsnprintf(text, sizeof(text), fmt, ap);
     va_end(ap);
     *e = (struct refusal){.code = code};
-    name_field(e, field);
+    snprintf(e->field, sizeof(e->field), "%s", field);
     return err_set(&e->message, -EINVAL, "%s%s%s", field, *field ? ": " : "", text);
 }

@@ -23,7 +23,7 @@ enum limit { LIMITS(LIMIT_NAME) N_LIMITS };
 /* The contents of an Error of the protocol. */
 struct refusal {
     Nvllm__V1__ErrorCode code;
-    char field[96];     /* "sampling.logit_bias"; empty: none */
+    char field[96];     /* "sampling.logit_bias[3].id", as nvllm-protocol(7) has it; empty: none */
     struct err message; /* "sampling.logit_bias[3].id: is missing" */
     const char *limit;  /* static; NULL: no limit */
     uint64_t limit_value;
@@ -41,7 +41,7 @@ int limit_refuse(struct refusal *e, const struct options *o, enum limit l, const
 __attribute__((format(printf, 4, 5))) int
 limit_refuse_text(struct refusal *e, const struct options *o, enum limit l, const char *fmt, ...);
 
-/* An error of a field, "field: text", or of none (""). An entry's index is in the text only. */
+/* An error of a field, "field: text", or of none (""). */
 __attribute__((format(printf, 4, 5))) int refusal_of_field(struct refusal *e,
                                                            Nvllm__V1__ErrorCode code,
                                                            const char *field, const char *fmt, ...);

@@ -314,7 +314,7 @@ static void check_prompt_ids(struct checker *c, const Nvllm__V1__TokenIds *ids)
         refuse(c, CODE(TOO_LONG), "prompt_ids",
                "%zu tokens leave no room for an answer: the longest sequence is %" PRId32 " tokens",
                ids->n_ids, c->rules->max_seq_len);
-    check_ids(c, ids->ids, ids->n_ids, "prompt_ids");
+    check_ids(c, ids->ids, ids->n_ids, "prompt_ids.ids");
 }
 
 /* Where a message's oneof has the value of this case; NULL: it is another case. */

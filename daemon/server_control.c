@@ -367,8 +367,8 @@ int control_drain(struct session_call *c, struct refusal *e)
         s->drained = true;
         server_tell_status(s);
         server_after(s, EVENT_DRAIN,
-                     m->has_timeout_ms ? m->timeout_ms
-                                       : (uint64_t)s->parts.options->drain_timeout_s * 1000);
+                     m->has_drain_timeout_ms ? m->drain_timeout_ms
+                                             : (uint64_t)s->parts.options->drain_timeout_s * 1000);
     }
     return changed(c);
 }

@@ -153,7 +153,7 @@ struct engine_event {
     size_t n_calls;
     struct core_usage usage;            /* DONE */
     enum engine_error error;            /* ERROR */
-    const char *field;                  /* ERROR: static text, or NULL */
+    const char *field;                  /* ERROR: static, or in the event's memory; NULL: none */
     struct err *message;                /* ERROR: in the event's memory */
     struct inspect_report *report;      /* REPORT: set it to NULL to keep it */
     const struct trace_record *records; /* [n_records] TRACE */

@@ -53,6 +53,7 @@ static void refuse(struct engine *g, struct job *j, int r)
 {
     const size_t block_len = (size_t)g->options.backend_options.block_len;
     const size_t n = j->prompt.n, n_blocks = n / block_len;
+    const char *const field = job_input(j);
     struct core_stats stats;
 
     core_stats(g->core, &stats);
@@ -66,29 +67,30 @@ static void refuse(struct engine *g, struct job *j, int r)
                  "there is no prefix cache: cache.prefix_cache is off");
         break;
     case CORE_INSPECT_SHORT:
-        job_fail(j, &g->out, ENGINE_E_INVALID, "prompt",
-                 "prompt: %zu tokens do not fill a block of %zu, so nothing can be pinned", n,
+        job_fail(j, &g->out, ENGINE_E_INVALID, field,
+                 "%s: %zu tokens do not fill a block of %zu, so nothing can be pinned", field, n,
                  block_len);
         break;
     case CORE_INSPECT_PIN_LIMIT:
-        job_fail(j, &g->out, ENGINE_E_INVALID, "prompt",
-                 "prompt: its %zu blocks and the %d already pinned exceed the limit of %d; unpin "
+        job_fail(j, &g->out, ENGINE_E_INVALID, field,
+                 "%s: its %zu blocks and the %d already pinned exceed the limit of %d; unpin "
                  "another prompt, or raise cache.kv_memory",
-                 n_blocks, stats.blocks_pinned, core_pin_limit(g->core));
+                 field, n_blocks, stats.blocks_pinned, core_pin_limit(g->core));
         break;
     case CORE_INSPECT_PIN_BUSY:
-        job_fail(j, &g->out, ENGINE_E_UNAVAILABLE, "prompt",
-                 "prompt: a running or queued request may need the %zu blocks to be pinned; try "
+        job_fail(j, &g->out, ENGINE_E_UNAVAILABLE, field,
+                 "%s: a running or queued request may need the %zu blocks to be pinned; try "
                  "again once it has ended",
-                 n_blocks);
+                 field, n_blocks);
         break;
     case CORE_INSPECT_ABSENT: /* though they have just been computed */
         job_fail(j, &g->out, ENGINE_E_UNAVAILABLE, NULL,
                  "the cache was cleared while the prompt was computed; try again");
         break;
     case -E2BIG:
-        job_fail(j, &g->out, ENGINE_E_TOO_LONG, "prompt",
-                 "prompt: %zu tokens do not fit into a sequence of %d", n, g->status.max_seq_len);
+        job_fail(j, &g->out, ENGINE_E_TOO_LONG, field,
+                 "%s: %zu tokens do not fit into a sequence of %d", field, n,
+                 g->status.max_seq_len);
         break;
     default:
         job_fail(j, &g->out, ENGINE_E_INTERNAL, NULL, "out of memory");

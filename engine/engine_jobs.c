@@ -97,7 +97,7 @@ static int copy_ids(struct job *j, struct err *e)
 
     for (size_t i = 0; i < n; i++)
         if (ids[i] < 0 || ids[i] >= vocab_size)
-            return err_set(e, -EINVAL, "prompt_ids[%zu]: %d is not in 0 .. %d", i, ids[i],
+            return err_set(e, -EINVAL, "prompt_ids.ids[%zu]: %d is not in 0 .. %d", i, ids[i],
                            vocab_size - 1);
     if (n == 0)
         return 0;
@@ -130,22 +130,43 @@ static int encode_prompt(struct job *j, struct err *e)
     return 0;
 }
 
+const char *job_input(const struct job *j)
+{
+    static const char *const names[] = {
+        [ENGINE_PROMPT] = "prompt",
+        [ENGINE_PROMPT_IDS] = "prompt_ids",
+        [ENGINE_CHAT] = "chat",
+    };
+
+    return names[j->request.input];
+}
+
+/* The field inside a chat that its error begins with; what a template says is of all the chat. */
+static const char *chat_field(struct job *j, const struct err *e)
+{
+    const size_t n = strspn(e->text, "abcdefghijklmnopqrstuvwxyz_.[]0123456789");
+
+    if (strncmp(e->text, "chat.", 5) != 0 || e->text[n] != ':' || n >= sizeof(j->field))
+        return "chat";
+    memcpy(j->field, e->text, n);
+    return j->field;
+}
+
 static int encode(struct job *j, const char **field, struct err *e)
 {
     int r = 0;
 
+    *field = job_input(j);
     switch (j->request.input) {
     case ENGINE_PROMPT:
-        *field = "prompt";
         r = encode_prompt(j, e);
         break;
     case ENGINE_PROMPT_IDS:
-        *field = "prompt_ids";
         r = copy_ids(j, e);
         break;
     case ENGINE_CHAT:
-        *field = "chat";
         r = encode_chat(j, e);
+        *field = chat_field(j, e);
         break;
     }
     if (r < 0)
@@ -210,8 +231,8 @@ static int run_text(struct job *j, const char **field, struct event_list *out, s
                              request->special, &text, &answer.text.len);
         answer.text.data = text;
     } else {
-        *field = "chat";
         r = render(g, request->chat, &rendered, e);
+        *field = chat_field(j, e);
         answer.text = (struct text){rendered.data, rendered.len};
     }
     if (r == 0)

@@ -60,7 +60,7 @@ static int32_t join_stop_ids(int32_t *ids, const struct engine *g, const struct 
 
 static void refuse(struct engine *g, struct job *j, int r, const struct core_request *cr)
 {
-    const char *field = j->request.max_tokens ? "max_tokens" : "prompt";
+    const char *field = j->request.max_tokens ? "max_tokens" : job_input(j);
     char answer[32] = "an answer";
 
     if (j->request.max_tokens)

@@ -33,6 +33,7 @@ enum job_phase {
 struct job {
     struct engine_event terminal; /* first: the job's memory is freed as its terminal event */
     struct err message;           /* of the terminal event */
+    char field[96];               /* the same, where it is one inside a chat */
     struct work work;             /* waits in the pool, then among inspect requests */
     struct list link;             /* in the inbox */
     struct engine *engine;
@@ -138,6 +139,8 @@ void job_release(struct job *j); /* releases the input; may be called again */
 void job_free(struct job *j);
 /* Ends a job with its terminal event, which the job becomes. */
 void job_end(struct job *j, enum engine_event_type type, struct event_list *out);
+/* The field that is a job's prompt. */
+const char *job_input(const struct job *j);
 __attribute__((format(printf, 5, 6))) void job_fail(struct job *j, struct event_list *out,
                                                     enum engine_error error, const char *field,
                                                     const char *fmt, ...);

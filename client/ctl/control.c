@@ -104,7 +104,7 @@ int ctl_drain(struct ctl *ctl)
 
     nvllm_drain_options_init(&wanted);
     if (seconds >= 0)
-        wanted.timeout_ms = (int64_t)ceil(seconds * 1000);
+        wanted.drain_timeout_ms = (int64_t)ceil(seconds * 1000);
     ctl_connect(ctl);
     ctl_catch_interrupts(false);
     ctl_check(ctl, nvllm_drain(ctl->client, &wanted, ctl_ask_ms(ctl), NULL, &ctl->err));

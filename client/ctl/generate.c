@@ -60,6 +60,18 @@ static int end_done(struct job *job)
     }
 }
 
+/* Whether a field is the prompt, or lies in it: "chat.messages[0].role". */
+static bool is_input(const char *field)
+{
+    static const char *const inputs[] = {"prompt", "prompt_ids", "chat"};
+    const size_t n = strcspn(field, ".[");
+
+    for (size_t i = 0; i < sizeof(inputs) / sizeof(inputs[0]); i++)
+        if (strlen(inputs[i]) == n && memcmp(inputs[i], field, n) == 0)
+            return true;
+    return false;
+}
+
 /* After a cancel or a deadline the text so far is shown, too. */
 static int end_error(struct job *job, const struct nvllm_error *err)
 {
@@ -75,9 +87,7 @@ static int end_error(struct job *job, const struct nvllm_error *err)
         return ctl_exit_code(err->code);
     /* An option that the daemon refuses is wrong usage. */
     rc = ctl_report(job->ctl, err);
-    return err->code == NVLLM_E_INVALID && job->result.id && err->field[0] &&
-                   strncmp(err->field, "prompt", 6) != 0 && strncmp(err->field, "chat", 4) != 0 &&
-                   strncmp(err->field, "messages", 8) != 0
+    return err->code == NVLLM_E_INVALID && job->result.id && err->field[0] && !is_input(err->field)
                ? EXIT_USAGE
                : rc;
 }

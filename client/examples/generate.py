@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""A prompt to nvllmd without its library: any protobuf library speaks the protocol.
+"""A prompt to nvllmd without its libraries: any protobuf library speaks the protocol. Python programs
+have the package nvllm, see client/python; this shows what another language needs.
 
   protoc --proto_path=/usr/share/nvllm --python_out=. nvllm.proto
   python3 generate.py SOCKET PROMPT
@@ -10,24 +11,38 @@ import socket
 import sys
 
 import nvllm_pb2 as pb
-from google.protobuf.internal.decoder import _DecodeVarint32
-from google.protobuf.internal.encoder import _VarintBytes
+
+LARGEST_FRAME = 64 << 20
 
 
 def write_frame(stream, frame):
     data = frame.SerializeToString()
-    stream.write(_VarintBytes(len(data)) + data)
+    length = len(data)
+    while length > 0x7f:
+        stream.write(bytes([length & 0x7f | 0x80]))
+        length >>= 7
+    stream.write(bytes([length]) + data)
     stream.flush()
 
 
 def read_frame(stream):
-    prefix = stream.read(1)
-    while prefix and prefix[-1] & 0x80:
-        prefix += stream.read(1)
-    if not prefix:
-        raise EOFError("nvllmd closed the connection")
-    length, _ = _DecodeVarint32(prefix, 0)
-    frame = pb.ServerFrame.FromString(stream.read(length))
+    length = shift = 0
+    while True:
+        byte = stream.read(1)
+        if not byte:
+            sys.exit("nvllmd closed the connection")
+        length |= (byte[0] & 0x7f) << shift
+        shift += 7
+        if byte[0] < 0x80:
+            break
+        if shift > 28:
+            sys.exit("nvllmd sent an invalid length")
+    if length > LARGEST_FRAME:
+        sys.exit(f"nvllmd sent a frame of {length} bytes")
+    data = stream.read(length)
+    if len(data) < length:
+        sys.exit("nvllmd closed the connection")
+    frame = pb.ServerFrame.FromString(data)
     if frame.WhichOneof("event") == "error":  # of the request, or with id 0 of the connection
         sys.exit(f"{pb.ErrorCode.Name(frame.error.code)}: {frame.error.message}")
     return frame

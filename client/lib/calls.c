@@ -168,7 +168,7 @@ OPTIONS(blocks)
 OPTIONS(clear)
 OPTIONS(pin)
 OPTIONS(explain)
-OPTIONS(drain, .timeout_ms = -1)
+OPTIONS(drain, .drain_timeout_ms = -1)
 OPTIONS(sleep, .level = NVLLM_SLEEP_ALL)
 OPTIONS(trace, .duration_ms = 5000)
 
@@ -301,8 +301,9 @@ enum nvllm_code nvllm_explain(struct nvllm_client *c, const struct nvllm_explain
 
     if (!sized_take(&o, sizeof(o), options))
         return unprepared(err);
-    if (o.request != 0 && (o.prompt.data || o.prompt_ids || o.chat))
-        return error_field(err, "about", "about: give a request or a prompt, not both");
+    if ((o.request != 0) + (o.prompt.data != NULL) + (o.prompt_ids != NULL) + (o.chat != NULL) != 1)
+        return error_field(err, "about",
+                           "about: set exactly one of request, prompt, prompt_ids and chat");
     nvllm__v1__explain__init(&op);
     if (o.request != 0) {
         op.about_case = NVLLM__V1__EXPLAIN__ABOUT_REQUEST;
@@ -324,11 +325,11 @@ enum nvllm_code nvllm_drain(struct nvllm_client *c, const struct nvllm_drain_opt
 
     if (!sized_take(&o, sizeof(o), options))
         return unprepared(err);
-    if (o.timeout_ms > UINT32_MAX)
-        return error_field(err, "timeout_ms", "timeout_ms: %lld is too large",
-                           (long long)o.timeout_ms);
-    op.has_timeout_ms = o.timeout_ms >= 0;
-    op.timeout_ms = op.has_timeout_ms ? (uint32_t)o.timeout_ms : 0;
+    if (o.drain_timeout_ms > UINT32_MAX)
+        return error_field(err, "drain_timeout_ms", "drain_timeout_ms: %lld is too large",
+                           (long long)o.drain_timeout_ms);
+    op.has_drain_timeout_ms = o.drain_timeout_ms >= 0;
+    op.drain_timeout_ms = op.has_drain_timeout_ms ? (uint32_t)o.drain_timeout_ms : 0;
     return call(c, OP(DRAIN), &op, NULL, timeout_ms, (const void **)change, err);
 }
 

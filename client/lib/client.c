@@ -263,7 +263,7 @@ static enum nvllm_code start(struct nvllm_client *c, uint64_t *id, bool open, in
     if (code == NVLLM_OK) {
         frame.op_case = OP(GENERATE);
         frame.generate = &generate;
-        *deadline = ours.timeout_ms ? clock_deadline(ours.timeout_ms) : INT64_MAX;
+        *deadline = clock_deadline(ours.timeout_ms);
         code = client_send(c, &frame, open, open ? *deadline : INT64_MAX, id, err);
     }
     if (code == NVLLM_OK)

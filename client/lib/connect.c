@@ -225,6 +225,7 @@ enum nvllm_code nvllm_connect_start(struct nvllm_client **client,
     struct nvllm_options o = default_options;
     enum nvllm_code code = take_options(&o, options, err);
 
+    *client = NULL;
     o.wait_start = false;
     if (code == NVLLM_OK)
         code = open_client(client, &o, 0, err);
@@ -247,6 +248,7 @@ enum nvllm_code nvllm_connect(struct nvllm_client **client, const struct nvllm_o
     enum nvllm_code code = take_options(&o, options, err);
     int64_t deadline, last;
 
+    *client = NULL;
     if (code != NVLLM_OK)
         return code;
     deadline = clock_deadline(o.timeout_ms);

@@ -118,5 +118,5 @@ struct nvllm_text nvllm_str(const char *s)
 
 const char *nvllm_client_version(void)
 {
-    return NVLLM_VERSION;
+    return NVLLM_CLIENT_VERSION;
 }

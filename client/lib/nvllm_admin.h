@@ -367,7 +367,8 @@ struct nvllm_change {
 
 struct nvllm_drain_options {
     size_t size;
-    int64_t timeout_ms; /* after which requests are ended; -1: as the daemon is configured */
+    int64_t drain_timeout_ms; /* after which requests are ended; 0: at once; -1: the daemon's
+                               * daemon.drain_timeout_s */
 };
 
 void nvllm_drain_options_init_size(struct nvllm_drain_options *options, size_t size);

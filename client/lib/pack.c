@@ -25,6 +25,16 @@ static bool set_bytes(protobuf_c_boolean *has, ProtobufCBinaryData *out, struct 
     return text.data || text.len == 0;
 }
 
+/* A text that set_bytes() does not take: a field of an entry, "chat.messages[0]", or with where ""
+ * one of the request. */
+static enum nvllm_code no_data(struct nvllm_error *err, const char *where, const char *name)
+{
+    char field[sizeof(err->field)];
+
+    snprintf(field, sizeof(field), "%s%s%s", where, *where && *name ? "." : "", name);
+    return error_field(err, field, "%s has a length but no data", field);
+}
+
 static enum nvllm_code pack_texts(struct unpacked *memory, ProtobufCBinaryData **out,
                                   const struct nvllm_text *texts, size_t n, const char *field,
                                   struct nvllm_error *err)
@@ -32,13 +42,16 @@ static enum nvllm_code pack_texts(struct unpacked *memory, ProtobufCBinaryData *
     if (n == 0)
         return NVLLM_OK;
     if (!texts)
-        return error_field(err, field, "%s is NULL", field);
+        return no_data(err, field, "");
     *out = unpacked_alloc(memory, n, sizeof(**out));
     if (!*out)
         return no_memory(err);
     for (size_t i = 0; i < n; i++) {
+        char entry[64];
+
+        snprintf(entry, sizeof(entry), "%s[%zu]", field, i);
         if (!texts[i].data && texts[i].len > 0)
-            return error_field(err, field, "%s[%zu] is NULL", field, i);
+            return no_data(err, entry, "");
         (*out)[i] = pack_bytes(texts[i]);
     }
     return NVLLM_OK;
@@ -52,17 +65,21 @@ static enum nvllm_code pack_tool_calls(struct unpacked *memory, Nvllm__V1__Messa
 {
     Nvllm__V1__ToolCall *calls =
         unpacked_list(memory, &out->tool_calls, in->n_tool_calls, sizeof(*calls));
+    char entry[104];
 
     if (!calls)
         return no_memory(err);
     for (size_t i = 0; i < in->n_tool_calls; i++) {
         const struct nvllm_tool_call *call = &in->tool_calls[i];
 
+        snprintf(entry, sizeof(entry), "%s.tool_calls[%zu]", where, i);
         nvllm__v1__tool_call__init(&calls[i]);
-        if (!set_bytes(&calls[i].has_name, &calls[i].name, call->name) ||
-            !set_bytes(&calls[i].has_arguments, &calls[i].arguments, call->arguments) ||
-            !set_bytes(&calls[i].has_id, &calls[i].id, call->id))
-            return error_field(err, where, "%s.tool_calls[%zu] has a length but no data", where, i);
+        if (!set_bytes(&calls[i].has_name, &calls[i].name, call->name))
+            return no_data(err, entry, "name");
+        if (!set_bytes(&calls[i].has_arguments, &calls[i].arguments, call->arguments))
+            return no_data(err, entry, "arguments");
+        if (!set_bytes(&calls[i].has_id, &calls[i].id, call->id))
+            return no_data(err, entry, "id");
     }
     out->n_tool_calls = in->n_tool_calls;
     return NVLLM_OK;
@@ -74,16 +91,22 @@ static enum nvllm_code pack_message(struct unpacked *memory, Nvllm__V1__Message 
 {
     char where[64];
 
-    snprintf(where, sizeof(where), "messages[%zu]", index);
+    snprintf(where, sizeof(where), "chat.messages[%zu]", index);
     nvllm__v1__message__init(out);
-    if (!in->role)
-        return error_field(err, where, "%s has no role", where);
-    if (!set_bytes(&out->has_content, &out->content, in->content) ||
-        !set_bytes(&out->has_reasoning_content, &out->reasoning_content, in->reasoning_content) ||
-        !set_bytes(&out->has_name, &out->name, in->name) ||
-        !set_bytes(&out->has_tool_call_id, &out->tool_call_id, in->tool_call_id) ||
-        (in->n_tool_calls > 0 && !in->tool_calls))
-        return error_field(err, where, "%s has a length but no data", where);
+    if (!in->role) {
+        strcat(where, ".role");
+        return error_field(err, where, "%s is NULL", where);
+    }
+    if (!set_bytes(&out->has_content, &out->content, in->content))
+        return no_data(err, where, "content");
+    if (!set_bytes(&out->has_reasoning_content, &out->reasoning_content, in->reasoning_content))
+        return no_data(err, where, "reasoning_content");
+    if (!set_bytes(&out->has_name, &out->name, in->name))
+        return no_data(err, where, "name");
+    if (!set_bytes(&out->has_tool_call_id, &out->tool_call_id, in->tool_call_id))
+        return no_data(err, where, "tool_call_id");
+    if (in->n_tool_calls > 0 && !in->tool_calls)
+        return no_data(err, where, "tool_calls");
     out->role = (char *)in->role;
     return pack_tool_calls(memory, out, in, where, err);
 }
@@ -117,7 +140,7 @@ enum nvllm_code pack_chat(struct unpacked *memory, Nvllm__V1__Chat *out,
     if (!given || !sized_take(&ours, sizeof(ours), given))
         return error_field(err, "chat", "initialise the chat by nvllm_chat_init()");
     if (chat->n_messages > 0 && !chat->messages)
-        return error_field(err, "messages", "messages is NULL");
+        return no_data(err, "chat.messages", "");
     messages = unpacked_list(memory, &out->messages, chat->n_messages, sizeof(*messages));
     if (!messages)
         return no_memory(err);
@@ -127,19 +150,18 @@ enum nvllm_code pack_chat(struct unpacked *memory, Nvllm__V1__Chat *out,
             return code;
     }
     out->n_messages = chat->n_messages;
-    code = pack_texts(memory, &out->tools, chat->tools, chat->n_tools, "tools", err);
+    code = pack_texts(memory, &out->tools, chat->tools, chat->n_tools, "chat.tools", err);
     if (code != NVLLM_OK)
         return code;
     out->n_tools = chat->n_tools;
-    code =
-        pack_texts(memory, &out->documents, chat->documents, chat->n_documents, "documents", err);
+    code = pack_texts(memory, &out->documents, chat->documents, chat->n_documents, "chat.documents",
+                      err);
     if (code != NVLLM_OK)
         return code;
     out->n_documents = chat->n_documents;
     if (!set_bytes(&out->has_chat_template_kwargs, &out->chat_template_kwargs,
                    chat->chat_template_kwargs))
-        return error_field(err, "chat_template_kwargs",
-                           "chat_template_kwargs has a length but no data");
+        return no_data(err, "chat", "chat_template_kwargs");
     pack_switch(&out->has_add_generation_prompt, &out->add_generation_prompt,
                 chat->add_generation_prompt);
     pack_switch(&out->has_enable_thinking, &out->enable_thinking, chat->enable_thinking);
@@ -169,7 +191,7 @@ static enum nvllm_code pack_salt(ProtobufCMessage *out, struct nvllm_text salt,
     protobuf_c_boolean *has = (protobuf_c_boolean *)((char *)out + field->quantifier_offset);
 
     if (!set_bytes(has, (ProtobufCBinaryData *)((char *)out + field->offset), salt))
-        return error_field(err, "cache_salt", "cache_salt is NULL");
+        return no_data(err, "cache_salt", "");
     return NVLLM_OK;
 }
 
@@ -180,7 +202,8 @@ enum nvllm_code pack_input(struct unpacked *memory, ProtobufCMessage *out,
     enum nvllm_code code = NVLLM_OK;
 
     if (n_inputs != 1)
-        return error_field(err, "input", "set exactly one of prompt, prompt_ids and chat, not %d",
+        return error_field(err, "input",
+                           "input: set exactly one of prompt, prompt_ids and chat, not %d",
                            n_inputs);
     if (in->prompt.data) {
         *(ProtobufCBinaryData *)choose(out, "prompt") = pack_bytes(in->prompt);
@@ -230,7 +253,7 @@ static enum nvllm_code pack_logit_bias(struct unpacked *memory, Nvllm__V1__Sampl
     Nvllm__V1__LogitBias *biases;
 
     if (r->n_logit_bias > 0 && !r->logit_bias)
-        return error_field(err, "sampling.logit_bias", "logit_bias is NULL");
+        return no_data(err, "sampling", "logit_bias");
     biases = unpacked_list(memory, &out->logit_bias, r->n_logit_bias, sizeof(*biases));
     if (!biases)
         return no_memory(err);
@@ -260,7 +283,7 @@ static enum nvllm_code pack_sampling(struct unpacked *memory, Nvllm__V1__Samplin
     out->seed = r->seed;
     out->has_ignore_eos = out->ignore_eos = r->ignore_eos;
     if (r->n_stop_token_ids > 0 && !r->stop_token_ids)
-        return error_field(err, "sampling.stop_token_ids", "stop_token_ids is NULL");
+        return no_data(err, "sampling", "stop_token_ids");
     out->n_stop_token_ids = r->n_stop_token_ids;
     out->stop_token_ids = (int32_t *)r->stop_token_ids;
     if ((code = set_count(&out->has_top_k, &out->top_k, r->top_k, "sampling.top_k", err)) ||
@@ -286,6 +309,7 @@ static const struct nvllm_request default_request = {
     .logprobs = -1,
     .n = -1,
     .stream = true,
+    .timeout_ms = -1,
 };
 
 void nvllm_request_init_size(struct nvllm_request *request, size_t size)

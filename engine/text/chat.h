@@ -62,7 +62,7 @@ struct chat {
 /* An estimate of the prompt's length without rendering it. */
 size_t chat_bytes(const struct chat *chat);
 
-/* -EINVAL names the message and field ("messages[3].tool_calls[0].arguments: not JSON: …"), or is
+/* -EINVAL begins with the field ("chat.messages[3].tool_calls[0].arguments: not JSON: …"), or is
  * what the template says of the chat; -E2BIG: a limit of the interpreter. */
 int chat_render(const struct chat_template *t, const struct chat *chat, struct jinja_text *out,
                 struct err *e);

@@ -29,14 +29,14 @@ static int check_role(const char *role, size_t len, size_t i, struct err *e)
     if (role_of(role, len))
         return 0;
     return err_set(e, -EINVAL,
-                   "messages[%zu].role: \"%.*s\" is not one of system, developer, user, assistant "
-                   "and tool",
+                   "chat.messages[%zu].role: \"%.*s\" is not one of system, developer, user, "
+                   "assistant and tool",
                    i, len < 64 ? (int)len : 64, role ? role : "");
 }
 
 int chat_check(const struct chat *chat, struct err *e)
 {
-    int r = chat->n_messages ? 0 : err_set(e, -EINVAL, "messages: is empty");
+    int r = chat->n_messages ? 0 : err_set(e, -EINVAL, "chat.messages: is empty");
 
     for (size_t i = 0; i < chat->n_messages && !r; i++)
         r = check_role(chat->messages[i].role.data, chat->messages[i].role.len, i, e);
@@ -52,7 +52,7 @@ static int wrong_type(const json_t *v, const char *path, const char *wanted, str
 static int check_call(json_t *call, const char *path, struct err *e)
 {
     json_t *function = json_object_get(call, "function");
-    char inner[96];
+    char inner[112];
 
     if (!json_is_object(call))
         return wrong_type(call, path, "an object", e);
@@ -73,26 +73,26 @@ static int check_message(const json_t *m, size_t i, struct err *e)
     const json_t *role = json_object_get(m, "role"), *content = json_object_get(m, "content");
     const json_t *thought = json_object_get(m, "reasoning_content");
     const json_t *calls = json_object_get(m, "tool_calls");
-    char path[64];
+    char path[80];
     int r = 0;
 
-    snprintf(path, sizeof(path), "messages[%zu]", i);
+    snprintf(path, sizeof(path), "chat.messages[%zu]", i);
     if (!json_is_object(m))
         return wrong_type(m, path, "an object", e);
-    snprintf(path, sizeof(path), "messages[%zu].role", i);
+    snprintf(path, sizeof(path), "chat.messages[%zu].role", i);
     if (!json_is_string(role))
         return wrong_type(role, path, "a string", e);
-    snprintf(path, sizeof(path), "messages[%zu].content", i);
+    snprintf(path, sizeof(path), "chat.messages[%zu].content", i);
     if (content && !json_is_string(content) && !json_is_null(content) && !json_is_array(content))
         return wrong_type(content, path, "a string or an array of parts", e);
-    snprintf(path, sizeof(path), "messages[%zu].reasoning_content", i);
+    snprintf(path, sizeof(path), "chat.messages[%zu].reasoning_content", i);
     if (thought && !json_is_string(thought) && !json_is_null(thought))
         return wrong_type(thought, path, "a string", e);
-    snprintf(path, sizeof(path), "messages[%zu].tool_calls", i);
+    snprintf(path, sizeof(path), "chat.messages[%zu].tool_calls", i);
     if (calls && !json_is_array(calls) && !json_is_null(calls))
         return wrong_type(calls, path, "an array", e);
     for (size_t k = 0; k < json_array_size(calls) && !r; k++) {
-        snprintf(path, sizeof(path), "messages[%zu].tool_calls[%zu]", i, k);
+        snprintf(path, sizeof(path), "chat.messages[%zu].tool_calls[%zu]", i, k);
         r = check_call(json_array_get(calls, k), path, e);
     }
     return r ? r : check_role(json_string_value(role), json_string_length(role), i, e);
@@ -101,9 +101,12 @@ static int check_message(const json_t *m, size_t i, struct err *e)
 static int check_flag(const json_t *object, const char *name, struct err *e)
 {
     const json_t *v = json_object_get(object, name);
+    char path[64];
 
-    return !v || json_is_null(v) || json_is_boolean(v) ? 0
-                                                       : wrong_type(v, name, "true or false", e);
+    if (!v || json_is_null(v) || json_is_boolean(v))
+        return 0;
+    snprintf(path, sizeof(path), "chat.%s", name);
+    return wrong_type(v, path, "true or false", e);
 }
 
 int chat_check_json(const json_t *object, struct err *e)
@@ -116,18 +119,18 @@ int chat_check_json(const json_t *object, struct err *e)
     if (!json_is_object(object))
         return wrong_type(object, "chat", "an object", e);
     if (!json_is_array(messages))
-        return wrong_type(messages, "messages", "an array", e);
+        return wrong_type(messages, "chat.messages", "an array", e);
     if (!json_array_size(messages))
-        return err_set(e, -EINVAL, "messages: is empty");
+        return err_set(e, -EINVAL, "chat.messages: is empty");
     if (tools && !json_is_array(tools) && !json_is_null(tools))
-        return wrong_type(tools, "tools", "an array", e);
+        return wrong_type(tools, "chat.tools", "an array", e);
     r = check_flag(object, "add_generation_prompt", e);
     if (!r)
         r = check_flag(object, "enable_thinking", e);
     for (size_t i = 0; i < json_array_size(messages) && !r; i++)
         r = check_message(json_array_get(messages, i), i, e);
     for (size_t i = 0; i < json_array_size(tools) && !r; i++) {
-        snprintf(path, sizeof(path), "tools[%zu]", i);
+        snprintf(path, sizeof(path), "chat.tools[%zu]", i);
         if (!json_is_object(json_array_get(tools, i)))
             r = wrong_type(json_array_get(tools, i), path, "an object", e);
     }
@@ -177,13 +180,13 @@ static void put_text(struct jinja_run *r, struct dict *d, enum str_word key, str
 static struct value calls_value(struct jinja_run *r, const struct chat_message *m, size_t i)
 {
     struct list *calls = list_new(r, m->n_tool_calls);
-    char path[80];
+    char path[96];
 
     for (size_t k = 0; k < m->n_tool_calls; k++) {
         struct dict *call = dict_new(r, 3), *function = dict_new(r, 2);
 
         put_text(r, call, WORD_ID, m->tool_calls[k].id);
-        snprintf(path, sizeof(path), "messages[%zu].tool_calls[%zu].arguments", i, k);
+        snprintf(path, sizeof(path), "chat.messages[%zu].tool_calls[%zu].arguments", i, k);
         put(r, function, WORD_NAME, text_value(r, m->tool_calls[k].name, false));
         put(r, function, WORD_ARGUMENTS,
             value_parse_json(r, m->tool_calls[k].arguments_json, path));
@@ -228,7 +231,7 @@ static void set_objects(struct jinja_run *r, const char *name, const struct text
     char path[64];
 
     for (size_t i = 0; i < n; i++) {
-        snprintf(path, sizeof(path), "%s[%zu]", name, i);
+        snprintf(path, sizeof(path), "chat.%s[%zu]", name, i);
         list_push(r, objects, parse_object(r, texts[i], path));
     }
     if (n)
@@ -249,7 +252,7 @@ static bool is_set(const struct chat_source *source, const char *name)
 
 static void set_kwargs(struct jinja_run *r, const struct chat_source *source)
 {
-    const struct dict *d = parse_object(r, source->chat->kwargs, "chat_template_kwargs").dict;
+    const struct dict *d = parse_object(r, source->chat->kwargs, "chat.chat_template_kwargs").dict;
 
     for (uint32_t i = 0; i < d->n; i++) {
         const struct str *name = d->entries[i].key.str;
@@ -259,7 +262,7 @@ static void set_kwargs(struct jinja_run *r, const struct chat_source *source)
         if (is_set(source, copy)) {
             struct err why;
 
-            err_set(&why, -EINVAL, "chat_template_kwargs: \"%s\" is set already", copy);
+            err_set(&why, -EINVAL, "chat.chat_template_kwargs: \"%s\" is set already", copy);
             jinja_fail_plain(r, -EINVAL, &why);
         }
         jinja_set(r, name->data, name->len, d->entries[i].value);

@@ -40,7 +40,7 @@ class Drains(Case):
         """A drain that was undone ends no request."""
         with Daemon(SMALL) as d, d.connect() as w, d.connect() as other:
             w.begin(1, long())
-            other.ask(drain={"timeout_ms": 50})
+            other.ask(drain={"drain_timeout_ms": 50})
             other.ask(resume={})
             self.assertEqual(w.collect([1])[1].choices[0].reason, "FINISH_LENGTH")
 

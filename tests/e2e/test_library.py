@@ -35,6 +35,16 @@ class Names(Case):
         self.assertGreater(len(exported), 40)
         self.assertEqual(exported, declared())
 
+    def test_version(self):
+        """The header's version is the project's, as a text and as a number, one byte a part."""
+        version = re.search(r"project\(nvllm VERSION (\S+)",
+                            (harness.ROOT / "CMakeLists.txt").read_text())[1]
+        header = HEADERS[0].read_text()
+        self.assertEqual(re.search(r'NVLLM_CLIENT_VERSION +"(.*)"', header)[1], version)
+        major, minor, patch = map(int, version.split("."))
+        self.assertEqual(int(re.search(r"NVLLM_CLIENT_VERSION_NUMBER (0x\w+)", header)[1], 16),
+                         major << 16 | minor << 8 | patch)
+
     def test_symbols(self):
         """So is what the built library shows: nothing of protobuf, and all of one version."""
         if not shutil.which("nm"):
@@ -45,19 +55,6 @@ class Names(Case):
         shown = {x.split()[-1] for x in lines} - {"NVLLM_0"}
         self.assertEqual({x.split("@@")[0] for x in shown}, declared())
         self.assertEqual({x.split("@@")[-1] for x in shown} - {"NVLLM_0"}, set())
-
-    def test_manual(self):
-        """Every function and every code is in the manual page, and none that is not there."""
-        page = MANUAL.read_text()
-        named = set(re.findall(r"\*(nvllm_\w+)\*\(", page))
-        functions = {re.sub(r"_init_size$", "_init", name) for name in declared()}
-        self.assertEqual(named, functions)
-        codes = set(re.findall(r"^\s+(NVLLM_E_\w+) =", HEADERS[0].read_text(), re.MULTILINE))
-        self.assertGreater(len(codes), 10)
-        self.assertEqual(set(re.findall(r"_(NVLLM_E_\w+)_\n:-", page)), codes)
-        structs = {s for h in HEADERS for s in
-                   re.findall(r"^struct (nvllm_\w+)(?: \{|;)", h.read_text(), re.MULTILINE)}
-        self.assertEqual(set(re.findall(r"_struct (nvllm_\w+)_", page)) - structs, set())
 
     def test_answers(self):
         """Every answer of the schema is in the protocol's page, and no other."""
@@ -214,6 +211,22 @@ class Installed(SharedDaemon):
                           f"-L{self.lib_folder}", "-lnvllm-client", "-o", program)
                 self.run_example(program)
 
+    def test_manuals_program(self):
+        """The whole program of libnvllm-client(3), word for word."""
+        source = self.folder / "say.c"
+        source.write_text(re.search(r"# EXAMPLE\n\n```\n(.*?)```", MANUAL.read_text(), re.S)[1])
+        flags = self.make("pkg-config", "--cflags", "--libs", "libnvllm-client").split()
+        self.make("cc", *self.env["CFLAGS"].split(), "-std=c99", source, *flags,
+                  "-o", self.folder / "say")
+        out = self.run_example(self.folder / "say", self.daemon.socket, "1 + 1 =")
+        text = self.answer(prompt=b"1 + 1 =", max_tokens=20, sampling={"temperature": 0.0})
+        self.assertRegex(out, rf"^{re.escape(text)}\n\d+ tokens\n$")
+        failed = subprocess.run([self.folder / "say", self.folder / "none", "x"], env=self.env,
+                                capture_output=True, text=True, timeout=60)
+        self.assertEqual(failed.returncode, 1)
+        self.assertTrue(failed.stderr.startswith("not_running: nvllmd is not running"),
+                        failed.stderr)
+
     def test_chat_interrupted(self):
         """Ctrl-C ends the answer, and the conversation goes on."""
         program = pathlib.Path(config.nvllmctl).parent / "example-chat"
@@ -307,3 +320,10 @@ class Whole(Case):
             if "Left as it is" not in out:
                 conf.write_text("# mine\n")
         self.assertEqual(conf.read_text(), "# mine\n")
+        if shutil.which("scdoc"):
+            pages = {p.stem: p for p in root.rglob("man3/*.3")}
+            functions = {re.sub(r"_init_size$", "_init", name) for name in declared()}
+            self.assertEqual(set(pages), functions | {"libnvllm-client"})
+            for page in pages.values():
+                if m := re.match(r"\.so man3/(\w+)\.3\n$", page.read_text()):
+                    self.assertNotIn(".so", pages[m[1]].read_text())

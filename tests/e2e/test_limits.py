@@ -56,7 +56,7 @@ class OfOneRequest(SharedDaemon):
         self.expect("choices", 2, "n", {"n": 2}, {"n": 3})
         self.expect("logprobs", 3, "sampling.logprobs", sampling(logprobs=3), sampling(logprobs=4))
         self.expect("stops", 2, "stop", {"stop": [b"x"] * 2}, {"stop": [b"x"] * 3})
-        self.expect("stop_bytes", 5, "stop", {"stop": [b"xxxxx"]}, {"stop": [b"xxxxxx"]})
+        self.expect("stop_bytes", 5, "stop[0]", {"stop": [b"xxxxx"]}, {"stop": [b"xxxxxx"]})
         self.expect("stop_token_ids", 3, "sampling.stop_token_ids",
                     sampling(stop_token_ids=[1] * 3), sampling(stop_token_ids=[1] * 4))
         bias = [{"id": i, "bias": 1.0} for i in range(5)]

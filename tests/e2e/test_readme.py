@@ -1,10 +1,12 @@
 """The README's examples, word for word."""
 
 import json
+import os
 import pathlib
 import re
 import shutil
 import subprocess
+import sys
 
 from gateway import Gateway
 from harness import ROOT, Case, Daemon, config, run_command
@@ -29,6 +31,20 @@ class Examples(Case):
         failed = run_command([folder / "ask", d.socket, "Spell lion."], check=False)
         self.assertEqual(failed.returncode, 1)
         self.assertTrue(failed.stderr)
+
+    def test_python_program(self):
+        """It prints what the model says, and the counts."""
+        if subprocess.run([sys.executable, "-c", "import google.protobuf"],
+                          capture_output=True).returncode:
+            self.skipTest("no protobuf for Python")
+        program = self.temporary_folder() / "ask.py"
+        program.write_text(re.search(r"```py\n(.*?)```", README, re.S)[1])
+        with Daemon() as d:
+            done = subprocess.run([sys.executable, program, d.socket, "Spell lion."],
+                                  env={**os.environ, "PYTHONPATH": str(ROOT / "client" / "python")},
+                                  capture_output=True, text=True, timeout=120)
+        self.assertEqual((done.returncode, done.stdout), (0, "l-i-o-n"))
+        self.assertIn("prompt_tokens=", done.stderr)
 
     def test_shell_lines(self):
         """Each nvllmctl line ends with status 0 in a shell that finds programs and socket."""

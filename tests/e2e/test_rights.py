@@ -26,7 +26,7 @@ OPERATIONS = {
     "clear_cache": ("user", {}),
     "pin_cache": ("admin", {"prompt": PROMPT}),
     "explain": ("owner", {"request": NUMBER}),
-    "drain": ("admin", {"timeout_ms": 600000}),
+    "drain": ("admin", {"drain_timeout_ms": 600000}),
     "resume": ("admin", {}),
     "reload": ("admin", {}),
     "set_log_level": ("admin", {"level": "debug"}),

@@ -138,13 +138,95 @@ class Man(unittest.TestCase):
             self.skipTest("no scdoc")
         pages = {p.name: p for p in files(".scd")}
         for name in ("nvllmd.8.scd", "nvllm-openai.8.scd", "nvllmd.conf.5.scd", "nvllm-protocol.7.scd",
-                     "nvllmctl.1.scd", "libnvllm-client.3.scd"):
+                     "nvllmctl.1.scd", "libnvllm-client.3.scd", "nvllm_connect.3.scd"):
             self.assertIn(name, pages)
         for name, page in pages.items():
             with self.subTest(name):
                 done = run("scdoc", input=page.read_text())
                 self.assertEqual(done.returncode, 0, done.stderr)
                 self.assertIn(".TH", done.stdout)
+
+
+def flat(text):
+    """C without its layout: white space, and the asterisks that begin lines of comments."""
+    text = re.sub(r"/\*.*?\*/", lambda m: re.sub(r"\n[ \t]*\*(?!/)", " ", m[0]), text, flags=re.S)
+    return " ".join(text.split())
+
+
+class Library(unittest.TestCase):
+    """The pages of libnvllm-client have what its headers declare."""
+
+    maxDiff = None
+
+    def setUp(self):
+        man = ROOT / "packaging" / "man"
+        self.pages = {p.name[:-6]: p.read_text() for p in man.glob("*.3.scd")}
+        self.headers = "".join((ROOT / name).read_text() for name in sorted(PUBLIC, reverse=True))
+        self.blocks = {name: re.findall(r"^```\n(.*?)\n```$", page, re.M | re.S)
+                       for name, page in self.pages.items()}
+
+    def declared(self):
+        """{name: prototype}; an init macro is its function without the size."""
+        found = {}
+        for text in re.findall(r"^(?!#)\w[^;{}()#]*?\bnvllm_\w+\([^;{}]*\);", self.headers, re.M):
+            prototype = flat(text).replace("_init_size(", "_init(").replace(", size_t size)", ")")
+            found[re.search(r"(nvllm_\w+)\(", prototype)[1]] = prototype
+        return found
+
+    def test_prototypes(self):
+        """Each function is in the SYNOPSIS of one page, as it is declared, and in its NAME."""
+        shown, named = {}, set()
+        for name, page in self.pages.items():
+            if name == "libnvllm-client":
+                continue
+            synopsis = flat(page[page.index("# SYNOPSIS"):page.index("# DESCRIPTION")])
+            self.assertIn("#include <nvllm_client.h>", synopsis, name)
+            names = re.search(r"# NAME\n\n([^-]*) - ", page)[1].replace(",", " ").split()
+            self.assertEqual(names[0], name)
+            named |= set(names)
+            for text in re.findall(r"(?:\w[\w \*]*\b)nvllm_\w+\([^;]*\);", synopsis):
+                function = re.search(r"(nvllm_\w+)\(", text)[1]
+                self.assertNotIn(function, shown, name)
+                self.assertIn(function, [*names, "nvllm_callback"])
+                shown[function] = text.replace("( ", "(")
+        declared = self.declared()
+        self.assertGreater(len(declared), 50)
+        self.assertEqual(shown, declared)
+        self.assertEqual(named | {"nvllm_callback"}, set(declared))
+
+    def test_types(self):
+        """Each struct and enum is in one page, with the header's members and comments."""
+        declared = re.findall(r"^(?:struct|enum)[ \w]* \{.*?\};", self.headers, re.M | re.S)
+        self.assertGreater(len(declared), 40)
+        shown = [flat(text) for blocks in self.blocks.values() for block in blocks
+                 for text in re.findall(r"^(?:struct|enum)[ \w]* \{.*?\};", block, re.M | re.S)]
+        declared = [flat(text) for text in declared]
+        self.assertEqual([t for t in declared if t.startswith("enum nvllm_code {")],
+                         [t for t in declared if t not in shown], "the pages differ")
+        self.assertEqual([t for t in shown if t not in declared], [], "the pages have more")
+        self.assertEqual(len(shown), len(set(shown)))
+
+    def test_versions(self):
+        for line in re.findall(r"^#define NVLLM_CLIENT_VERSION.*", self.headers, re.M):
+            self.assertIn(line, self.pages["nvllm_code_name"])
+
+    def test_references(self):
+        """A page that another leads to is there, and the first page leads to all."""
+        functions = set(self.declared())
+        for name, page in self.pages.items():
+            for reference in re.findall(r"\*(\w+)\*\(3\)", page):
+                self.assertIn(reference, functions | {"longjmp"}, name)
+            for function in re.findall(r"\*(nvllm_\w+)\*\(\)", page):
+                self.assertIn(function, functions, name)
+        overview = set(re.findall(r"\*(\w+)\*\(3\)\n:", self.pages["libnvllm-client"]))
+        self.assertEqual(overview, set(self.pages) - {"libnvllm-client"})
+
+    def test_errors(self):
+        """Every code is in the first page's list, and none that is not there."""
+        codes = set(re.findall(r"^\s+(NVLLM_E_\w+) =", self.headers, re.M))
+        self.assertGreater(len(codes), 10)
+        page = self.pages["libnvllm-client"]
+        self.assertEqual(set(re.findall(r"_(NVLLM_E_\w+)_\n:", page)), codes)
 
 
 class Units(unittest.TestCase):

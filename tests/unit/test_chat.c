@@ -503,32 +503,32 @@ TEST(errors_name_the_field)
 {
     expect_error("", "chat: not JSON: line");
     expect_error("[]", "chat");
-    expect_error("{'messages': []}", "messages: is empty");
-    expect_error("{}", "messages: is missing");
-    expect_error("{'messages': {}}", "messages: is an object");
-    expect_error("{'messages': [3]}", "messages[0]: is an integer");
-    expect_error("{'messages': [{'content': 'x'}]}", "messages[0].role: is missing");
+    expect_error("{'messages': []}", "chat.messages: is empty");
+    expect_error("{}", "chat.messages: is missing");
+    expect_error("{'messages': {}}", "chat.messages: is an object");
+    expect_error("{'messages': [3]}", "chat.messages[0]: is an integer");
+    expect_error("{'messages': [{'content': 'x'}]}", "chat.messages[0].role: is missing");
     expect_error("{'messages': [{'role': 'user'}, {'role': 'robot'}]}",
-                 "messages[1].role: \"robot\" is not one of system");
-    expect_error("{'messages': [{'role': 'user\\u0000'}]}", "messages[0].role");
+                 "chat.messages[1].role: \"robot\" is not one of system");
+    expect_error("{'messages': [{'role': 'user\\u0000'}]}", "chat.messages[0].role");
     expect_error("{'messages': [{'role': 'user', 'content': {'type': 'text'}}]}",
-                 "messages[0].content: is an object");
+                 "chat.messages[0].content: is an object");
     expect_error("{'messages': [{'role': 'user', 'content': 7}]}",
-                 "messages[0].content: is an integer");
-    expect_error("{'messages': [{'role': 'user'}], 'tools': ['x']}", "tools[0]: is a string");
-    expect_error("{'messages': [{'role': 'user'}], 'tools': {}}", "tools: is an object");
+                 "chat.messages[0].content: is an integer");
+    expect_error("{'messages': [{'role': 'user'}], 'tools': ['x']}", "chat.tools[0]: is a string");
+    expect_error("{'messages': [{'role': 'user'}], 'tools': {}}", "chat.tools: is an object");
     expect_error("{'messages': [{'role': 'user'}], 'enable_thinking': 'no'}",
-                 "enable_thinking: is a string");
+                 "chat.enable_thinking: is a string");
     expect_error("{'messages': [{'role': 'assistant', 'reasoning_content': 1}]}",
-                 "messages[0].reasoning_content");
+                 "chat.messages[0].reasoning_content");
     expect_error("{'messages': [{'role': 'assistant', 'tool_calls': {}}]}",
-                 "messages[0].tool_calls: is an object");
+                 "chat.messages[0].tool_calls: is an object");
     expect_error("{'messages': [{'role': 'assistant', 'tool_calls': [{'name': 'f'}]}]}",
-                 "messages[0].tool_calls[0].arguments: is missing");
+                 "chat.messages[0].tool_calls[0].arguments: is missing");
     expect_error("{'messages': [{'role': 'assistant', 'tool_calls': [{'function': 7}]}]}",
-                 "messages[0].tool_calls[0].function: is an integer");
+                 "chat.messages[0].tool_calls[0].function: is an integer");
     expect_error("{'messages': [{'role': 'assistant', 'tool_calls': [{'function': {'name': 1}}]}]}",
-                 "messages[0].tool_calls[0].function.name: is an integer");
+                 "chat.messages[0].tool_calls[0].function.name: is an integer");
     expect_error("{'messages': [{'role': 'user', 'content': 1e999}]}", "chat: not JSON: line 1");
 }
 
@@ -546,16 +546,16 @@ TEST(texts_that_are_no_json)
     struct err e = {0};
 
     ck_assert_int_eq(chat_render(t, &chat, &text, &e), -EINVAL);
-    ck_assert_ptr_nonnull(strstr(e.text, "messages[0].tool_calls[0].arguments: not JSON"));
+    ck_assert_ptr_nonnull(strstr(e.text, "chat.messages[0].tool_calls[0].arguments: not JSON"));
     message.n_tool_calls = 0;
     chat.tools = tools;
     chat.n_tools = 2;
     ck_assert_int_eq(chat_render(t, &chat, &text, &e), -EINVAL);
-    ck_assert_ptr_nonnull(strstr(e.text, "tools[1]: not JSON"));
+    ck_assert_ptr_nonnull(strstr(e.text, "chat.tools[1]: not JSON"));
     chat.tools = &list;
     chat.n_tools = 1;
     ck_assert_int_eq(chat_render(t, &chat, &text, &e), -EINVAL);
-    ck_assert_ptr_nonnull(strstr(e.text, "tools[0]: is not an object"));
+    ck_assert_ptr_nonnull(strstr(e.text, "chat.tools[0]: is not an object"));
 }
 
 /* A chat with random bytes changed gives an error with a text, or a prompt. */

@@ -1,6 +1,7 @@
 /* test_client.c - libnvllm-client against a daemon that is played by hand: what it asks and how it
  * takes answers. */
 #include "client_rig.h"
+#include "tests/unit/field_path.h"
 #include "tests/unit/run_suite.h"
 
 /* ---- the ordinary way */
@@ -183,6 +184,95 @@ TEST(half_frames_wait_for_the_rest)
 
 /* ---- what is asked wrongly */
 
+static void check_field(const struct nvllm_request *r, const char *field)
+{
+    uint64_t id;
+
+    ck_assert_int_eq(nvllm_generate_start(client, &id, r, &err), NVLLM_E_INVALID);
+    ck_assert_str_eq(err.field, field);
+    ck_assert(is_field_path(&nvllm__v1__generate__descriptor, field));
+    ck_assert_msg(strncmp(err.message, field, strlen(field)) == 0, "%s", err.message);
+}
+
+/* What the library finds has the names that the daemon gives, those of the protocol. */
+TEST(fields_have_the_protocols_names)
+{
+    const struct nvllm_text none = {NULL, 1}, one = {"x", 1};
+    const struct nvllm_text texts[] = {one, none};
+    const struct {
+        struct nvllm_tool_call call;
+        const char *field;
+    } calls[] = {
+        {{none, one, one}, "chat.messages[1].tool_calls[0].name"},
+        {{one, none, one}, "chat.messages[1].tool_calls[0].arguments"},
+        {{one, one, none}, "chat.messages[1].tool_calls[0].id"},
+    };
+    const struct {
+        struct nvllm_message message;
+        const char *field;
+    } messages[] = {
+        {{.content = one}, "chat.messages[1].role"},
+        {{.role = "user", .content = none}, "chat.messages[1].content"},
+        {{.role = "user", .reasoning_content = none}, "chat.messages[1].reasoning_content"},
+        {{.role = "user", .name = none}, "chat.messages[1].name"},
+        {{.role = "tool", .tool_call_id = none}, "chat.messages[1].tool_call_id"},
+        {{.role = "user", .n_tool_calls = 1}, "chat.messages[1].tool_calls"},
+    };
+    struct nvllm_message two[2] = {{.role = "user"}};
+    struct nvllm_chat chat = chat_of(two, 2);
+    struct nvllm_request r, wrong;
+
+    nvllm_request_init(&r);
+    r.chat = &chat;
+    for (size_t i = 0; i < sizeof(messages) / sizeof(messages[0]); i++) {
+        two[1] = messages[i].message;
+        check_field(&r, messages[i].field);
+    }
+    for (size_t i = 0; i < sizeof(calls) / sizeof(calls[0]); i++) {
+        two[1] = (struct nvllm_message){.role = "assistant",
+                                        .tool_calls = &calls[i].call,
+                                        .n_tool_calls = 1};
+        check_field(&r, calls[i].field);
+    }
+    chat = chat_of(NULL, 1);
+    check_field(&r, "chat.messages");
+    chat = chat_of(two, 1);
+    chat.tools = texts;
+    chat.n_tools = 2;
+    check_field(&r, "chat.tools[1]");
+    chat.tools = NULL;
+    check_field(&r, "chat.tools");
+    chat.n_tools = 0;
+    chat.documents = texts;
+    chat.n_documents = 2;
+    check_field(&r, "chat.documents[1]");
+    chat.n_documents = 0;
+    chat.chat_template_kwargs = none;
+    check_field(&r, "chat.chat_template_kwargs");
+
+    nvllm_request_init(&r);
+    r.prompt = one;
+#define WRONG(member, value, field)                                                                \
+    wrong = r;                                                                                     \
+    wrong.member = value;                                                                          \
+    check_field(&wrong, field)
+    WRONG(prompt.data, NULL, "input");
+    WRONG(chat, &chat, "input");
+    WRONG(top_k, INT64_MAX, "sampling.top_k");
+    WRONG(min_tokens, INT64_MAX, "sampling.min_tokens");
+    WRONG(logprobs, INT64_MAX, "sampling.logprobs");
+    WRONG(n_logit_bias, 1, "sampling.logit_bias");
+    WRONG(n_stop_token_ids, 1, "sampling.stop_token_ids");
+    WRONG(max_tokens, INT64_MAX, "max_tokens");
+    WRONG(n, INT64_MAX, "n");
+    WRONG(n_stop, 1, "stop");
+    WRONG(priority, (enum nvllm_priority)9, "priority");
+    WRONG(cache_salt, none, "cache_salt");
+    r.stop = texts;
+    WRONG(n_stop, 2, "stop[1]");
+#undef WRONG
+}
+
 /* Requests that cannot be sent are refused with the field that is wrong. */
 TEST(wrong_requests)
 {
@@ -209,37 +299,12 @@ TEST(wrong_requests)
     ck_assert_str_eq(err.field, "input"); /* two of them */
     r.prompt.data = NULL;
     ck_assert_int_eq(nvllm_generate_start(client, &id, &r, &err), NVLLM_E_INVALID);
-    ck_assert_str_eq(err.field, "messages[0]");
+    ck_assert_str_eq(err.field, "chat.messages[0].role");
     r.chat = NULL;
     r.prompt = (struct nvllm_text){NULL, 5};
     ck_assert_int_eq(nvllm_generate_start(client, &id, &r, &err), NVLLM_E_INVALID);
     ck_assert_uint_eq(id, 77);
     ck_assert_uint_eq(nvllm_pending(client), 0);
-}
-
-/* A text with a length needs its bytes, wherever in a chat it is. */
-TEST(texts_of_a_chat_have_data)
-{
-    struct nvllm_tool_call call = {.name = {"f", 1}, .arguments = {"{}", 2}};
-    struct nvllm_message message = {.role = "assistant", .tool_calls = &call, .n_tool_calls = 1};
-    struct nvllm_chat chat = chat_of(&message, 1);
-    const struct nvllm_text none = {NULL, 0}, wrong = {NULL, 1};
-    struct nvllm_text *const texts[] = {&call.id, &message.name, &message.tool_call_id,
-                                        &chat.chat_template_kwargs};
-    uint64_t id = 77;
-
-    for (size_t i = 0; i < sizeof(texts) / sizeof(*texts); i++) {
-        *texts[i] = wrong;
-        ck_assert_int_eq(nvllm_render_start(client, &id, &chat, 1000, &err), NVLLM_E_INVALID);
-        ck_assert_ptr_nonnull(strstr(err.message, "has a length but no data"));
-        *texts[i] = none;
-    }
-    chat.documents = &wrong;
-    chat.n_documents = 1;
-    ck_assert_int_eq(nvllm_render_start(client, &id, &chat, 1000, &err), NVLLM_E_INVALID);
-    ck_assert_str_eq(err.message, "documents[0] is NULL");
-    chat.n_documents = 0;
-    ck_assert_int_eq(nvllm_render_start(client, &id, &chat, 1000, &err), NVLLM_OK);
 }
 
 /* More than the daemon takes in one frame is refused here, and the connection goes on. */

@@ -390,14 +390,14 @@ TEST(admin_operations_are_answered)
 
     answer_changed(NVLLM__V1__STATE__STATE_DRAINING, "info");
     expect_ok(nvllm_drain(client, NULL, MS, &change, &err));
-    ck_assert(!asked(OP(DRAIN))->drain->has_timeout_ms);
+    ck_assert(!asked(OP(DRAIN))->drain->has_drain_timeout_ms);
     ck_assert_int_eq(change->state, NVLLM_STATE_DRAINING);
     ck_assert_str_eq(change->log_level, "info");
     nvllm_drain_options_init(&o);
-    o.timeout_ms = 0; /* at once, which is not the same as unset */
+    o.drain_timeout_ms = 0; /* at once, which is not the same as unset */
     answer_changed(NVLLM__V1__STATE__STATE_DRAINING, NULL);
     expect_ok(nvllm_drain(client, &o, MS, NULL, &err));
-    ck_assert(asked(OP(DRAIN))->drain->has_timeout_ms);
+    ck_assert(asked(OP(DRAIN))->drain->has_drain_timeout_ms);
     answer_changed(NVLLM__V1__STATE__STATE_READY, NULL);
     expect_ok(nvllm_resume(client, MS, &change, &err));
     asked(OP(RESUME));
@@ -505,7 +505,7 @@ TEST(bad_arguments)
     expect_bad(nvllm_explain(client, &x, MS, &why, &err));
     ck_assert_str_eq(err.field, "about");
     nvllm_drain_options_init(&d);
-    d.timeout_ms = (int64_t)UINT32_MAX + 1;
+    d.drain_timeout_ms = (int64_t)UINT32_MAX + 1;
     expect_bad(nvllm_drain(client, &d, MS, NULL, &err));
     expect_bad(nvllm_set_log_level(client, NULL, MS, NULL, &err));
     expect_bad(nvllm_trace_start(client, &id, (const struct nvllm_trace_options *)&never_prepared,

@@ -356,6 +356,7 @@ static enum nvllm_code connect_path(const char *path, int timeout_ms, bool wait_
     options.socket_path = path;
     options.timeout_ms = timeout_ms;
     options.wait_start = wait_start;
+    client = (struct nvllm_client *)&options; /* whatever is there, a failure leaves NULL */
     return nvllm_connect(&client, &options, &err);
 }
 
@@ -368,6 +369,7 @@ TEST(nobody_is_there, .no_fixture = true)
 
     temporary_path(path, sizeof(path));
     ck_assert_int_eq(connect_path(path, 1000, false), NVLLM_E_NOT_RUNNING);
+    ck_assert_ptr_null(client);
     ck_assert_int_eq(err.sys_errno, ENOENT);
     ck_assert_ptr_nonnull(strstr(err.message, path));
     before = clock_ms();
@@ -375,6 +377,7 @@ TEST(nobody_is_there, .no_fixture = true)
     ck_assert_int_ge(clock_ms() - before, 80);
     fd = listen_at(path);
     ck_assert_int_eq(connect_path(path, 50, false), NVLLM_E_TIMEOUT);
+    ck_assert_ptr_null(client);
     close(fd);
     ck_assert_int_eq(connect_path(path, 1000, false), NVLLM_E_NOT_RUNNING);
     ck_assert_int_eq(err.sys_errno, ECONNREFUSED);
@@ -470,7 +473,7 @@ TEST(some_structs_grow_at_the_end, .no_fixture = true)
     ck_assert_uint_eq(offsetof(struct nvllm_request, timeout_ms), 224);
     ck_assert_uint_eq(offsetof(struct nvllm_pin_options, uid), 68);
     ck_assert_uint_eq(offsetof(struct nvllm_explain_options, cache_salt), 56);
-    ck_assert_uint_eq(offsetof(struct nvllm_drain_options, timeout_ms), 8);
+    ck_assert_uint_eq(offsetof(struct nvllm_drain_options, drain_timeout_ms), 8);
     ck_assert_uint_eq(offsetof(struct nvllm_event, status), 56);
     ck_assert_uint_eq(offsetof(struct nvllm_status, free_bytes), 200);
 }

@@ -34,7 +34,7 @@ static enum nvllm_code connect_later(int timeout_ms)
     return nvllm_connect_start(&client, &options, &err);
 }
 
-static uint64_t start_for(uint32_t timeout_ms)
+static uint64_t start_for(int timeout_ms)
 {
     struct nvllm_request request = request_of("x");
     uint64_t id = 0;
@@ -83,7 +83,7 @@ TEST(requests_before_the_greeting)
 
     ck_assert_int_eq(connect_later(MS), NVLLM_OK);
     ck_assert(!nvllm_greeted(client));
-    id = start_for(0);
+    id = start_for(-1);
     ck_assert_int_eq(server_read(&server)->op_case, NVLLM__V1__CLIENT_FRAME__OP_HELLO);
     ck_assert_int_eq(server_read(&server)->op_case, NVLLM__V1__CLIENT_FRAME__OP_GENERATE);
     ck_assert_int_gt(nvllm_timeout(client), 0);
@@ -123,6 +123,7 @@ TEST(nobody_listens, .no_fixture = true)
     nvllm_options_init(&options);
     options.socket_path = "/nowhere/nvllm.sock";
     options.wait_start = true; /* does not apply */
+    client = (struct nvllm_client *)&options;
     ck_assert_int_eq(nvllm_connect_start(&client, &options, &err), NVLLM_E_NOT_RUNNING);
     ck_assert_ptr_null(client);
 }
@@ -137,7 +138,7 @@ TEST(request_is_given_up)
     int left;
 
     id = start_for(40);
-    other = start_for(0);
+    other = start_for(-1);
     left = nvllm_timeout(client);
     ck_assert(left >= 0 && left <= 40);
     server_delta(&server, id, "be", 0);
@@ -154,6 +155,16 @@ TEST(request_is_given_up)
     expect_delta(next(), other, "y");
     expect_none();
     ck_assert_int_eq(nvllm_timeout(client), -1);
+}
+
+/* No time at all is over at once, whatever the daemon does. */
+TEST(request_without_time)
+{
+    uint64_t id = start_for(0);
+
+    ck_assert_int_eq(nvllm_timeout(client), 0);
+    expect_given_up(next(), id);
+    ck_assert_uint_eq(nvllm_pending(client), 0);
 }
 
 /* Each request has its own deadline, and one that has ended has none. */
@@ -232,7 +243,7 @@ TEST(answers_as_events)
     int32_t token = 7;
     uint64_t ids[5];
 
-    ids[0] = start_for(0);
+    ids[0] = start_for(-1);
     ck_assert_int_eq(nvllm_tokenize_start(client, &ids[1], nvllm_str("hi"), true, MS, &err), 0);
     ck_assert_int_eq(nvllm_detokenize_start(client, &ids[2], &token, 1, true, -1, &err), 0);
     ck_assert_int_eq(nvllm_render_start(client, &ids[3], &chat, MS, &err), 0);
@@ -335,7 +346,7 @@ TEST(short_operations_asked_wrongly)
 /* A loop that takes one event at a time is told not to sleep while another is here. */
 TEST(no_sleep_while_events_are_here)
 {
-    uint64_t id = start_for(0);
+    uint64_t id = start_for(-1);
 
     ck_assert_int_eq(nvllm_timeout(client), -1);
     server_delta(&server, id, "a", 0);
@@ -359,7 +370,7 @@ TEST(one_iteration_empties_the_socket)
     char left;
 
     greeted_with(1000);
-    id = start_for(0);
+    id = start_for(-1);
     server_deltas(id, N); /* more than the library reads at a time */
     ck_assert_int_eq(nvllm_process(client, &err), NVLLM_OK);
     ck_assert_int_eq(nvllm_process(client, &err), NVLLM_OK);
@@ -413,7 +424,7 @@ TEST(kept_deltas_are_whole)
 {
     enum { N = 200 };
     const struct nvllm_status *status;
-    uint64_t id = start_for(0);
+    uint64_t id = start_for(-1);
 
     for (int i = 0; i < N; i++) {
         char text[32];
@@ -445,7 +456,7 @@ TEST(answer_larger_than_the_queue)
     uint64_t id;
 
     greeted_with(1000);
-    id = start_for(0);
+    id = start_for(-1);
     memset(text, 'a', LARGE);
     text[LARGE] = '\0';
     server_delta(&server, id, text, 0);
@@ -458,7 +469,7 @@ TEST(answer_larger_than_the_queue)
 /* A child that closes its copy does not end the parent's connection. */
 TEST(child_closes_parent_goes_on)
 {
-    uint64_t id = start_for(0);
+    uint64_t id = start_for(-1);
     pid_t child;
     int status;
 

@@ -184,7 +184,7 @@ TEST(refuses_what_never_fits)
     ck_assert_ptr_nonnull(strstr(a[0].message.text, "1024"));
     ck_assert_int_eq(a[1].error, ENGINE_E_INVALID);
     ck_assert_int_eq(a[2].error, ENGINE_E_INVALID);
-    ck_assert_ptr_nonnull(strstr(a[2].message.text, "prompt_ids[0]: 1048576"));
+    ck_assert_ptr_nonnull(strstr(a[2].message.text, "prompt_ids.ids[0]: 1048576"));
     r[0].max_tokens = 0; /* as many as fit */
     generate(g, &r[0]);
     gather(g, a, 1);

@@ -63,14 +63,14 @@ TEST(refusals_name_the_limit)
     }
 }
 
-/* The field is named without the entry in it, which stays in the text. */
+/* The field is named with the entry in it, in the text too. */
 TEST(refusals_name_the_field)
 {
     limit_refuse(&e, &o, LIMIT_STOP_BYTES, "stop[3]", 300);
-    ck_assert_str_eq(e.field, "stop");
+    ck_assert_str_eq(e.field, "stop[3]");
     ck_assert_ptr_nonnull(strstr(e.message.text, "stop[3]: 300 bytes exceed the limit of 256"));
     refusal_of_field(&e, NVLLM__V1__ERROR_CODE__ERROR_INVALID, "a.b[7].c", "is %d", 5);
-    ck_assert_str_eq(e.field, "a.b");
+    ck_assert_str_eq(e.field, "a.b[7].c");
     ck_assert_str_eq(e.message.text, "a.b[7].c: is 5");
     ck_assert_ptr_null(e.limit);
 }
