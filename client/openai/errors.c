@@ -27,7 +27,7 @@ static const char *param_of(const char *field)
     for (size_t i = 0; i < sizeof(groups) / sizeof(groups[0]); i++)
         if (strncmp(field, groups[i], strlen(groups[i])) == 0)
             return field + strlen(groups[i]);
-    return strcmp(field, "prompt_ids") == 0 ? "prompt" : field;
+    return strncmp(field, "prompt_ids", 10) == 0 ? "prompt" : field;
 }
 
 void api_error_of(struct api_error *e, const struct nvllm_error *from)
