@@ -133,6 +133,20 @@ static int cuda_open(struct backend **out, const struct model *model,
     return 0;
 }
 
+static int cuda_probe(const struct backend_options *options, struct err *e)
+{
+    struct backend_options o = *options;
+    int r = check_options(&o, e);
+
+    for (int32_t i = 0; r == 0 && i < o.n_devices; i++) {
+        struct device d;
+
+        r = device_open(&d, o.devices[i], e);
+        device_close(&d);
+    }
+    return r;
+}
+
 static void cuda_info(const struct backend *b, struct backend_info *out)
 {
     ranks_info(b->ranks, out);
@@ -228,4 +242,5 @@ const struct backend_ops nvllm_backend = {
     .sleep = cuda_sleep,
     .wake = cuda_wake,
     .close = cuda_close,
+    .probe = cuda_probe,
 };

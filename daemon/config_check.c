@@ -119,13 +119,25 @@ static void say_why(struct checking *c)
     say(c, WRONG, "config", mend, "%s", text);
 }
 
+/* Whether a daemon serves the socket: it may have most of the device's memory. */
+static bool is_served(const struct checking *c)
+{
+    const struct listener_options listener = listener_options_of(c->check->options, false);
+    struct err e;
+
+    return listener_check(&listener, &e) == -EADDRINUSE;
+}
+
 static void check_backend(struct checking *c, struct backend_choice *choice)
 {
+    const struct backend_options options = backend_options_of(c->check->options);
     struct err e;
 
     if (backend_choose(choice, c->check->options, &cpu_backend, "/dev", &e) < 0) {
         *choice = (struct backend_choice){0};
         say(c, WRONG, "backend", edit(c, 0), "%s", e.text);
+    } else if (choice->ops->probe && !is_served(c) && choice->ops->probe(&options, &e) < 0) {
+        say(c, WRONG, "backend", "nvidia-smi", "%s", e.text);
     } else if (*choice->warning.text) {
         say(c, NOTE, "backend", NULL, "%s", choice->warning.text);
     } else {
@@ -234,10 +246,13 @@ static void check_metrics(struct checking *c)
 /* Reports a line of “nvllmd check” that is more than right. */
 static void say_line(void *arg, const char *level, const char *text)
 {
+    const bool denied = strstr(text, strerror(EACCES)) != NULL;
     struct checking *c = arg;
 
     if (strcmp(level, "wrong") == 0)
-        say(c, WRONG, "model", command(c, c->check->options->model_path, "nvllmd check --model "),
+        say(c, WRONG, "model",
+            command(c, c->check->options->model_path,
+                    denied ? "sudo chmod -R o+rX " : "nvllmd check --model "),
             "%s", text);
     else if (strcmp(level, "note") == 0)
         say(c, NOTE, "model", NULL, "%s", text);
@@ -265,6 +280,53 @@ static void say_ranks(struct checking *c, const struct model *model, int32_t tp_
         (double)most / 0x1p20);
 }
 
+/* The folder of homes that the sandbox hides and the path is in; NULL: there is none. */
+static const char *hidden_home(const char *path)
+{
+    static const char *const homes[] = {"/home", "/root", "/run/user"};
+    struct stat st;
+
+    for (size_t i = 0; i < sizeof(homes) / sizeof(*homes); i++) {
+        const size_t n = strlen(homes[i]);
+
+        /* systemd puts an empty folder there that nobody may enter. */
+        if (strncmp(path, homes[i], n) == 0 && path[n] == '/' && stat(homes[i], &st) == 0 &&
+            (st.st_mode & 07777) == 0)
+            return homes[i];
+    }
+    return NULL;
+}
+
+/* Whether the user may enter each folder above the model's, and that. */
+static bool check_reach(struct checking *c, const char *path)
+{
+    const char *home = c->check->unit ? hidden_home(path) : NULL;
+    char part[PATH_ROOM];
+    bool last;
+
+    if (home) {
+        snprintf(c->mend, sizeof(c->mend),
+                 "sudo mkdir -p /etc/systemd/system/%s.d && printf "
+                 "'[Service]\\nProtectHome=read-only\\n' | sudo tee "
+                 "/etc/systemd/system/%s.d/home.conf && sudo systemctl daemon-reload",
+                 c->check->unit, c->check->unit);
+        say(c, WRONG, "model", c->mend, "%s: %s is hidden from %s (ProtectHome=)", path, home,
+            c->check->unit);
+        return false;
+    }
+    for (size_t at = 1; path[0] == '/' && at < sizeof(part) && path[at - 1]; at++) {
+        at += strcspn(path + at, "/");
+        snprintf(part, sizeof(part), "%.*s", (int)at, path);
+        last = !path[at];
+        if (access(part, last ? R_OK | X_OK : X_OK) == 0 || errno != EACCES)
+            continue;
+        say(c, WRONG, "model", command(c, part, "sudo chmod %s ", last ? "-R o+rX" : "o+x"),
+            "%s: the user that runs nvllmd may not enter %s", path, part);
+        return false;
+    }
+    return true;
+}
+
 static void check_model(struct checking *c, const struct backend_choice *choice)
 {
     const struct options *o = c->check->options;
@@ -278,6 +340,8 @@ static void check_model(struct checking *c, const struct backend_choice *choice)
             "no model: set path in section [model], or give --model DIR");
         return;
     }
+    if (!check_reach(c, o->model_path))
+        return;
     offline_check_folder(o, &problems);
     if (problems.n > 0)
         return;
@@ -303,6 +367,9 @@ static void check_options(struct checking *c)
         say(c, OK, "config", NULL, "%s", c->check->file);
     else
         say(c, NOTE, "config", NULL, "no file: only the defaults and the command line apply");
+    if (c->check->not_in_unit)
+        say(c, NOTE, "unit", NULL, "not judged as the service would: %s",
+            c->check->not_in_unit->text);
     check_backend(c, &choice);
     check_socket(c, "socket", &listener);
     check_admins(c);

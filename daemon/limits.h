@@ -28,6 +28,7 @@ struct refusal {
     const char *limit;  /* static; NULL: no limit */
     uint64_t limit_value;
     uint32_t retry_after_ms; /* 0: 100 for BUSY, else no advice */
+    bool reconnect;          /* this daemon is exiting, and the next one may answer */
 };
 
 const char *limit_option(enum limit l); /* "limits.frame_bytes" */

@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
+#include <sys/inotify.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
@@ -80,8 +81,9 @@ static int take_lock(struct listener *l, struct err *e)
     }
 }
 
-/* Checks that the path is free, or holds the socket of a dead daemon, which sets *left. */
-static int look_at_path(const struct sockaddr_un *addr, bool *left, struct err *e)
+/* Checks that the path is free, or holds the socket of a dead daemon, which sets *left. type: that
+ * of a daemon, or another to find one without connecting to it. */
+static int look_at_path(const struct sockaddr_un *addr, int type, bool *left, struct err *e)
 {
     const char *path = addr->sun_path;
     struct stat st;
@@ -92,11 +94,12 @@ static int look_at_path(const struct sockaddr_un *addr, bool *left, struct err *
         return errno == ENOENT ? 0 : err_set(e, -errno, "%s: %s", path, strerror(errno));
     if (!S_ISSOCK(st.st_mode))
         return err_set(e, -EEXIST, "%s is not a socket; remove it or choose another path", path);
-    fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    fd = socket(AF_UNIX, type | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (fd < 0)
         return err_set(e, -errno, "socket: %s", strerror(errno));
     r = connect(fd, (const struct sockaddr *)addr, sizeof(*addr));
-    r = r == 0 || errno == EAGAIN ? -EADDRINUSE : 0; /* EAGAIN: alive, its queue is full */
+    /* EAGAIN: alive, its queue is full. */
+    r = r == 0 || errno == EAGAIN || errno == EPROTOTYPE ? -EADDRINUSE : 0;
     close(fd);
     if (r < 0)
         return err_set(e, r, "%s: another program serves this socket", path);
@@ -111,7 +114,7 @@ static int bind_path(struct listener *l, struct err *e)
     const char *path = l->addr.sun_path;
     bool left;
     mode_t old;
-    int r = look_at_path(&l->addr, &left, e);
+    int r = look_at_path(&l->addr, SOCK_STREAM, &left, e);
 
     if (r < 0)
         return r;
@@ -220,7 +223,8 @@ int listener_check(const struct listener_options *o, struct err *e)
 
     if ((r = take_path(&addr, o->path, e)) < 0 || (r = listener_check_place(o, e)) < 0)
         return r;
-    return look_at_path(&addr, &left, e); /* last: a served socket is no fault of the rest */
+    /* Last: a served socket is no fault of the rest. A connection would have systemd start it. */
+    return look_at_path(&addr, SOCK_SEQPACKET, &left, e);
 }
 
 int listener_inherit(struct listener **out, struct err *e)
@@ -276,7 +280,20 @@ static int renew_lock(struct listener *l, struct err *e)
 
 bool listener_intact(const struct listener *l)
 {
-    return l->lock_fd < 0 || l->fd < 0 || names_ours(l);
+    return listener_inherited(l) || l->fd < 0 || names_ours(l);
+}
+
+bool listener_watch(const struct listener *l, int inotify)
+{
+    char folder[sizeof(l->addr.sun_path)];
+
+    if (listener_inherited(l) || l->fd < 0)
+        return true;
+    snprintf(folder, sizeof(folder), "%s", l->addr.sun_path);
+    /* A removal changes the number of its links. Files beside it would wake the daemon for nothing.
+     */
+    return inotify_add_watch(inotify, l->addr.sun_path, IN_ATTRIB | IN_MOVE_SELF) >= 0 &&
+           inotify_add_watch(inotify, dirname(folder), IN_MOVE_SELF | IN_ONLYDIR) >= 0;
 }
 
 int listener_mend(struct listener *l, struct err *e)
@@ -296,6 +313,11 @@ int listener_mend(struct listener *l, struct err *e)
         close(l->fd);
     l->fd = old;
     return r;
+}
+
+bool listener_inherited(const struct listener *l)
+{
+    return l->lock_fd < 0;
 }
 
 int listener_fd(const struct listener *l)

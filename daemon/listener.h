@@ -42,11 +42,18 @@ int listener_inherit(struct listener **out, struct err *e);
 /* Whether the path still names this socket; always true for a socket of systemd. */
 bool listener_intact(const struct listener *l);
 
+/* Has an inotify descriptor become readable when that may have changed, through the file itself or
+ * its folder. False: it cannot, and the caller is to look from time to time. */
+bool listener_watch(const struct listener *l, int inotify);
+
 /* Makes a socket again that was removed or replaced, with a new descriptor. Accept the old one's
  * clients first. Negative errno with a text: the old one stays. */
 int listener_mend(struct listener *l, struct err *e);
 
-int listener_fd(const struct listener *l);
+/* Whether it is systemd's: the kernel keeps new clients for the next daemon after listener_stop. */
+bool listener_inherited(const struct listener *l);
+
+int listener_fd(const struct listener *l); /* -1: stopped */
 const char *listener_path(const struct listener *l);
 
 /* Stops listening and removes the daemon's own socket; the lock stays until listener_free. */

@@ -1,5 +1,5 @@
-/* log.h - one line an event: event=… key=value … to stderr, with a priority where stderr is the
- * journal.
+/* log.h - one line an event: event=… key=value … to stderr, or to the journal where stderr is that,
+ * with a priority, a MESSAGE_ID and each pair as a field of its own.
  *
  * Never the text of a prompt or an answer. Control characters and invalid UTF-8 become '?'. A write
  * never blocks: lines without room are dropped, and the next line counts them. Any thread. */
@@ -16,8 +16,8 @@ void log_init(enum log_level level);
 void log_set_level(enum log_level level);
 const char *log_level_name(enum log_level level);
 
-/* fmt: further key=value pairs whose values have no spaces, or "". At the end comes text="…", its
- * quotes escaped, unless text is NULL. */
+/* event: one of log_ids.h, unless it is for debugging. fmt: further key=value pairs whose values
+ * have no spaces, or "". At the end comes text="…", its quotes escaped, unless text is NULL. */
 __attribute__((format(printf, 4, 5))) void log_text(enum log_level level, const char *event,
                                                     const char *text, const char *fmt, ...);
 

@@ -9,11 +9,13 @@
 #include <unistd.h>
 
 #include "daemon/backend_choice.h"
+#include "daemon/crash.h"
 #include "daemon/listener.h"
 #include "daemon/log.h"
 #include "daemon/offline.h"
 #include "daemon/options.h"
 #include "daemon/server.h"
+#include "daemon/unit_check.h"
 #include "engine/cpu/cpu_backend.h"
 #include "proto/program.h"
 #include "proto/utf8.h"
@@ -166,13 +168,22 @@ static int parse(struct command_line *c, int argc, char **argv)
 static int check_config(const struct command_line *c)
 {
     const char *usual = access(OPTIONS_DEFAULT_FILE, F_OK) == 0 ? OPTIONS_DEFAULT_FILE : NULL;
-    const struct config_check check = {
+    const char *unit = unit_check_asked(&c->line);
+    struct config_check check = {
         .file = c->config ? c->config : usual,
         .options = c->loaded < 0 ? NULL : &c->options,
         .why = &c->why,
+        .unit = usage_value(&c->line, "inside"),
         .json = usage_value(&c->line, "json"),
     };
+    struct err e;
 
+    if (unit) {
+        unit_check_run(unit, &c->line, &e); /* returns if it fails */
+        if (usage_value(&c->line, "unit"))
+            return complain(&e);
+        check.not_in_unit = &e;
+    }
     return config_check_run(&check);
 }
 
@@ -294,6 +305,7 @@ static int serve(struct command_line *c)
 
     server_hold_signals(SIG_BLOCK);
     umask(077);
+    crash_init();
     log_init((enum log_level)o->log_level);
     server_raise_descriptors(o);
     name = model_name_of(o->model_path, &e);
@@ -314,7 +326,7 @@ static int serve(struct command_line *c)
 out:
     if (!server) {
         log_text(LOG_LEVEL_ERROR, "cannot_start", e.text, "%s", "");
-        server_tell_failure(e.text);
+        server_tell_failure(r, e.text);
     }
     listener_free(parts.listeners[FOR_CLIENTS]);
     listener_free(parts.listeners[FOR_ADMINS]);

@@ -418,8 +418,13 @@ void offline_check_folder(const struct options *options, struct problems *p)
         problems_say(p, "note", "%s; only raw prompts can be served", e.text);
     else if (r < 0)
         problems_add(p, r, "%s", e.text);
+    else if (template)
+        problems_say(p, "ok", "chat template");
     else
-        problems_say(p, "ok", template ? "chat template" : "no chat template: raw prompts only");
+        problems_say(p, "note",
+                     "%s has no chat template: chats are refused, raw prompts are not; "
+                     "model.chat_template may name one",
+                     folder);
     chat_template_free(template);
     tokenizer_free(tokenizer);
 }

@@ -22,12 +22,14 @@ struct config_check {
     const char *file;              /* of the options; NULL: there is none */
     const struct options *options; /* NULL: they are wrong */
     const struct err *why;         /* where options is NULL */
+    const char *unit;              /* whose user and sandbox it runs in; NULL: the caller's */
+    const struct err *not_in_unit; /* why not, where it should; NULL: it should not */
     bool json;                     /* one object instead of lines */
 };
 
 /* Prints whether nvllmd would start: each part that is right or wrong with the rights of the
- * calling user, and the command that fixes it. Changes nothing and loads no weights. Exit status:
- * 0, or 1 where something is wrong. */
+ * calling user, and the command that fixes it. Changes nothing and loads no weights; the device is
+ * opened unless a daemon runs. Exit status: 0, or 1 where something is wrong. */
 int config_check_run(const struct config_check *check);
 
 #endif

@@ -192,6 +192,7 @@ const ProtobufCMessage *reply_error_frame(struct error_frame *f, const struct re
     m->retryable = unavailable || e->code == CODE(BUSY);
     m->retry_after_ms = e->retry_after_ms || unavailable ? e->retry_after_ms : 100;
     m->has_retry_after_ms = m->retryable && m->retry_after_ms > 0;
+    m->has_reconnect = m->reconnect = e->reconnect;
     m->limit = reply_text(e->limit);
     m->has_limit_value = e->limit != NULL;
     m->limit_value = e->limit_value;

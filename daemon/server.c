@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
+#include <sys/inotify.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <time.h>
@@ -20,7 +21,7 @@
 enum {
     ACCEPT_BATCH = 64,     /* clients a wake-up, so that other events come between */
     ACCEPT_PAUSE_MS = 250, /* after descriptors or memory have run out */
-    SOCKETS_MS = 1000,     /* between two checks of the sockets' files */
+    SOCKETS_MS = 1000,     /* until sockets whose files have changed, or are lost, are checked */
     READING_MS = 200,      /* for options that are being read at the end */
     OWN_DESCRIPTORS = 256,
 };
@@ -110,7 +111,7 @@ static void engine_changed(struct server *s)
     case ENGINE_FAILED:
         engine_status(s->parts.engine, &status);
         if (s->end != SERVER_FAILED)
-            server_engine_failed(s, status.failure.text);
+            server_engine_failed(s, status.failure_code, status.failure.text);
         break;
     }
 }
@@ -129,6 +130,13 @@ static void on_engine(struct server *s)
 }
 
 /* ---- clients */
+
+static bool is_open(const struct server *s, int which)
+{
+    const struct listener *l = s->parts.listeners[which];
+
+    return l && listener_fd(l) >= 0;
+}
 
 /* Accepts some of the clients that wait at a socket. */
 static void accept_some(struct server *s, int which)
@@ -159,7 +167,7 @@ static void accept_some(struct server *s, int which)
 static void on_clients(struct server *s)
 {
     for (int i = 0; i < N_LISTENERS; i++)
-        if (s->parts.listeners[i])
+        if (is_open(s, i))
             accept_some(s, i);
 }
 
@@ -186,18 +194,29 @@ static void mend(struct server *s, int which)
 /* Listens again where a socket was lost, or accepting was paused. */
 static void on_sockets(struct server *s)
 {
-    server_after(s, EVENT_SOCKETS, SOCKETS_MS);
     for (int i = 0; i < N_LISTENERS; i++) {
         const struct listener *l = s->parts.listeners[i];
 
-        if (!l)
+        if (!is_open(s, i))
             continue;
         if (!listener_intact(l))
             mend(s, i);
+        if (!listener_watch(l, s->files) || !listener_intact(l))
+            server_after(s, EVENT_SOCKETS, SOCKETS_MS);
         if (event_add(s->events[EVENT_CLIENTS + i], NULL) < 0 &&
             log_due(&s->sockets_lost, 60 * 1000))
             log_event(LOG_LEVEL_ERROR, "socket_not_watched", "socket=%s", listener_path(l));
     }
+}
+
+/* Whoever removes a socket may go on to remove its folder, which must be empty for that. */
+static void on_files(struct server *s)
+{
+    char changes[4096];
+
+    while (read(s->files, changes, sizeof(changes)) > 0)
+        ;
+    server_after(s, EVENT_SOCKETS, SOCKETS_MS);
 }
 
 /* ---- life */
@@ -233,7 +252,7 @@ static void on_watchdog(struct server *s)
 
     engine_status(s->parts.engine, &status);
     if (s->ready && s->end != SERVER_FAILED && status.beat && status.beat == s->engine_beat)
-        server_engine_failed(s, "the engine has stalled");
+        server_engine_failed(s, -ETIMEDOUT, "the engine has stalled");
     s->engine_beat = status.beat;
     sd_notify(0, "WATCHDOG=1");
 }
@@ -269,6 +288,7 @@ static int make_events(struct server *s)
         [EVENT_REREAD] = {s->reading.fd, EV_READ | EV_PERSIST, server_on_reread},
         [EVENT_STATUS] = {-1, 0, server_on_status},
         [EVENT_SOCKETS] = {-1, 0, on_sockets},
+        [EVENT_FILES] = {s->files, EV_READ | EV_PERSIST, s->files >= 0 ? on_files : NULL},
         [EVENT_WATCHDOG] = {-1, EV_PERSIST, on_watchdog},
     };
 
@@ -293,6 +313,7 @@ int server_new(struct server **out, const struct server_parts *parts, struct err
     s->parts = *parts;
     s->start_ms = server_now_us() / 1000;
     s->last_percent = s->reading.fd = -1;
+    s->files = inotify_init1(IN_CLOEXEC | IN_NONBLOCK);
     list_init(&s->sessions);
     if (!(s->base = event_base_new()) || sessions_init(s) < 0 ||
         (s->reading.fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) < 0 || make_events(s) < 0) {
@@ -328,6 +349,8 @@ void server_free(struct server *s)
         event_base_free(s->base);
     if (s->reading.fd >= 0)
         close(s->reading.fd);
+    if (s->files >= 0)
+        close(s->files);
     free(s);
 }
 
@@ -336,10 +359,11 @@ enum server_end server_run(struct server *s)
     struct pollfd reading = {.fd = s->reading.fd, .events = POLLIN};
     uint64_t watchdog_us = 0;
     struct err why;
+    int code;
 
     if (sd_watchdog_enabled(0, &watchdog_us) > 0)
         server_after(s, EVENT_WATCHDOG, watchdog_us / 4000);
-    server_after(s, EVENT_SOCKETS, SOCKETS_MS);
+    on_sockets(s);
     for (int i = 0; i < N_LISTENERS; i++)
         if (s->parts.listeners[i])
             log_event(LOG_LEVEL_INFO, "listening", "socket=%s%s",
@@ -347,9 +371,10 @@ enum server_end server_run(struct server *s)
     server_tell_status(s);
     server_hold_signals(SIG_UNBLOCK);
     if (event_base_dispatch(s->base) < 0) { /* clients see their connections close */
-        err_set(&why, 0, "the event loop failed: %s", strerror(errno));
+        code = -errno;
+        err_set(&why, code, "the event loop failed: %s", strerror(-code));
         log_text(LOG_LEVEL_ERROR, "loop_failed", why.text, "requests=%zu", s->requests.n);
-        server_tell_failure(why.text);
+        server_tell_failure(code, why.text);
         s->end = SERVER_FAILED;
     }
     server_hold_signals(SIG_BLOCK);

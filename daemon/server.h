@@ -43,7 +43,7 @@ enum server_end {
 /* Serves until a signal or a failure. Free the engine before the server. */
 enum server_end server_run(struct server *s);
 
-/* Tells systemd that the daemon is about to fail, and why. */
-void server_tell_failure(const char *why);
+/* Tells systemd that the daemon is about to fail, with a negative errno, and why. */
+void server_tell_failure(int code, const char *why);
 
 #endif

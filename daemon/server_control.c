@@ -46,8 +46,9 @@ __attribute__((format(printf, 1, 2))) static void tell(const char *fmt, ...)
     sd_notifyf(0, "STATUS=%s", text);
 }
 
-void server_tell_failure(const char *why)
+void server_tell_failure(int code, const char *why)
 {
+    sd_notifyf(0, "ERRNO=%d", -code);
     tell("Failed: %s", why);
 }
 
@@ -235,39 +236,56 @@ void server_on_hangup(struct server *s)
 
 /* ---- shutdown */
 
-static void stop_listening(struct server *s)
+int server_refuse_exiting(struct refusal *e, const char *why)
+{
+    const int r = refusal_set(e, CODE(UNAVAILABLE), "%s", why);
+
+    e->reconnect = true;
+    return r;
+}
+
+/* New clients wait at a socket of systemd for the next daemon. With the daemon's own socket they
+ * would find nobody, so they learn of the drain instead, until that is over. */
+static void stop_listening(struct server *s, bool inherited_only)
 {
     for (int i = 0; i < N_LISTENERS; i++) {
-        if (!s->parts.listeners[i])
+        struct listener *l = s->parts.listeners[i];
+
+        if (!l || (inherited_only && !listener_inherited(l)))
             continue;
         event_del(s->events[EVENT_CLIENTS + i]);
-        listener_stop(s->parts.listeners[i]);
+        listener_stop(l);
     }
-    evtimer_del(s->events[EVENT_SOCKETS]);
 }
 
 static void begin_flush(struct server *s)
 {
+    struct refusal why;
+
     if (s->phase == PHASE_FLUSHING)
         return;
     s->phase = PHASE_FLUSHING;
-    sessions_end_all(s);
+    stop_listening(s, false);
+    server_refuse_exiting(&why, "nvllmd has shut down");
+    sessions_end_all(s, &why);
     server_after(s, EVENT_PHASE, FLUSH_S * 1000);
 }
 
 static void begin_cancel(struct server *s)
 {
+    struct refusal why;
+
     log_event(LOG_LEVEL_WARNING, "cancelling", "requests=%zu", s->requests.n);
     s->phase = PHASE_CANCELLING;
     s->closed = true;
+    server_refuse_exiting(&why, "nvllmd has shut down before the answer was complete");
+    requests_fail_all(s, &why);
     requests_cancel_all(s);
     server_after(s, EVENT_PHASE, CANCEL_S * 1000);
 }
 
 void server_on_phase(struct server *s)
 {
-    struct refusal e;
-
     switch (s->phase) {
     case PHASE_SERVING:
         break;
@@ -277,8 +295,6 @@ void server_on_phase(struct server *s)
     case PHASE_CANCELLING:
         log_event(LOG_LEVEL_ERROR, "engine_stuck", "requests=%zu", s->requests.n);
         s->end = SERVER_STUCK;
-        refusal_set(&e, CODE(CANCELLED), "the daemon is shutting down");
-        requests_fail_all(s, &e);
         begin_flush(s);
         break;
     case PHASE_FLUSHING:
@@ -297,7 +313,7 @@ static void begin_end(struct server *s)
     s->phase = PHASE_DRAINING;
     server_tell_status(s);
     evtimer_del(s->events[EVENT_DRAIN]);
-    stop_listening(s);
+    stop_listening(s, true);
     /* A reading may take long: reloads that wait for one, or for the next, end now. */
     refusal_set(&e, CODE(UNAVAILABLE), "the daemon is shutting down; nothing was changed");
     answer_reloads(s, s->reading.number + 1, NULL, &e);
@@ -330,15 +346,14 @@ void server_settled(struct server *s)
         begin_flush(s);
 }
 
-void server_engine_failed(struct server *s, const char *why)
+void server_engine_failed(struct server *s, int code, const char *why)
 {
     struct refusal e;
 
     log_text(LOG_LEVEL_ERROR, "engine_failed", why, "requests=%zu", s->requests.n);
-    server_tell_failure(why);
+    server_tell_failure(code, why);
     s->end = SERVER_FAILED;
     metrics_set_state(s->metrics, server_state(s));
-    stop_listening(s);
     refusal_set(&e, CODE(INTERNAL), "%s", why);
     requests_fail_all(s, &e);
     begin_flush(s);

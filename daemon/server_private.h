@@ -36,6 +36,7 @@ enum server_event {
     EVENT_REREAD, /* the options have been read */
     EVENT_STATUS,
     EVENT_SOCKETS, /* the sockets' files are to be checked */
+    EVENT_FILES,   /* likewise: they may have changed */
     EVENT_WATCHDOG,
     N_SERVER_EVENTS,
 };
@@ -71,6 +72,7 @@ struct server {
     bool drained;            /* by an admin, until resume */
     bool closed;             /* every request is refused */
     struct reading reading;
+    int files; /* inotify; -1: there is none */
     int last_percent;
     uint64_t engine_beat; /* at the last look of the watchdog */
     uint64_t start_ms;
@@ -169,8 +171,11 @@ void server_tell_status(const struct server *s);
 /* Schedules a status line: one a second while there are requests, none while idle. */
 void server_status_soon(struct server *s);
 
-void server_engine_failed(struct server *s, const char *why);
+void server_engine_failed(struct server *s, int code, const char *why); /* a negative errno */
 void server_signalled(struct server *s, int number);
+
+/* Refuses with UNAVAILABLE what the next daemon may answer; -EINVAL. */
+int server_refuse_exiting(struct refusal *e, const char *why);
 
 /* Starts the next phase of the shutdown where it is due: in sessions_settle(). */
 void server_settled(struct server *s);
@@ -203,8 +208,8 @@ void sessions_limits_changed(struct server *s);
 /* A new client; takes ownership of fd. admin: it used the admin socket. */
 void sessions_accept(struct server *s, int fd, bool admin);
 
-/* Closes every connection once its client has read all. */
-void sessions_end_all(struct server *s);
+/* Closes every connection once its client has read all, and the reason. */
+void sessions_end_all(struct server *s, const struct refusal *why);
 
 /* Writes buffered answers and frees closed sessions: at the end of each wake-up. With the last
  * session of a shutdown the loop ends. */

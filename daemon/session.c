@@ -388,10 +388,13 @@ void sessions_accept(struct server *s, int fd, bool admin)
         account_unref(account);
 }
 
-void sessions_end_all(struct server *s)
+void sessions_end_all(struct server *s, const struct refusal *why)
 {
+    struct error_frame f;
+    const ProtobufCMessage *frame = reply_error_frame(&f, why);
+
     LIST_EACH (struct session, one, link, &s->sessions)
-        connection_end(one->connection, NULL);
+        connection_end(one->connection, frame);
 }
 
 static uint64_t buffer_bytes(const struct account *a)

@@ -125,7 +125,7 @@ static int find_request(const struct session *s, struct pending **out, uint64_t 
 static int refuse_state(const struct server *s, bool new_work, struct refusal *e)
 {
     if (s->closed || (new_work && s->phase != PHASE_SERVING))
-        return refusal_set(e, CODE(UNAVAILABLE), "the daemon is shutting down");
+        return server_refuse_exiting(e, "the daemon is shutting down");
     switch (server_state(s)) {
     case NVLLM__V1__STATE__STATE_READY:
         return 0;
@@ -134,7 +134,7 @@ static int refuse_state(const struct server *s, bool new_work, struct refusal *e
                                       "the daemon is draining: no new requests until it is resumed")
                         : 0;
     case NVLLM__V1__STATE__STATE_FAILED:
-        return refusal_set(e, CODE(UNAVAILABLE), "the engine has failed; the daemon is exiting");
+        return server_refuse_exiting(e, "the engine has failed; the daemon is exiting");
     default:
         refusal_set(e, CODE(UNAVAILABLE), "the model is being loaded");
         e->retry_after_ms = 500;

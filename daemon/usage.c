@@ -21,6 +21,13 @@ static const struct usage_option json_option[] = {
     OPTIONS_END,
 };
 
+static const struct usage_option unit_options[] = {
+    OPTION("unit", "UNIT",
+           "check as this unit of systemd would start: as its user, in its sandbox"),
+    OPTION("inside", "UNIT", "what --unit adds to the command that it runs there"),
+    OPTIONS_END,
+};
+
 static const struct usage_option lines_option[] = {
     OPTION("jsonl", NULL, "read one JSON value per line, print one object per line"),
     OPTIONS_END,
@@ -43,7 +50,7 @@ static const struct usage_option render_options[] = {
 
 static const struct usage_command commands[] = {
     COMMAND("check-config", "check whether nvllmd would start, and if not, why",
-            .synopsis = "[options]", .options = {json_option}),
+            .synopsis = "[options]", .options = {json_option, unit_options}),
     COMMAND("tune", "measure which algorithms are fastest here, for the next start",
             .synopsis = "[options]"),
     COMMAND("check", "find what is wrong with a model folder", .synopsis = "[options]"),
@@ -78,6 +85,7 @@ void nvllmd_usage_print(void)
     usage_print_options(stdout, common_options);
     puts("\nOptions of commands:");
     usage_print_options(stdout, json_option);
+    usage_print_options(stdout, unit_options);
     usage_print_options(stdout, lines_option);
     usage_print_options(stdout, tokenize_options);
     usage_print_options(stdout, detokenize_options);

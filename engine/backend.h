@@ -132,6 +132,9 @@ struct backend_ops {
      * wait. */
     int (*wake)(struct backend *b, struct err *e);
     void (*close)(struct backend *b); /* waits for steps under way; takes NULL */
+    /* Whether the devices of these options can be opened; loads nothing. Errors as from open. NULL:
+     * there is nothing to open. */
+    int (*probe)(const struct backend_options *options, struct err *e);
 };
 
 /* What a backend in a module exports: `const struct backend_ops nvllm_backend`. */

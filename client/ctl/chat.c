@@ -112,8 +112,8 @@ static int end_error(struct chat *chat, const struct ctl_result *a, const struct
     rc = ctl_report(chat->ctl, err);
     if (err->code == NVLLM_E_TOO_LONG && chat->asking)
         fprintf(stderr, "The conversation is too long now: /reset starts a new one.\n");
-    if (err->code == NVLLM_E_CONNECTION || err->code == NVLLM_E_PROTOCOL) {
-        nvllm_close(chat->ctl->client); /* the next question connects again */
+    if (nvllm_wants(chat->ctl->client) == 0) { /* the connection has ended */
+        nvllm_close(chat->ctl->client);        /* the next question connects again */
         chat->ctl->client = NULL;
     }
     return chat->asking && err->code != NVLLM_E_UNSUPPORTED ? EXIT_OK : rc;

@@ -191,7 +191,7 @@ int ctl_wake(struct ctl *ctl)
 
 /* ---- stop */
 
-/* The daemon closes the connection when it exits. */
+/* The daemon ends the connection when it exits. */
 static int wait_stopped(struct ctl *ctl)
 {
     const struct nvllm_event *event;
@@ -199,7 +199,7 @@ static int wait_stopped(struct ctl *ctl)
     while (!ctl_interrupted()) {
         enum nvllm_code code = ctl_next(ctl, -1, ctl_left_ms(ctl), &event, &ctl->err);
 
-        if (code == NVLLM_E_CONNECTION)
+        if (code == NVLLM_E_UNAVAILABLE || code == NVLLM_E_CONNECTION)
             return EXIT_OK;
         if (code == NVLLM_E_TIMEOUT && ctl_left_ms(ctl) == 0)
             return ctl_report_timeout();

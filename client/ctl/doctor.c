@@ -1,8 +1,9 @@
 /* doctor.c - nvllmctl doctor: finds what is broken, and the command that fixes it.
  *
  * It checks the socket, the folders and files of the model and the host itself; “nvllmd
- * check-config”, run with the rights of its user, says whether nvllmd would start. A check changes
- * nothing. Permissions are read from owner, group and mode; access lists are ignored. */
+ * check-config”, run with the rights of its user, and for root in the service's sandbox, says
+ * whether nvllmd would start. A check changes nothing. Permissions are read from owner, group and
+ * mode; access lists are ignored. */
 #include <errno.h>
 #include <grp.h>
 #include <libgen.h>
@@ -112,6 +113,12 @@ static const char *sudo_for(uid_t owner)
 static bool is_service(const struct doctor *d)
 {
     return program_has_service() && !d->not_service;
+}
+
+bool doctor_is_of_service(const struct doctor *d)
+{
+    return geteuid() == 0 && is_service(d) && !ctl_option(d->ctl, "user") && !d->given_model &&
+           strcmp(d->config, NVLLM_CONFIG_DIR "/nvllmd.conf") == 0;
 }
 
 static const char *start_command(struct doctor *d)
@@ -307,7 +314,7 @@ static bool check_socket_file(struct doctor *d)
     if (strlen(path) > max)
         return doctor_say(d, WRONG, "export NVLLM_SOCKET=" NVLLM_DEFAULT_SOCKET,
                           "%s: the path of a socket has at most %zu bytes", path, max);
-    if (folder[0] == '/' && access(folder, F_OK) == 0 && d->me.n_groups > 0 &&
+    if (folder[0] == '/' && (access(folder, F_OK) == 0 || errno == EACCES) && d->me.n_groups > 0 &&
         !doctor_check_path(d, &d->me, folder, X_OK))
         return false;
     if (lstat(path, &st) < 0)

@@ -59,6 +59,9 @@ bool doctor_check_path(struct doctor *d, const struct user *user, const char *pa
 /* The first bytes of a file, without a newline at their end; false if it is unreadable or empty. */
 bool doctor_read_start(char *text, size_t n, const char *path);
 
+/* Whether the configuration is that of the service, and can be judged as systemd would start it. */
+bool doctor_is_of_service(const struct doctor *d);
+
 /* doctor_checks.c */
 void doctor_find_program(struct doctor *d); /* sets d->nvllmd */
 void doctor_check_config(struct doctor *d);

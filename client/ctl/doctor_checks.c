@@ -55,8 +55,9 @@ static void become_user(const struct user *user)
         _exit(EXIT_ERROR);
 }
 
-/* The JSON that nvllmd prints; NULL for anything else, or *late: its timer has ended it. */
-static json_t *run_nvllmd(const struct doctor *d, const char *const *argv, bool *late)
+/* The JSON that nvllmd prints; NULL for anything else, or *late: its timer has ended it. in_unit:
+ * it takes the rights of the service, for which it needs root's. */
+static json_t *run_nvllmd(const struct doctor *d, const char *const *argv, bool in_unit, bool *late)
 {
     int ms = d->ctl->deadline == INT64_MAX ? CHECK_MS
                                            : ctl_left_ms(d->ctl) + 1; /* 0 would be no timer */
@@ -74,7 +75,8 @@ static json_t *run_nvllmd(const struct doctor *d, const char *const *argv, bool 
     child = fork();
     if (child == 0) {
         dup2(ends[1], STDOUT_FILENO);
-        become_user(&d->user);
+        if (!in_unit)
+            become_user(&d->user);
         signal(SIGALRM, SIG_DFL);
         setitimer(ITIMER_REAL, &timer, NULL); /* exec keeps it */
         execv(d->nvllmd, (char *const *)argv);
@@ -187,8 +189,9 @@ static bool check_config_file(struct doctor *d)
 
 void doctor_check_config(struct doctor *d)
 {
-    const char *argv[9] = {"nvllmd", "check-config", "--json"};
+    const char *argv[11] = {"nvllmd", "check-config", "--json"};
     const char *model;
+    const bool in_unit = doctor_is_of_service(d);
     bool late = false;
     json_t *found;
     int n = 3;
@@ -208,7 +211,11 @@ void doctor_check_config(struct doctor *d)
         argv[n++] = "--model";
         argv[n++] = d->given_model;
     }
-    found = run_nvllmd(d, argv, &late);
+    if (in_unit) {
+        argv[n++] = "--unit";
+        argv[n++] = "nvllmd.service";
+    }
+    found = run_nvllmd(d, argv, in_unit, &late);
     if (!json_is_object(found)) {
         doctor_say(d, NOTE, NULL, "%s did not check %s%s", d->nvllmd, d->config,
                    late ? " in time" : ": is it another version?");
@@ -312,15 +319,22 @@ static bool check_files(struct doctor *d)
     return ok;
 }
 
-/* Whether the daemon may read all files is reported before what it finds in them. */
+/* Whether the daemon may read all files, before what it finds in them; what it has found in the
+ * service's sandbox tells more. */
+static bool check_content(struct doctor *d)
+{
+    if (doctor_is_of_service(d))
+        return say_model_findings(d) && check_files(d);
+    return check_files(d) && say_model_findings(d);
+}
+
 void doctor_check_model(struct doctor *d)
 {
     if (!find_folder(d))
         say_model_findings(d);
     else if (d->model[0] != '/' && d->is_running)
         doctor_say(d, OK, NULL, "%s, relative to where nvllmd was started", d->model);
-    else if (check_files(d) && say_model_findings(d) && access(d->model, R_OK | X_OK) == 0 &&
-             d->weight_bytes > 0)
+    else if (check_content(d) && access(d->model, R_OK | X_OK) == 0 && d->weight_bytes > 0)
         doctor_say(d, OK, NULL, "%s: %.1f MiB of weights, readable by user %s", d->model,
                    show_mib(d->weight_bytes), d->user.name);
 }

@@ -94,7 +94,7 @@ int flight_send(struct flight *f)
             full = true;
             wait_ms = MIN(wait_ms, FIRST_RETRY_MS);
             enqueue(f, r);
-        } else if (code == NVLLM_E_CONNECTION || code == NVLLM_E_PROTOCOL) {
+        } else if (nvllm_wants(f->ctl->client) == 0) { /* the connection has ended */
             full = true;
             f->dead = err;
             enqueue(f, r);

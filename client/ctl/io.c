@@ -215,6 +215,7 @@ enum nvllm_code ctl_try_connect(struct ctl *ctl)
     options.name = "nvllmctl/" NVLLM_VERSION;
     options.wait_start = ctl->wait;
     options.wait_ready = ctl->needs_model ? !ctl->no_wait : ctl->wait;
+    options.reconnect = ctl->needs_model; /* others tell of the daemon itself, or see it exit */
     options.timeout_ms = ctl_left_ms(ctl);
     if (options.timeout_ms < 0 && !ctl->needs_model && !ctl->wait)
         options.timeout_ms = ANSWER_TIMEOUT_MS;
@@ -297,12 +298,12 @@ enum nvllm_code ctl_next(struct ctl *ctl, int also_fd, int timeout_ms,
                          const struct nvllm_event **event, struct nvllm_error *err)
 {
     int64_t deadline = clock_deadline(timeout_ms);
-    struct pollfd p[2] = {{.fd = nvllm_fd(ctl->client)}, {.fd = also_fd, .events = POLLIN}};
+    struct pollfd p[2] = {{0}, {.fd = also_fd, .events = POLLIN}};
 
     for (;;) {
         unsigned wants;
         enum nvllm_code code;
-        int left;
+        int left, own;
 
         /* Before any event: a stream that never pauses must not hide an interrupt. */
         if (is_interrupt_new())
@@ -312,9 +313,11 @@ enum nvllm_code ctl_next(struct ctl *ctl, int also_fd, int timeout_ms,
         if (code != NVLLM_E_TIMEOUT || left == 0 || p[1].revents)
             return code;
         wants = nvllm_wants(ctl->client);
+        own = nvllm_timeout(ctl->client);
+        p[0].fd = nvllm_fd(ctl->client);
         p[0].events = (short)((wants & NVLLM_WANT_READ ? POLLIN : 0) |
                               (wants & NVLLM_WANT_WRITE ? POLLOUT : 0));
-        wait_for(p, 2, left);
+        wait_for(p, 2, own >= 0 && (left < 0 || own < left) ? own : left);
     }
 }
 

@@ -100,8 +100,8 @@ static json_t *answer_object(const struct conversion *c)
 /* Whether later lines would fail, too. */
 static bool is_lasting(enum nvllm_code code)
 {
-    return code == NVLLM_E_CONNECTION || code == NVLLM_E_PROTOCOL || code == NVLLM_E_TIMEOUT ||
-           code == NVLLM_E_NOMEM || code == NVLLM_E_DENIED || code == NVLLM_E_UNSUPPORTED;
+    return code == NVLLM_E_TIMEOUT || code == NVLLM_E_NOMEM || code == NVLLM_E_DENIED ||
+           code == NVLLM_E_UNSUPPORTED;
 }
 
 /* The object of an answer, or NULL with *err. */
@@ -141,7 +141,7 @@ static int run_lines(struct conversion *c)
             answer = json_pack("{so}", "error", ctl_json_error(&err));
         }
         ctl_json_print(STDOUT_FILENO, answer);
-        if (rc != EXIT_OK && is_lasting(err.code))
+        if (rc != EXIT_OK && (is_lasting(err.code) || nvllm_wants(c->ctl->client) == 0))
             break;
     }
     if (got == LINES_E_READ)

@@ -4,6 +4,8 @@
 #include <errno.h>
 #include <poll.h>
 #include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
 #include <sys/param.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -61,8 +63,19 @@ struct nvllm_client *client_new(int fd, const struct nvllm_options *options)
     c->fd = fd;
     conn_init(&c->conn, (uint32_t)max_frame, options->max_queue_bytes);
     STAILQ_INIT(&c->queue);
-    c->greet_deadline = INT64_MAX;
-    return c;
+    c->greet_deadline = c->give_up_at = INT64_MAX;
+    if (!options->reconnect || options->fd >= 0)
+        return c;
+    c->conn.keeps = true;
+    c->wait_start = options->wait_start;
+    c->timeout_ms = options->timeout_ms;
+    c->socket_path = strdup(options->socket_path);
+    c->name = strdup(options->name);
+    if (c->socket_path && c->name)
+        return c;
+    c->fd = -1;
+    nvllm_close(c);
+    return NULL;
 }
 
 void nvllm_close(struct nvllm_client *c)
@@ -71,13 +84,16 @@ void nvllm_close(struct nvllm_client *c)
 
     if (!c)
         return;
-    close(c->fd);
+    if (c->fd >= 0)
+        close(c->fd);
     while ((e = STAILQ_FIRST(&c->queue)) != NULL) {
         STAILQ_REMOVE_HEAD(&c->queue, next);
         event_free(e);
     }
     event_free(c->current);
     conn_deinit(&c->conn);
+    free(c->socket_path);
+    free(c->name);
     free(c);
 }
 
@@ -130,17 +146,28 @@ static void pump_in(struct nvllm_client *c)
     }
 }
 
-/* The nearest deadline of the library itself; INT64_MAX: none. */
+/* The connection has ended for good. */
+static bool has_ended(const struct nvllm_client *c)
+{
+    return c->conn.death.code != NVLLM_OK && !conn_can_restart(&c->conn);
+}
+
+/* When the library itself has something to do next; INT64_MAX: never. */
 static int64_t own_deadline(const struct nvllm_client *c)
 {
-    int64_t greet = c->conn.welcomed ? INT64_MAX : c->greet_deadline;
+    int64_t at;
 
-    return MIN(greet, c->conn.nearest);
+    if (c->conn.death.code != NVLLM_OK)
+        at = conn_holds_requests(&c->conn) ? c->reconnect_at : INT64_MAX;
+    else if (c->conn.welcomed)
+        at = conn_resume_at(&c->conn);
+    else
+        at = c->greet_deadline;
+    return MIN(at, c->conn.nearest);
 }
 
 static void expire(struct nvllm_client *c)
 {
-    struct event *e;
     int64_t now;
 
     if (own_deadline(c) == INT64_MAX)
@@ -148,18 +175,49 @@ static void expire(struct nvllm_client *c)
     now = clock_ms();
     if (!c->conn.welcomed && now >= c->greet_deadline && !conn_ready(&c->conn))
         error_set(&c->conn.death, NVLLM_E_TIMEOUT, 0, "nvllmd does not answer");
-    while ((e = conn_expire(&c->conn, now)) != NULL)
-        keep_event(c, e);
+    conn_expire(&c->conn, now);
     client_flush(c); /* their cancels */
+}
+
+/* Until it connects again there is nothing to read, and no end of a connection either. */
+static void rest(struct nvllm_client *c)
+{
+    int fd;
+
+    if (c->idle_fd)
+        return;
+    fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    if (fd < 0) {
+        c->conn.replaceable = false; /* a program would spin on the old one */
+        return;
+    }
+    close(c->fd);
+    c->fd = fd;
+    c->idle_fd = true;
+}
+
+/* Goes on with the requests that wait for the next daemon. */
+static void resume(struct nvllm_client *c)
+{
+    if (conn_can_restart(&c->conn) && conn_holds_requests(&c->conn))
+        client_reconnect(c);
+    if (conn_can_restart(&c->conn))
+        rest(c);
+    if (c->conn.resuming && c->conn.welcomed)
+        conn_resume(&c->conn, clock_ms());
 }
 
 /* Reads once and writes, without waiting; errors are in conn.death. */
 static void pump(struct nvllm_client *c)
 {
-    if (c->conn.death.code != NVLLM_OK)
+    resume(c);
+    if (has_ended(c))
         return;
     client_flush(c);
-    pump_in(c);
+    if (c->conn.death.code == NVLLM_OK)
+        pump_in(c);
+    else
+        c->drained = true;
     expire(c);
 }
 
@@ -173,7 +231,7 @@ unsigned nvllm_wants(const struct nvllm_client *c)
     unsigned wants = 0;
 
     if (c->conn.death.code != NVLLM_OK)
-        return 0;
+        return has_ended(c) ? 0 : NVLLM_WANT_READ;
     if (!c->conn.ended && !full(c))
         wants |= NVLLM_WANT_READ;
     if (!c->out_broken && frame_buffer_bytes(&c->conn.out) > 0)
@@ -183,7 +241,7 @@ unsigned nvllm_wants(const struct nvllm_client *c)
 
 int nvllm_timeout(const struct nvllm_client *c)
 {
-    if (!STAILQ_EMPTY(&c->queue) || conn_ready(&c->conn) || c->conn.death.code != NVLLM_OK)
+    if (!STAILQ_EMPTY(&c->queue) || conn_ready(&c->conn) || has_ended(c))
         return 0;
     return clock_left_ms(own_deadline(c));
 }
@@ -193,12 +251,16 @@ enum nvllm_code client_wait(struct nvllm_client *c, int64_t deadline, struct nvl
     static const struct nvllm_error none_in_time = {.code = NVLLM_E_TIMEOUT,
                                                     .retryable = true,
                                                     .message = "timed out waiting for an answer"};
-    unsigned wants = nvllm_wants(c);
-    struct pollfd p = {.fd = c->fd};
+    struct pollfd p = {0};
+    unsigned wants;
     int left, own;
 
-    if (c->conn.death.code != NVLLM_OK)
+    resume(c);
+    client_flush(c);
+    if (has_ended(c))
         return error_copy(err, &c->conn.death);
+    if (c->conn.n_ending > 0)
+        return NVLLM_OK;
     if (!c->drained) { /* in a loop of calls, a readable socket is read once */
         pump(c);
         return NVLLM_OK;
@@ -208,6 +270,8 @@ enum nvllm_code client_wait(struct nvllm_client *c, int64_t deadline, struct nvl
     if (left == 0)
         return error_copy(err, &none_in_time);
     own = clock_left_ms(own_deadline(c)); /* queued events of other requests wake nobody */
+    wants = nvllm_wants(c);
+    p.fd = c->fd;
     p.events =
         (short)((wants & NVLLM_WANT_READ ? POLLIN : 0) | (wants & NVLLM_WANT_WRITE ? POLLOUT : 0));
     poll(&p, 1, own >= 0 && (left < 0 || own < left) ? own : left);
@@ -232,15 +296,22 @@ enum nvllm_code nvllm_process(struct nvllm_client *c, struct nvllm_error *err)
         return code;
     pump(c);
     conn_settle(&c->conn);
-    return STAILQ_EMPTY(&c->queue) ? error_copy(err, &c->conn.death) : NVLLM_OK;
+    return STAILQ_EMPTY(&c->queue) && !conn_ready(&c->conn) && has_ended(c)
+               ? error_copy(err, &c->conn.death)
+               : NVLLM_OK;
 }
 
 enum nvllm_code client_send(struct nvllm_client *c, Nvllm__V1__ClientFrame *frame, bool open,
                             int64_t deadline, uint64_t *id, struct nvllm_error *err)
 {
+    const uint32_t deadline_ms = frame->op_case == OP(GENERATE) ? frame->generate->deadline_ms : 0;
+    const int64_t expires = deadline_ms ? clock_deadline(deadline_ms) : INT64_MAX;
     struct pending *request;
-    enum nvllm_code code = conn_send(&c->conn, frame, deadline, &request, err);
+    enum nvllm_code code;
 
+    if (conn_can_restart(&c->conn))
+        client_reconnect(c);
+    code = conn_send(&c->conn, frame, deadline, expires, &request, err);
     if (code != NVLLM_OK)
         return code;
     *id = request->id;
@@ -296,7 +367,7 @@ static enum nvllm_code wait_event(struct nvllm_client *c, uint64_t id, int64_t d
     while ((*out = client_take(c, id)) == NULL) {
         enum nvllm_code code;
 
-        if (id != 0 && queue_full(c) && c->conn.death.code == NVLLM_OK)
+        if (id != 0 && queue_full(c) && !has_ended(c))
             return error_set(err, NVLLM_E_BUSY, 0,
                              "too many events of other requests are queued: fetch them first");
         code = client_wait(c, deadline, err);
@@ -317,7 +388,7 @@ enum nvllm_code nvllm_next(struct nvllm_client *c, int timeout_ms, const struct 
     code = wait_event(c, 0, clock_deadline(timeout_ms), &e, err);
     if (code == NVLLM_OK)
         *event = &e->public;
-    else if (c->conn.death.code != NVLLM_OK)
+    else if (has_ended(c))
         c->n_open = 0;
     return code;
 }

@@ -8,9 +8,16 @@
 
 struct nvllm_client {
     int fd;
-    bool out_broken; /* writing has failed; what the daemon has sent can still be read */
-    bool drained;    /* the last read emptied the socket */
-    bool calling;    /* a callback of nvllm_generate() runs, whose event must stay valid */
+    char *socket_path; /* NULL: the client does not connect again */
+    char *name;
+    bool wait_start;
+    int timeout_ms;       /* for the next daemon to listen */
+    int64_t reconnect_at; /* the next attempt, not before this time */
+    int64_t give_up_at;   /* INT64_MAX: not trying */
+    bool idle_fd;         /* fd is nothing to read from, until the next attempt */
+    bool out_broken;      /* writing has failed; what the daemon has sent can still be read */
+    bool drained;         /* the last read emptied the socket */
+    bool calling;         /* a callback of nvllm_generate() runs, whose event must stay valid */
     struct conn conn;
     STAILQ_HEAD(, event) queue; /* received while waiting for another; older than those in conn */
     size_t queue_bytes;
@@ -32,6 +39,10 @@ enum nvllm_code client_wait(struct nvllm_client *c, int64_t deadline, struct nvl
 
 /* Writes as much as the socket takes. */
 void client_flush(struct nvllm_client *c);
+
+/* Connects again after the end of the connection, if it is time for that; requests that wait for it
+ * end where it fails. */
+void client_reconnect(struct nvllm_client *c);
 
 /* Sends an operation. The events of an open one are for nvllm_next(), until its deadline or end. */
 enum nvllm_code client_send(struct nvllm_client *c, Nvllm__V1__ClientFrame *frame, bool open,

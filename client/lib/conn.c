@@ -1,9 +1,10 @@
 /* conn.c - see conn.h. An error of the stream is final: each later call returns it, from death. */
-#include "client/lib/conn.h"
+#include "client/lib/conn_impl.h"
 
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/param.h>
 
 #include "client/lib/error.h"
 
@@ -78,27 +79,50 @@ static int reserve_pending(struct conn *c)
     return 0;
 }
 
-/* Sets a request's deadline, and which is the nearest. */
-static void set_deadline(struct conn *c, struct pending *request, int64_t deadline)
+/* When the library ends a request: the daemon's deadline is the library's while it is held. */
+static int64_t due(const struct pending *request)
 {
-    const bool was_nearest = request->deadline == c->nearest && c->nearest != INT64_MAX;
+    return request->held ? MIN(request->deadline, request->expires) : request->deadline;
+}
 
-    request->deadline = deadline;
-    if (deadline < c->nearest) {
-        c->nearest = deadline;
-    } else if (was_nearest) {
+/* Finds the nearest deadline again, after one that was due then has changed. */
+static void deadline_changed(struct conn *c, int64_t was_due, const struct pending *request)
+{
+    if (due(request) < c->nearest) {
+        c->nearest = due(request);
+    } else if (was_due == c->nearest && was_due != INT64_MAX) {
         c->nearest = INT64_MAX;
         for (size_t i = 0; i < c->n_pending; i++)
-            if (c->pending[i].deadline < c->nearest)
-                c->nearest = c->pending[i].deadline;
+            c->nearest = MIN(c->nearest, due(&c->pending[i]));
     }
 }
 
-static void forget(struct conn *c, struct pending *request)
+static void set_deadlines(struct conn *c, struct pending *request, int64_t deadline,
+                          int64_t expires)
+{
+    const int64_t was_due = due(request);
+
+    request->deadline = deadline;
+    request->expires = expires;
+    deadline_changed(c, was_due, request);
+}
+
+void conn_set_held(struct conn *c, struct pending *request, bool held)
+{
+    const int64_t was_due = due(request);
+
+    request->held = held;
+    deadline_changed(c, was_due, request);
+}
+
+void conn_forget(struct conn *c, struct pending *request)
 {
     struct pending *end = c->pending + c->n_pending;
 
-    set_deadline(c, request, INT64_MAX);
+    set_deadlines(c, request, INT64_MAX, INT64_MAX);
+    conn_drop(c, request);
+    c->n_ending -= request->end != NVLLM_OK;
+    c->asking = c->asking && !request->asks;
     memmove(request, request + 1, (size_t)(end - (request + 1)) * sizeof(*request));
     c->n_pending--;
 }
@@ -117,10 +141,12 @@ void conn_deinit(struct conn *c)
 {
     frame_decoder_deinit(&c->in);
     frame_buffer_deinit(&c->out);
+    for (size_t i = 0; i < c->n_pending; i++)
+        free(c->pending[i].frame);
     free(c->pending);
 }
 
-static void die_no_memory(struct conn *c)
+void conn_die_no_memory(struct conn *c)
 {
     error_set(&c->death, NVLLM_E_NOMEM, ENOMEM, "out of memory for an answer from the daemon");
 }
@@ -140,9 +166,8 @@ static enum nvllm_code refuse_size(const struct conn *c, size_t bytes, struct nv
     return NVLLM_E_TOO_LONG;
 }
 
-/* Queues a frame. */
-static enum nvllm_code put(struct conn *c, const Nvllm__V1__ClientFrame *frame,
-                           struct nvllm_error *err)
+enum nvllm_code conn_put(struct conn *c, const Nvllm__V1__ClientFrame *frame,
+                         struct nvllm_error *err)
 {
     size_t queued = frame_buffer_bytes(&c->out);
     size_t bytes = protobuf_c_message_get_packed_size(&frame->base);
@@ -180,40 +205,43 @@ enum nvllm_code conn_hello(struct conn *c, const char *name, struct nvllm_error 
     hello.client = (char *)name;
     frame.op_case = OP(HELLO);
     frame.hello = &hello;
-    return put(c, &frame, err);
+    return conn_put(c, &frame, err);
 }
 
 enum nvllm_code conn_send(struct conn *c, Nvllm__V1__ClientFrame *frame, int64_t deadline,
-                          struct pending **request, struct nvllm_error *err)
+                          int64_t expires, struct pending **request, struct nvllm_error *err)
 {
-    enum nvllm_code code;
-
-    frame->has_id = true;
-    frame->id = c->last_id + 1;
-    if (reserve_pending(c) != 0)
-        return error_set(err, NVLLM_E_NOMEM, ENOMEM, "out of memory for a request");
-    code = put(c, frame, err);
-    if (code != NVLLM_OK)
-        return code;
-    *request = &c->pending[c->n_pending++];
-    **request = (struct pending){
-        .id = frame->id,
+    struct pending new = {
         .answer = answers[frame->op_case],
         .n_choices = 1,
         .deadline = INT64_MAX,
+        .expires = INT64_MAX,
     };
-    set_deadline(c, *request, deadline);
+    enum nvllm_code code = NVLLM_OK;
+    bool kept;
+
+    frame->has_id = true;
+    frame->id = new.id = c->last_id + 1;
     if (frame->op_case == OP(GENERATE) && frame->generate->has_n)
-        (*request)->n_choices = frame->generate->n;
+        new.n_choices = frame->generate->n;
+    new.held = takes_time(new.answer) && (c->resuming || conn_can_restart(c));
+    if (reserve_pending(c) != 0)
+        return error_set(err, NVLLM_E_NOMEM, ENOMEM, "out of memory for a request");
+    kept = c->keeps && takes_time(new.answer) && conn_keep(c, &new, frame);
+    if (!new.held)
+        code = conn_put(c, frame, err);
+    else if (!kept)
+        code = error_set(err, NVLLM_E_BUSY, 0,
+                         "too many requests wait for the next nvllmd: fetch events first");
+    if (code != NVLLM_OK) {
+        conn_drop(c, &new);
+        return code;
+    }
+    *request = &c->pending[c->n_pending++];
+    **request = new;
+    set_deadlines(c, *request, deadline, expires);
     c->last_id = frame->id;
     return NVLLM_OK;
-}
-
-/* The operations that a program can cancel. */
-static bool takes_time(int answer)
-{
-    return answer == ANSWER(DELTA) || answer == ANSWER(TOKENS) || answer == ANSWER(TEXT) ||
-           answer == ANSWER(TRACED);
 }
 
 enum nvllm_code conn_cancel(struct conn *c, uint64_t id, struct nvllm_error *err)
@@ -223,13 +251,17 @@ enum nvllm_code conn_cancel(struct conn *c, uint64_t id, struct nvllm_error *err
     struct pending *target = conn_find(c, id), *own;
     enum nvllm_code code;
 
-    if (!target || !takes_time(target->answer))
+    if (!target || (!takes_time(target->answer) && target->answer != ANSWER(TRACED)))
         return NVLLM_OK;
+    if (target->held) {
+        conn_end(c, target, NVLLM_E_CANCELLED);
+        return NVLLM_OK;
+    }
     cancel.has_target = true;
     cancel.target = id;
     frame.op_case = OP(CANCEL);
     frame.cancel = &cancel;
-    code = conn_send(c, &frame, INT64_MAX, &own, err);
+    code = conn_send(c, &frame, INT64_MAX, INT64_MAX, &own, err);
     if (code == NVLLM_OK)
         own->abandoned = true;
     return code;
@@ -239,28 +271,32 @@ void conn_abandon(struct conn *c, uint64_t id)
 {
     struct pending *request = conn_find(c, id);
 
-    if (request)
+    if (!request)
+        return;
+    if (request->held)
+        conn_forget(c, request);
+    else
         request->abandoned = true;
 }
 
-struct event *conn_expire(struct conn *c, int64_t now)
+void conn_end(struct conn *c, struct pending *request, enum nvllm_code code)
 {
-    struct pending *request = c->pending;
-    struct event *e;
+    c->n_ending += request->end == NVLLM_OK;
+    request->end = code;
+    set_deadlines(c, request, INT64_MAX, INT64_MAX);
+}
 
-    if (c->nearest > now)
-        return NULL;
-    while (request->deadline > now)
-        request++;
-    e = event_timeout(request);
-    if (!e) {
-        die_no_memory(c);
-        return NULL;
+void conn_expire(struct conn *c, int64_t now)
+{
+    while (c->nearest <= now) {
+        struct pending *request = c->pending;
+
+        while (due(request) > now)
+            request++;
+        conn_end(c, request, request->deadline <= now ? NVLLM_E_TIMEOUT : NVLLM_E_DEADLINE);
+        if (!request->held)
+            conn_cancel(c, request->id, NULL); /* requests may move */
     }
-    set_deadline(c, request, INT64_MAX);
-    request->abandoned = true;
-    conn_cancel(c, e->public.id, NULL); /* requests may have moved */
-    return e;
 }
 
 /* ---- from the daemon */
@@ -268,12 +304,12 @@ struct event *conn_expire(struct conn *c, int64_t now)
 void conn_push(struct conn *c, const void *data, size_t n)
 {
     if (c->death.code == NVLLM_OK && frame_decoder_push(&c->in, data, n) != 0)
-        die_no_memory(c);
+        conn_die_no_memory(c);
 }
 
 bool conn_ready(const struct conn *c)
 {
-    return c->death.code == NVLLM_OK && frame_decoder_ready(&c->in);
+    return c->n_ending > 0 || (c->death.code == NVLLM_OK && frame_decoder_ready(&c->in));
 }
 
 void conn_settle(struct conn *c)
@@ -286,6 +322,10 @@ void conn_settle(struct conn *c)
     else
         error_set(&c->death, NVLLM_E_CONNECTION, 0, "nvllmd closed the connection%s",
                   c->welcomed ? "" : " before it sent a greeting");
+    /* Without a word it may have died of a request, which is not sent to the next one then. */
+    c->replaceable = true;
+    for (size_t i = 0; i < c->n_pending; i++)
+        c->replaceable &= c->pending[i].held || c->pending[i].abandoned || c->pending[i].asks;
 }
 
 static void take_welcome(struct conn *c, const Nvllm__V1__Welcome *w)
@@ -316,6 +356,9 @@ static void take_own_frame(struct conn *c, const Nvllm__V1__ServerFrame *frame)
         break;
     case NVLLM__V1__SERVER_FRAME__EVENT_ERROR:
         event_read_error(&c->death, frame->error);
+        c->replaceable = frame->error->reconnect;
+        if (c->keeps && c->replaceable)
+            conn_hold_rest(c);
         break;
     case NVLLM__V1__SERVER_FRAME__EVENT__NOT_SET:
         break; /* a kind of a newer daemon */
@@ -333,14 +376,16 @@ static struct event *take_answer(struct conn *c, struct unpacked *memory, uint64
 
     if (!c->welcomed)
         error_protocol(&c->death, "an answer before the greeting");
-    else if (!of)
+    else if (!of || of->held)
         error_protocol(&c->death, "an answer to a request that is not in progress");
-    else
+    else if (!conn_take_own_answer(c, of, (const void *)unpacked_message(memory)))
         e = event_new(memory, of, &c->death);
     if (e) {
         abandoned = of->abandoned;
         if (event_is_last(e))
-            forget(c, of);
+            conn_forget(c, of);
+        else
+            conn_drop(c, of); /* what the program has seen is not generated again */
     }
     if (e && !abandoned)
         return e;
@@ -357,7 +402,7 @@ static struct event *take_frame(struct conn *c, const uint8_t *data, size_t n)
     case UNPACK_OK:
         break;
     case UNPACK_E_NOMEM:
-        die_no_memory(c);
+        conn_die_no_memory(c);
         return NULL;
     case UNPACK_E_BUDGET:
         error_protocol(&c->death, "a frame that would take too much memory");
@@ -374,28 +419,33 @@ static struct event *take_frame(struct conn *c, const uint8_t *data, size_t n)
     return NULL;
 }
 
+/* The event of the next frame, if there is one. */
+static struct event *take_next(struct conn *c)
+{
+    const uint8_t *data;
+    size_t n;
+
+    switch (frame_decoder_take(&c->in, &data, &n)) {
+    case FRAME_OK:
+        return take_frame(c, data, n);
+    case FRAME_MORE:
+        return NULL;
+    case FRAME_E_TOO_LARGE:
+        error_protocol(&c->death, "a frame longer than max_frame_bytes");
+        return NULL;
+    default:
+        error_protocol(&c->death, "an invalid length");
+        return NULL;
+    }
+}
+
 struct event *conn_take(struct conn *c)
 {
-    while (c->death.code == NVLLM_OK) {
-        const uint8_t *data;
-        struct event *e;
-        size_t n;
+    struct event *e = NULL;
 
-        switch (frame_decoder_take(&c->in, &data, &n)) {
-        case FRAME_OK:
-            e = take_frame(c, data, n);
-            if (e)
-                return e;
-            break;
-        case FRAME_MORE:
-            conn_settle(c);
-            return NULL;
-        case FRAME_E_TOO_LARGE:
-            error_protocol(&c->death, "a frame longer than max_frame_bytes");
-            break;
-        default:
-            error_protocol(&c->death, "an invalid length");
-        }
-    }
-    return NULL;
+    while (!e && conn_ready(c))
+        e = c->n_ending > 0 ? conn_take_end(c) : take_next(c);
+    if (!e)
+        conn_settle(c);
+    return e;
 }

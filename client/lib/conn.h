@@ -26,6 +26,15 @@ struct conn {
     bool ended;               /* no more bytes will come */
     int end_errno;            /* the reason; 0: the daemon closed */
     struct nvllm_error death; /* NVLLM_OK, or the error that ended the connection */
+
+    /* Requests for the next daemon, see conn_resume.c. */
+    bool keeps;       /* a request is kept until its answer begins, so that it can be sent again */
+    bool replaceable; /* the connection has ended so that the next request may go to another one */
+    bool resuming;    /* connected again; requests are held until the model is loaded */
+    bool asking;      /* for the state of a daemon that loads it */
+    int64_t ask_at;   /* when to do so */
+    size_t kept_bytes;
+    size_t n_ending; /* requests that conn_take() ends */
 };
 
 void conn_init(struct conn *c, uint32_t max_in_frame, size_t max_queue_bytes);
@@ -35,23 +44,22 @@ void conn_deinit(struct conn *c);
 enum nvllm_code conn_hello(struct conn *c, const char *name, struct nvllm_error *err);
 
 /* Queues a request. frame holds the operation; its id is assigned here. *request is valid until the
- * next is sent or one ends. deadline: INT64_MAX for none. */
+ * next is sent or one ends. deadline, and expires for its deadline_ms: INT64_MAX for none. */
 enum nvllm_code conn_send(struct conn *c, Nvllm__V1__ClientFrame *frame, int64_t deadline,
-                          struct pending **request, struct nvllm_error *err);
+                          int64_t expires, struct pending **request, struct nvllm_error *err);
 
 /* A request that has not ended, valid as long. NULL: no such id. */
 struct pending *conn_find(const struct conn *c, uint64_t id);
 
-/* Queues a cancel of generate, tokenize, detokenize, render or trace; does nothing if it has ended.
- */
+/* Queues a cancel of generate, tokenize, detokenize, render or trace, or ends it where no daemon
+ * has it; does nothing if it has ended. */
 enum nvllm_code conn_cancel(struct conn *c, uint64_t id, struct nvllm_error *err);
 
 /* Drops whatever still arrives for id. */
 void conn_abandon(struct conn *c, uint64_t id);
 
-/* Cancels one request whose deadline has passed, and returns the error that ends it. NULL: there is
- * none, or no memory, see death. */
-struct event *conn_expire(struct conn *c, int64_t now);
+/* Cancels the requests whose deadline has passed; conn_take() returns the errors that end them. */
+void conn_expire(struct conn *c, int64_t now);
 
 /* Adds bytes from the daemon, copied. */
 void conn_push(struct conn *c, const void *data, size_t n);
@@ -64,5 +72,28 @@ bool conn_ready(const struct conn *c);
 
 /* Fails with the end of the stream if no whole frame is left. */
 void conn_settle(struct conn *c);
+
+/* ---- the next daemon */
+
+/* The connection has ended, but another may follow. */
+static inline bool conn_can_restart(const struct conn *c)
+{
+    return c->death.code != NVLLM_OK && c->keeps && c->replaceable;
+}
+
+/* There are requests that no daemon has. */
+bool conn_holds_requests(const struct conn *c);
+
+/* Ends these. */
+void conn_give_up(struct conn *c, enum nvllm_code code);
+
+/* Begins again, on a new connection; conn_hello() must follow. */
+void conn_restart(struct conn *c);
+
+/* Sends held requests once the daemon has loaded its model, for whose state it asks until then. */
+void conn_resume(struct conn *c, int64_t now);
+
+/* When conn_resume() has something to do next; INT64_MAX: with the daemon's next frame. */
+int64_t conn_resume_at(const struct conn *c);
 
 #endif

@@ -31,6 +31,7 @@ static const struct nvllm_options default_options = {
     .timeout_ms = CONNECT_TIMEOUT_MS,
     .max_frame_bytes = MAX_FRAME_BYTES,
     .max_queue_bytes = MAX_QUEUE_BYTES,
+    .reconnect = true,
 };
 
 void nvllm_options_init_size(struct nvllm_options *options, size_t size)
@@ -87,27 +88,46 @@ static void tell_waiting(const struct nvllm_options *o, enum nvllm_state state, 
         o->on_wait(o->on_wait_arg, state, progress);
 }
 
+/* 0, or a negative errno. */
+static int try_socket(int *out, const char *path)
+{
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0), error;
+
+    strcpy(address.sun_path, path);
+    if (fd < 0)
+        return -errno;
+    if (connect(fd, (const struct sockaddr *)&address, sizeof(address)) < 0) {
+        error = errno;
+        close(fd);
+        return -error;
+    }
+    *out = fd;
+    return 0;
+}
+
+static bool is_absent(const char *path, int sys_errno)
+{
+    return sys_errno == ENOENT || (sys_errno == ECONNREFUSED && !is_no_socket(path));
+}
+
 static enum nvllm_code open_socket(int *fd, const struct nvllm_options *o, int64_t deadline,
                                    struct nvllm_error *err)
 {
-    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    const size_t max = sizeof(((struct sockaddr_un *)0)->sun_path) - 1;
     bool absent;
     int error;
 
     if (!o->socket_path || !*o->socket_path)
         return error_field(err, "socket_path", "the path of the socket is empty");
-    if (strlen(o->socket_path) >= sizeof(address.sun_path))
+    if (strlen(o->socket_path) > max)
         return error_field(err, "socket_path", "a socket's path has at most %zu bytes, not %zu",
-                           sizeof(address.sun_path) - 1, strlen(o->socket_path));
-    strcpy(address.sun_path, o->socket_path);
+                           max, strlen(o->socket_path));
     for (;;) {
-        *fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-        if (*fd >= 0 && connect(*fd, (const struct sockaddr *)&address, sizeof(address)) == 0)
+        error = -try_socket(fd, o->socket_path);
+        if (error == 0)
             return NVLLM_OK;
-        error = errno;
-        if (*fd >= 0)
-            close(*fd);
-        absent = error == ENOENT || (error == ECONNREFUSED && !is_no_socket(o->socket_path));
+        absent = is_absent(o->socket_path, error);
         if (error != EAGAIN && error != EINTR && !(absent && o->wait_start))
             break;
         if (absent)
@@ -127,6 +147,8 @@ static enum nvllm_code wait_greeting(struct nvllm_client *c, const struct nvllm_
         client_take(c, 0); /* no request has been sent: only the greeting can arrive */
         if (c->conn.welcomed && c->conn.death.code == NVLLM_OK)
             return NVLLM_OK;
+        if (c->conn.death.code != NVLLM_OK)
+            return error_copy(err, &c->conn.death);
         code = client_wait(c, deadline, err);
         if (code == NVLLM_E_TIMEOUT)
             return error_set(err, NVLLM_E_TIMEOUT, 0, "nvllmd at %s does not answer",
@@ -165,6 +187,36 @@ static enum nvllm_code wait_loaded(struct nvllm_client *c, const struct nvllm_op
     return NVLLM_OK;
 }
 
+void client_reconnect(struct nvllm_client *c)
+{
+    const int64_t now = clock_ms();
+    int fd, error;
+    bool absent;
+
+    if (now < c->reconnect_at)
+        return;
+    c->reconnect_at = now + START_PAUSE_MS;
+    error = -try_socket(&fd, c->socket_path);
+    if (error == 0) {
+        close(c->fd); /* after the new one: that has another number */
+        c->fd = fd;
+        c->idle_fd = c->out_broken = c->drained = false;
+        c->give_up_at = c->greet_deadline = INT64_MAX;
+        conn_restart(&c->conn);
+        conn_hello(&c->conn, c->name, &c->conn.death);
+        return;
+    }
+    absent = is_absent(c->socket_path, error);
+    if (c->give_up_at == INT64_MAX)
+        c->give_up_at = clock_deadline(c->timeout_ms);
+    if (error != EAGAIN && error != EINTR && !(absent && c->wait_start))
+        c->give_up_at = now;
+    if (c->give_up_at <= now) {
+        c->give_up_at = INT64_MAX;
+        conn_give_up(&c->conn, absent ? NVLLM_E_NOT_RUNNING : NVLLM_E_CONNECTION);
+    }
+}
+
 /* A client that has queued its greeting. */
 static enum nvllm_code open_client(struct nvllm_client **out, const struct nvllm_options *o,
                                    int64_t deadline, struct nvllm_error *err)
@@ -185,7 +237,7 @@ static enum nvllm_code open_client(struct nvllm_client **out, const struct nvllm
         close(fd);
         return error_set(err, NVLLM_E_NOMEM, ENOMEM, "out of memory for a connection");
     }
-    code = conn_hello(&c->conn, o->name ? o->name : default_options.name, err);
+    code = conn_hello(&c->conn, o->name, err);
     if (code == NVLLM_OK)
         *out = c;
     else
@@ -193,17 +245,20 @@ static enum nvllm_code open_client(struct nvllm_client **out, const struct nvllm
     return code;
 }
 
+/* *exits: the daemon has said that it exits. */
 static enum nvllm_code connect_client(struct nvllm_client **out, const struct nvllm_options *o,
-                                      int64_t deadline, struct nvllm_error *err)
+                                      int64_t deadline, bool *exits, struct nvllm_error *err)
 {
     struct nvllm_client *c;
     enum nvllm_code code = open_client(&c, o, deadline, err);
 
+    *exits = false;
     if (code != NVLLM_OK)
         return code;
     code = wait_greeting(c, o, deadline, err);
     if (code == NVLLM_OK && o->wait_ready)
         code = wait_loaded(c, o, deadline, err);
+    *exits = code == NVLLM_E_UNAVAILABLE && c->conn.replaceable;
     if (code == NVLLM_OK)
         *out = c;
     else
@@ -216,6 +271,8 @@ static enum nvllm_code take_options(struct nvllm_options *ours, const struct nvl
 {
     if (!sized_take(ours, sizeof(*ours), theirs))
         return error_field(err, "options", "initialise the options by nvllm_options_init()");
+    if (!ours->name)
+        ours->name = default_options.name;
     return NVLLM_OK;
 }
 
@@ -224,13 +281,16 @@ enum nvllm_code nvllm_connect_start(struct nvllm_client **client,
 {
     struct nvllm_options o = default_options;
     enum nvllm_code code = take_options(&o, options, err);
+    bool wait_start;
 
     *client = NULL;
+    wait_start = o.wait_start; /* for the next daemon only */
     o.wait_start = false;
     if (code == NVLLM_OK)
         code = open_client(client, &o, 0, err);
     if (code != NVLLM_OK)
         return code;
+    (*client)->wait_start = wait_start;
     (*client)->greet_deadline = clock_deadline(o.timeout_ms);
     client_flush(*client);
     return NVLLM_OK;
@@ -247,6 +307,7 @@ enum nvllm_code nvllm_connect(struct nvllm_client **client, const struct nvllm_o
     struct nvllm_options o = default_options;
     enum nvllm_code code = take_options(&o, options, err);
     int64_t deadline, last;
+    bool exits;
 
     *client = NULL;
     if (code != NVLLM_OK)
@@ -255,9 +316,10 @@ enum nvllm_code nvllm_connect(struct nvllm_client **client, const struct nvllm_o
     last = o.wait_start || (unsigned)o.timeout_ms < REPLACED_MS ? deadline
                                                                 : clock_deadline(REPLACED_MS);
     for (;;) {
-        code = connect_client(client, &o, deadline, err);
-        /* A daemon that is being replaced may close the connection before its greeting. */
-        if (code != NVLLM_E_CONNECTION || o.fd >= 0 || !pause_ms(START_PAUSE_MS, last))
+        code = connect_client(client, &o, deadline, &exits, err);
+        /* A daemon that is being replaced may also close the connection without a word. */
+        if ((!exits && code != NVLLM_E_CONNECTION) || o.fd >= 0 ||
+            !pause_ms(START_PAUSE_MS, exits ? deadline : last))
             return code;
     }
 }

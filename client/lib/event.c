@@ -383,16 +383,16 @@ void event_free(struct event *e)
         unpacked_free(e->memory);
 }
 
-struct event *event_timeout(const struct pending *of)
+struct event *event_error(const struct pending *of, const struct nvllm_error *error)
 {
     struct unpacked *memory = unpacked_new();
     struct event *e = make(memory, of);
-    struct nvllm_error *error = e ? add_error(e) : NULL;
+    struct nvllm_error *own = e ? add_error(e) : NULL;
 
-    if (!error) {
+    if (!own) {
         unpacked_free(memory);
         return NULL;
     }
-    error_set(error, NVLLM_E_TIMEOUT, 0, "the request timed out");
+    *own = *error;
     return e;
 }

@@ -23,6 +23,12 @@ struct pending {
     bool abandoned;     /* answers are dropped */
     int64_t deadline;   /* of the monotonic clock, in ms; INT64_MAX: none */
     void *user_data;    /* of generate */
+    int64_t expires;    /* its deadline_ms, likewise: it counts while the request is held */
+    uint8_t *frame;     /* [frame_bytes] packed, while it may be sent again; else NULL */
+    size_t frame_bytes;
+    bool held;           /* no daemon has it: it waits for the next one */
+    bool asks;           /* the library's own get_status */
+    enum nvllm_code end; /* not NVLLM_OK: the library ends it with this error */
 };
 
 struct event {
@@ -55,8 +61,8 @@ struct event {
 struct event *event_new(struct unpacked *memory, const struct pending *of, struct nvllm_error *err);
 void event_free(struct event *e);
 
-/* The error that ends an open request whose deadline has passed. NULL: no memory. */
-struct event *event_timeout(const struct pending *of);
+/* An error of the library that ends a request. NULL: no memory. */
+struct event *event_error(const struct pending *of, const struct nvllm_error *error);
 
 /* Its request has ended. */
 static inline bool event_is_last(const struct event *e)

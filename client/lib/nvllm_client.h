@@ -49,7 +49,8 @@ enum nvllm_code {
     /* Reported by the daemon. */
     NVLLM_E_INVALID = 1, /* an invalid value; error.field names it (the library checks some, too) */
     NVLLM_E_TOO_LONG = 2,     /* prompt and max_tokens can never fit */
-    NVLLM_E_UNAVAILABLE = 3,  /* loading the model, draining or shutting down; retryable */
+    NVLLM_E_UNAVAILABLE = 3,  /* loading the model, draining or shutting down, which also ends an
+                                 answer that has begun; retryable */
     NVLLM_E_BUSY = 4,         /* a limit on requests in progress; retryable */
     NVLLM_E_DEADLINE = 5,     /* not used by nvllmd so far: a request whose deadline_ms expires ends
                                  with done, and its choices with NVLLM_FINISH_DEADLINE */
@@ -126,6 +127,7 @@ struct nvllm_options {
                     float progress); /* NULL; called repeatedly while waiting; state UNKNOWN: nobody
                                         listens yet */
     void *on_wait_arg;
+    bool reconnect; /* true; requests outlive a restart of the daemon, see below. Not with fd */
 };
 
 void nvllm_options_init_size(struct nvllm_options *options, size_t size);
@@ -144,6 +146,18 @@ enum nvllm_code nvllm_connect(struct nvllm_client **client, const struct nvllm_o
  * permanent then, and nvllm_wants() is 0. */
 enum nvllm_code nvllm_connect_start(struct nvllm_client **client,
                                     const struct nvllm_options *options, struct nvllm_error *err);
+
+/* With options.reconnect a client outlives its daemon. One that exits finishes the answers it has
+ * begun, as long as its drain lasts, and refuses or no longer reads other requests. When it has
+ * exited, the library connects again, waits until the model is loaded and sends these once more:
+ * generate, tokenize, detokenize and render, if the program has seen nothing of their answer. They
+ * keep their numbers and deadlines; what has neither deadline nor timeout waits as long as that
+ * takes. Other requests, and answers that were cut off, end with NVLLM_E_UNAVAILABLE; if nobody
+ * listens any more (with wait_start: not within options.timeout_ms), those that wait end with
+ * NVLLM_E_NOT_RUNNING. A client without requests connects again with its next one.
+ *
+ * A connection that ends without the daemon's farewell while it has requests, as in a crash, is
+ * lost: NVLLM_E_CONNECTION. The daemon may have died of a request, which must not end the next. */
 
 /* Whether the daemon has answered the greeting. */
 bool nvllm_greeted(const struct nvllm_client *client);
@@ -489,7 +503,8 @@ enum nvllm_code nvllm_get_status_start(struct nvllm_client *client, uint64_t *id
  *
  * Watch nvllm_fd() for what nvllm_wants() returns. When it is ready, or nvllm_timeout() has passed,
  * call nvllm_process() and then nvllm_next() with timeout 0 until it returns NVLLM_E_TIMEOUT. Ask
- * nvllm_wants() and nvllm_timeout() again before sleeping. */
+ * all three again before sleeping: with options.reconnect also the descriptor changes, to one of
+ * another number, and the old one is closed. */
 
 enum {
     NVLLM_WANT_READ = 1,

@@ -13,16 +13,22 @@ struct backend {
     int n_wakes;
 };
 
+static int dying_probe(const struct backend_options *options, struct err *e)
+{
+    if (options->block_len != 16)
+        return 0;
+    snprintf(e->text, sizeof(e->text), "the device is on fire");
+    return -EIO;
+}
+
 static int dying_open(struct backend **out, const struct model *model,
                       const struct backend_options *options, struct err *e)
 {
     struct backend *b;
 
     (void)model;
-    if (options->block_len == 16) {
-        snprintf(e->text, sizeof(e->text), "the device is on fire");
+    if (dying_probe(options, e) < 0)
         return -EIO;
-    }
     b = calloc(1, sizeof(*b));
     if (!b)
         return -ENOMEM;
@@ -94,4 +100,5 @@ __attribute__((visibility("default"))) const struct backend_ops nvllm_backend = 
     .sleep = dying_sleep,
     .wake = dying_wake,
     .close = dying_close,
+    .probe = dying_probe,
 };

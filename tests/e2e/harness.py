@@ -14,6 +14,7 @@ import os
 import pathlib
 import re
 import signal
+import socket
 import struct
 import subprocess
 import sys
@@ -115,7 +116,7 @@ class Daemon:
     """nvllmd in a folder of its own. As a context manager it must end with status 0 on SIGTERM."""
 
     def __init__(self, *options, model=MODEL, wait=True, env=None, folder=None, backend="cpu",
-                 args=(), log=None):
+                 args=(), log=None, cwd=None):
         self._own = None if folder else tempfile.TemporaryDirectory(prefix="nvllm-e2e-")
         self.folder = pathlib.Path(folder or self._own.name)
         self.socket = self.folder / "nvllmd.sock"
@@ -129,7 +130,7 @@ class Daemon:
         self.started = time.monotonic()
         with open(self.log_path, "ab") as own_log:
             self.process = subprocess.Popen([str(a) for a in args], stdin=subprocess.DEVNULL,
-                                            stdout=own_log, stderr=log or own_log,
+                                            stdout=own_log, stderr=log or own_log, cwd=cwd,
                                             env={**os.environ, **(env or {})})
         self.ready_seconds = None
         if wait:
@@ -221,6 +222,12 @@ class Daemon:
         status = pathlib.Path(f"/proc/{self.pid}/task/{self.pid}/status").read_text()
         return int(re.search(r"^voluntary_ctxt_switches:\s*(\d+)", status, re.M)[1])
 
+    def n_wakes(self):
+        """How often any of its threads has slept, and so been woken."""
+        counts = (pathlib.Path(f"/proc/{self.pid}/task/{t}/status").read_text()
+                  for t in os.listdir(f"/proc/{self.pid}/task"))
+        return sum(int(re.search(r"^voluntary_ctxt_switches:\s*(\d+)", c, re.M)[1]) for c in counts)
+
     def n_descriptors(self):
         return len(os.listdir(f"/proc/{self.pid}/fd"))
 
@@ -276,6 +283,28 @@ class Case(unittest.TestCase):
         template.write_text(own + "{# <tool_call> </tool_call> #}")
         return Daemon(f"backend.module={config.module}", f"model.chat_template={template}",
                       *options, backend="cuda", **others)
+
+    @contextlib.contextmanager
+    def notified(self):
+        """The environment that makes a daemon tell a service manager, and the list of what it is
+        told, whole at the end."""
+        path = self.temporary_folder() / "notify"
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as s:
+            s.bind(str(path))
+            messages = []
+
+            def listen():  # a queue of datagrams is short: a sender waits where nobody reads
+                while not messages or messages[-1] != "END":
+                    messages.extend(s.recv(4096).decode().splitlines())
+
+            listener = threading.Thread(target=listen)
+            listener.start()
+            try:
+                yield {"NOTIFY_SOCKET": str(path)}, messages
+            finally:
+                with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as end:
+                    end.sendto(b"END", str(path))
+                listener.join()
 
     def temporary_folder(self):
         folder = tempfile.TemporaryDirectory(prefix="nvllm-e2e-")

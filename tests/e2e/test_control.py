@@ -2,6 +2,7 @@
 that vanish, descriptors that run out, storms of signals."""
 
 import os
+import pathlib
 import resource
 import shutil
 import signal
@@ -156,6 +157,32 @@ class Reload(Case):
             self.assertEqual(w.ask(set_log_level={})["error"]["code"], "ERROR_INVALID")
 
 
+class Crash(Case):
+    SECRET = "The quick brown secret jumps over the lazy dog"
+
+    def test_what_it_leaves(self):
+        """A line of the log, where it was, and a core in which no prompt can be found."""
+        if config.light:
+            self.skipTest("a sanitizer handles signals")
+        folder = self.temporary_folder()
+        with Daemon(SMALL, cwd=folder) as d:
+            resource.prlimit(d.pid, resource.RLIMIT_CORE, (resource.RLIM_INFINITY,) * 2)
+            with d.connect() as w:
+                w.begin(1, {**long(), "prompt": self.SECRET})
+                d.process.send_signal(signal.SIGSEGV)
+                self.assertEqual(d.process.wait(timeout=30), -signal.SIGSEGV)
+            self.assertIn("event=crashed signal=SEGV", d.log())
+            self.assertRegex(d.log(), r"(?m)^\S*nvllmd\(.*\[0x")
+            pattern = pathlib.Path("/proc/sys/kernel/core_pattern").read_text()
+            cores = list(folder.glob("core*"))
+            if pattern.startswith("core"):
+                self.assertEqual(len(cores), 1)
+            for core in cores:
+                content = core.read_bytes()
+                self.assertIn(b"nvllmd", content)
+                self.assertNotIn(self.SECRET.encode(), content)
+
+
 class Signals(Case):
     def test_twice_sigint(self):
         """The first drains, the second ends what is left at once: one answer each, status 0."""
@@ -164,7 +191,9 @@ class Signals(Case):
             d.process.send_signal(signal.SIGINT)
             wait_for(lambda: "event=draining" in d.log(), 5, "draining")
             d.process.send_signal(signal.SIGINT)
-            self.assertEqual(w.collect([1])[1].choices[0].reason, "FINISH_CANCELLED")
+            error = w.collect([1])[1].error
+            self.assertEqual((error["code"], error["retryable"], error["reconnect"]),
+                             ("ERROR_UNAVAILABLE", True, True))
             self.assertEqual(d.process.wait(timeout=scaled(20, 60)), 0)
 
     def test_all_at_once(self):

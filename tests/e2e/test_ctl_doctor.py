@@ -283,6 +283,17 @@ class Doctor(Case):
                     (folder / name).write_text(content)
                 self.assertIn(mend, self.wrong("model", [words], "--model", folder))
 
+    def test_model_without_a_chat_template(self):
+        """It can be served, but chats with it are refused: that is noted."""
+        plain = json.loads((MODEL / "tokenizer_config.json").read_text())
+        plain.pop("chat_template", None)
+        folder = model_folder(self.folder() / "plain", tokenizer_config=json.dumps(plain),
+                              chat_template=None)
+        findings, _ = self.doctor("--model", folder)
+        note, = about(findings, "model", "note")
+        self.assertIn("no chat template", note["text"])
+        self.assertEqual(about(findings, "model", "wrong"), [])
+
     def configuration(self, socket_path):
         """One that is right, for this socket."""
         path = self.folder() / "nvllmd.conf"
@@ -424,3 +435,14 @@ class Doctor(Case):
             self.assertEqual(status, 1)
             wrong, = about(found, "socket", "wrong")
             self.assertEqual(wrong["mend"], f"sudo chmod o+x '{d.folder}'")
+        outer = self.folder()
+        (outer / "run").mkdir()
+        with Daemon(SMALL, folder=outer / "run") as d:
+            outer.chmod(0o700)
+            found, status = run("doctor", "--json", "--socket", d.socket, user=nobody)
+            self.assertEqual(status, 1)
+            wrong, = about(found, "socket", "wrong")
+            self.assertIn(f"may not enter {outer} (mode 0700)", wrong["text"])
+            subprocess.run(wrong["mend"].removeprefix("sudo "), shell=True, check=True)
+            found, status = run("doctor", "--json", "--socket", d.socket, user=nobody)
+            self.assertEqual(about(found, "socket", "wrong"), [])

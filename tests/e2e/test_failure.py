@@ -2,10 +2,9 @@
 
 import signal
 import time
-import unittest
 
 import harness
-from harness import Daemon, config, scaled
+from harness import Case, Daemon, config, scaled
 
 REQUEST = {"prompt": "Hello", "max_tokens": 50, "sampling": {"temperature": 0}}
 
@@ -15,7 +14,7 @@ def daemon(block_len, *options, **kwargs):
                   backend="cuda", **kwargs)
 
 
-class Failure(unittest.TestCase):
+class Failure(Case):
     def ended(self, d, status, seconds):
         begin = time.monotonic()
         self.assertEqual(d.process.wait(timeout=scaled(30, 60)), status, d.log())
@@ -29,9 +28,32 @@ class Failure(unittest.TestCase):
         self.ended(d, 1, 5)
         self.assertIn("the device is on fire", d.log())
 
-    def test_death_in_a_step(self):
-        """Each request in progress on every connection gets an error; the daemon ends within 5 s."""
+    def test_check_config_opens_the_device(self):
+        """So does check-config, before any start; beside a running daemon it leaves the device alone."""
+        def check(d, block_len):
+            return harness.run_command(
+                [config.nvllmd, "check-config", "--model", harness.MODEL, "--backend", "cuda",
+                 "--socket", d.socket, "--set", f"backend.module={config.module}",
+                 "--set", f"cache.block_len={block_len}"], check=False)
+
         d = daemon(32)
+        self.assertEqual(check(d, 16).returncode, 0)
+        d.kill()
+        self.assertEqual(check(d, 32).returncode, 0)
+        done = check(d, 16)
+        self.assertEqual(done.returncode, 1)
+        self.assertRegex(done.stdout.decode(), r"(?m)^wrong  backend  the device is on fire$")
+        d.close()
+
+    def test_death_in_a_step(self):
+        """Each request in progress on every connection gets an error, and systemd the reason; the daemon
+        ends within 5 s."""
+        with self.notified() as (env, messages):
+            self.die(daemon(32, env=env))
+        self.assertIn("ERRNO=5", messages)
+        self.assertIn("STATUS=Failed: the device fell off the bus", messages)
+
+    def die(self, d):
         with d.connect() as a, d.connect() as b, d.connect() as idle:
             for w in a, b:
                 for i in range(1, 11):
@@ -73,5 +95,5 @@ class Failure(unittest.TestCase):
                     self.assertEqual(reply["error"]["code"], "ERROR_UNAVAILABLE")
                     self.assertTrue(reply["error"]["retryable"])
                     d.process.send_signal(signal.SIGTERM)
-                self.assertEqual(w.collect([1000])[1000].error["code"], "ERROR_CANCELLED")
+                self.assertEqual(w.collect([1000])[1000].error["code"], "ERROR_UNAVAILABLE")
                 self.ended(d, 0, 10)

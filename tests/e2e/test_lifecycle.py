@@ -100,6 +100,18 @@ class Drain(Case):
                 self.assertLess(time.monotonic() - begin, scaled(5, 30))
 
 
+class Idle(Case):
+    def test_nothing_wakes_it(self):
+        """A daemon without work sleeps, with all of its threads, and so with connected clients."""
+        with Daemon(SMALL) as d, d.connect() as w:
+            w.generate(**harness.GOOD)
+            d.wait_filled()
+            time.sleep(3)  # the last line of its status is out
+            before = d.n_wakes()
+            time.sleep(scaled(20, 5))
+            self.assertLessEqual(d.n_wakes() - before, 2)
+
+
 class Sockets(Case):
     def test_closed_standard_error(self):
         """Without stderr the log goes nowhere, not into the next file that is opened."""
@@ -355,28 +367,6 @@ def may_be_nice(nice):
 
 
 class ServiceManager(Case):
-    @contextlib.contextmanager
-    def notified(self):
-        """The environment that makes a daemon tell a service manager, and the list of what it is
-        told, whole at the end."""
-        path = self.temporary_folder() / "notify"
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as s:
-            s.bind(str(path))
-            messages = []
-
-            def listen():  # a queue of datagrams is short: a sender waits where nobody reads
-                while not messages or messages[-1] != "END":
-                    messages.extend(s.recv(4096).decode().splitlines())
-
-            listener = threading.Thread(target=listen)
-            listener.start()
-            try:
-                yield {"NOTIFY_SOCKET": str(path)}, messages
-            finally:
-                with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as end:
-                    end.sendto(b"END", str(path))
-                listener.join()
-
     def test_status_follows_requests(self):
         """systemd is told of the start, of the stop, and between them of what runs and waits, also while
         nothing but tokens comes."""

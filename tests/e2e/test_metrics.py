@@ -107,7 +107,7 @@ class Values(Served):
     def test_drained(self):
         """What a draining daemon refuses, and its state."""
         with self.serving() as d, d.connect() as w:
-            w.ask(drain={"timeout_ms": 60000})
+            w.ask(drain={"drain_timeout_ms": 60000})
             w.generate(**GOOD)
             m = scrape(d.metrics)
             self.assertEqual(m["nvllm_requests_total", 'outcome="unavailable"'], 1)

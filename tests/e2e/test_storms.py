@@ -80,6 +80,7 @@ class Drain(Case):
                 terminal[id_] = reply
         except wire.Closed:
             pass
+        self.assertTrue(terminal.pop(0)["error"]["reconnect"], "the last word")
         self.assertEqual(sorted(terminal), sorted(wanted))
 
     def test_terminated_under_load(self):

@@ -4,6 +4,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "engine/model/rope.h"
 #include "engine/util/must.h"
 
 static void fill_weights(struct rig *r)
@@ -32,6 +33,7 @@ static void make_activations(struct rig *r)
     const size_t rows = RIG_ROWS, dim = (size_t)c->hidden_dim, ffn = (size_t)c->ffn_dim;
     const size_t head_dim = (size_t)c->head_dim, heads = (size_t)c->n_heads;
     const size_t partials = (size_t)step_max_partials(&r->limits, RIG_ROWS);
+    float inv_freq[ROPE_MAX_PAIRS];
     const size_t entry = (size_t)c->n_kv_heads * ATTN_GROUP * (head_dim + 2) * sizeof(float);
 
     f->rope = device_new((size_t)c->max_seq_len * head_dim * sizeof(float));
@@ -44,7 +46,8 @@ static void make_activations(struct rig *r)
     f->act = device_new(rows * ffn * 2);
     f->partial = device_new(partials * entry);
     f->counters = device_new(rows * (size_t)c->n_kv_heads * sizeof(int32_t));
-    cuda_must(rope_table(&device.launch, f->rope, c->max_seq_len, c->head_dim, c->rope_theta));
+    rope_frequencies(c, inv_freq);
+    cuda_must(rope_table(&device.launch, f->rope, c->max_seq_len, inv_freq, c->head_dim / 2, 1.0f));
 }
 
 static void make_sampler(struct rig *r)

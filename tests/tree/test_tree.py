@@ -289,6 +289,23 @@ class Protocol(unittest.TestCase):
         self.assertEqual(set(re.findall(r"^\|  (\w+)$", table, re.M)), codes)
 
 
+class Log(unittest.TestCase):
+    def test_ids(self):
+        """Each event of the log that is not for debugging has a MESSAGE_ID, which the manual names; the
+        table is in order and no id is there twice."""
+        source = "".join(f.read_text() for f in (ROOT / "daemon").glob("*.c"))
+        calls = re.findall(r'(?:log_event|log_text|line_begin)\([^";]*?LOG_LEVEL_(\w+),\s*'
+                           r'((?:[^;"]*\?)?\s*"\w+"(?:\s*:\s*"\w+")?)', source)
+        events = {name for level, what in calls if level != "DEBUG"
+                  for name in re.findall(r'"(\w+)"', what)}
+        self.assertGreater(len(events), 25)
+        table = re.findall(r'\{"(\w+)", "([0-9a-f]{32})"\}', (ROOT / "daemon" / "log_ids.h").read_text())
+        self.assertEqual([e for e, _ in table], sorted(events))
+        self.assertEqual(len({i for _, i in table}), len(table))
+        page = (ROOT / "packaging" / "man" / "nvllmd.8.scd").read_text()
+        self.assertEqual(re.findall(r"^\|  (\w+)\n:  .*\n:  ([0-9a-f]{32})$", page, re.M), table)
+
+
 class Options(unittest.TestCase):
     """Each option is in the manual and in the example, and none there that nvllmd does not know."""
 
