@@ -543,6 +543,14 @@ int request_start(struct engine_request *out, const Nvllm__V1__ClientFrame *f, s
         check_limit(&c, LIMIT_TOKENIZE_BYTES, t->text.len, "text");
         check_limit(&c, LIMIT_PROMPT_BYTES, t->text.len, "text");
         take_text(&c, &out->prompt, t->text.data, t->text.len, "text");
+        if (t->n_ids == 0)
+            break;
+        if (t->text.len > 0)
+            refuse(&c, CODE(INVALID), "ids", "only one of text and ids can be turned into tokens");
+        out->input = ENGINE_PROMPT_IDS;
+        out->prompt_ids = t->ids;
+        out->n_prompt_ids = t->n_ids;
+        check_ids(&c, t->ids, t->n_ids, "ids");
         break;
     case OP(DETOKENIZE):
         out->kind = ENGINE_DETOKENIZE;

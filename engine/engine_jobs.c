@@ -211,7 +211,13 @@ static int run_text(struct job *j, const char **field, struct event_list *out, s
     char *text = NULL;
     int r;
 
-    if (request->kind == ENGINE_TOKENIZE) {
+    if (request->kind == ENGINE_TOKENIZE && request->input == ENGINE_PROMPT_IDS) {
+        *field = "ids";
+        r = 0;
+        answer.type = ENGINE_TOKENS;
+        answer.ids = (int32_t *)request->prompt_ids;
+        answer.n_ids = request->n_prompt_ids;
+    } else if (request->kind == ENGINE_TOKENIZE) {
         *field = "text";
         err_set(e, 0, "text: too long");
         r = tokenizer_encode_all(g->tokenizer, request->prompt, request->special, &ids);

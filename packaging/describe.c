@@ -18,6 +18,7 @@
 #include <string.h>
 
 #include "client/ctl/ctl.h"
+#include "client/openai/usage.h"
 #include "daemon/options.h"
 
 enum { MAX_LINES = 4096 };
@@ -304,9 +305,11 @@ int main(int argc, char **argv)
     size_t cap = 0;
 
     if (argc != 2)
-        errx(1, "usage: describe nvllmctl|nvllmd <TEMPLATE");
+        errx(1, "usage: describe nvllmctl|nvllmd|nvllm-openai <TEMPLATE");
     if (strcmp(argv[1], nvllmd_program.name) == 0)
         page.program = &nvllmd_program;
+    else if (strcmp(argv[1], openai_program.name) == 0)
+        page.program = &openai_program;
     if (getdelim(&text, &cap, '\0', stdin) < 0)
         errx(1, "there is no template");
     for (rest = text; rest && *rest; page.lines[page.n_lines++] = strsep(&rest, "\n"))

@@ -48,6 +48,18 @@ enum nvllm_code nvllm_tokenize_start(struct nvllm_client *c, uint64_t *id, struc
     return tokenize(c, text, special, id, timeout_ms, NULL, err);
 }
 
+enum nvllm_code nvllm_token_bytes_start(struct nvllm_client *c, uint64_t *id, const int32_t *ids,
+                                        size_t n_ids, int timeout_ms, struct nvllm_error *err)
+{
+    Nvllm__V1__Tokenize op = NVLLM__V1__TOKENIZE__INIT;
+
+    if (!ids || n_ids == 0)
+        return error_field(err, "ids", "there are no ids");
+    op.n_ids = n_ids;
+    op.ids = (int32_t *)ids;
+    return call(c, OP(TOKENIZE), &op, id, timeout_ms, NULL, err);
+}
+
 static enum nvllm_code detokenize(struct nvllm_client *c, const int32_t *ids, size_t n_ids,
                                   bool skip_special, uint64_t *id, int timeout_ms, const void **out,
                                   struct nvllm_error *err)

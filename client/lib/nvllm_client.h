@@ -327,7 +327,8 @@ enum nvllm_event_type {
     NVLLM_EVENT_DONE = 2,  /* the request has ended, and its number is free */
     NVLLM_EVENT_ERROR = 3, /* it has ended without a result */
 
-    /* The answer of nvllm_tokenize_start(); of nvllm_detokenize_start() and nvllm_render_start();
+    /* The answer of nvllm_tokenize_start() and nvllm_token_bytes_start(); of
+     * nvllm_detokenize_start() and nvllm_render_start();
      * of nvllm_get_status_start(). */
     NVLLM_EVENT_TOKENS = 4,
     NVLLM_EVENT_TEXT = 5,
@@ -400,6 +401,12 @@ enum nvllm_code nvllm_tokenize_start(struct nvllm_client *client, uint64_t *id,
 enum nvllm_code nvllm_detokenize_start(struct nvllm_client *client, uint64_t *id,
                                        const int32_t *ids, size_t n_ids, bool skip_special,
                                        int timeout_ms, struct nvllm_error *err);
+
+/* The bytes of ids, one or more: the answer is as of nvllm_tokenize_start(). Unlike a text, which
+ * is UTF-8, they may be parts of a character. */
+enum nvllm_code nvllm_token_bytes_start(struct nvllm_client *client, uint64_t *id,
+                                        const int32_t *ids, size_t n_ids, int timeout_ms,
+                                        struct nvllm_error *err);
 
 /* Renders messages by the model's chat template. */
 enum nvllm_code nvllm_render(struct nvllm_client *client, const struct nvllm_chat *chat,

@@ -1,5 +1,5 @@
-"""Completions of nvllmctl and nvllmd for bash, zsh and fish: they know what the programs know, and no
-more."""
+"""Completions of nvllmctl, nvllmd and nvllm-openai for bash, zsh and fish: they know what the programs
+know, and no more."""
 
 import os
 import pathlib
@@ -165,3 +165,21 @@ class OfTheDaemon(Completions):
         self.assertEqual(self.complete("--backend", "=", "c"), ["cpu", "cuda"])
         self.assertEqual(self.complete("--set", "cache.kv_m"), ["cache.kv_memory="])
         self.assertEqual(self.complete("--config", "nvllmd.f"), ["nvllmd.fish"])
+
+
+class OfTheGateway(Completions):
+    """nvllm-openai's, which has no commands, by its own usage."""
+
+    @classmethod
+    def setUpClass(cls):
+        program = pathlib.Path(config.nvllmctl).with_name("nvllm-openai")
+        text = subprocess.run([program, "--help"], capture_output=True, text=True, check=True).stdout
+        cls.program, cls.names, cls.known = "nvllm-openai", [], {}
+        cls.common = set(re.findall(r"^  (--[a-z-]+)", text, re.M))
+        assert len(cls.common) > 10, text
+
+    def test_bash(self):
+        self.assertEqual(set(bash_completes(self.program, "--")), self.common)
+        self.assertEqual(bash_completes(self.program, "--allow"), ["--allow-remote"])
+        self.assertEqual(bash_completes(self.program, "--api-keys", "nvllmd.f"), ["nvllmd.fish"])
+        self.assertEqual(bash_completes(self.program, ""), [])

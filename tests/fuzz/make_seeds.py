@@ -222,6 +222,21 @@ def chat_answers():
                                for name, (kind, cut, text) in texts.items()})
 
 
+def http():
+    heads = {
+        "get": "GET /v1/models?x HTTP/1.1\r\nHost: localhost:8000\r\nAccept: */*\r\n",
+        "length": "POST /v1/completions HTTP/1.1\r\nhost: x\r\nContent-Length: 2\r\n"
+                  "Authorization: Bearer k\r\nConnection: keep-alive, close\r\n",
+        "old": "GET / HTTP/1.0\r\nConnection: keep-alive\r\n",
+        "chunks": "POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n"
+                  "Expect: 100-continue\r\nOrigin: null\r\n",
+        "both": "POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\nTransfer-Encoding: chunked\r\n",
+    }
+    bodies = {"length": "{}", "chunks": "3;a=b\r\nabc\r\n1F\r\n" + "x" * 31 + "\r\n0\r\nT: v\r\n\r\nGET"}
+    write(folder("http"), **{name: (head + "\r\n" + bodies.get(name, "")).encode()
+                             for name, head in heads.items()})
+
+
 if __name__ == "__main__":
     requests()
     answers()
@@ -230,3 +245,4 @@ if __name__ == "__main__":
     tokenizers()
     chats()
     chat_answers()
+    http()

@@ -137,7 +137,7 @@ class Man(unittest.TestCase):
         if not shutil.which("scdoc"):
             self.skipTest("no scdoc")
         pages = {p.name: p for p in files(".scd")}
-        for name in ("nvllmd.8.scd", "nvllmd.conf.5.scd", "nvllm-protocol.7.scd",
+        for name in ("nvllmd.8.scd", "nvllm-openai.8.scd", "nvllmd.conf.5.scd", "nvllm-protocol.7.scd",
                      "nvllmctl.1.scd", "libnvllm-client.3.scd", "nvllm_connect.3.scd"):
             self.assertIn(name, pages)
         for name, page in pages.items():
@@ -230,12 +230,14 @@ class Library(unittest.TestCase):
 
 
 class Units(unittest.TestCase):
-    def unit(self, folder):
-        text = (ROOT / "packaging" / "systemd" / "nvllmd.service.in").read_text()
-        path = pathlib.Path(folder) / "nvllmd.service"
+    def unit(self, name):
+        text = (ROOT / "packaging" / "systemd" / f"{name}.service.in").read_text()
+        path = self.folder / f"{name}.service"
         # Verified as installed, but with a program that is there on every machine.
-        text = re.sub(r"@CMAKE_INSTALL_FULL_\w*BIN\w+@/\w+", "/bin/true", text)
+        text = re.sub(r"@CMAKE_INSTALL_FULL_\w*BIN\w+@/[\w-]+", "/bin/true", text)
         path.write_text(re.sub(r"@NVLLM_(FOLDER|STATE)@", "nvllm", text))
+        socket = path.with_suffix(".socket")
+        shutil.copy(ROOT / "packaging" / "systemd" / socket.name, socket)
         return path
 
     def setUp(self):
@@ -246,18 +248,21 @@ class Units(unittest.TestCase):
         self.folder = pathlib.Path(folder.name)
 
     def test_verify(self):
-        """systemd finds nothing to complain about in the unit."""
-        done = run("systemd-analyze", "verify", "--man=no", self.unit(self.folder))
-        complaints = [x for x in done.stderr.splitlines() if "nvllmd" in x]
-        self.assertEqual(complaints, [])
+        """systemd finds nothing to complain about in the units."""
+        for name in "nvllmd", "nvllm-openai":
+            unit = self.unit(name)
+            done = run("systemd-analyze", "verify", "--man=no", unit, unit.with_suffix(".socket"))
+            complaints = [x for x in done.stderr.splitlines() if "nvllm" in x]
+            self.assertEqual(complaints, [])
 
     def test_sandbox(self):
-        """The sandbox is as tight as a daemon that may need a GPU can bear."""
-        done = run("systemd-analyze", "security", "--offline=true", "--threshold=30",
-                   self.unit(self.folder))
-        if "nrecognized option" in done.stderr:
-            self.skipTest("systemd-analyze cannot judge a unit offline")
-        self.assertEqual(done.returncode, 0, done.stdout[-3000:] + done.stderr)
+        """The sandbox is as tight as a daemon that may need a GPU can bear, and tighter without."""
+        for name, most in ("nvllmd", 30), ("nvllm-openai", 10):
+            done = run("systemd-analyze", "security", "--offline=true", f"--threshold={most}",
+                       self.unit(name))
+            if "nrecognized option" in done.stderr:
+                self.skipTest("systemd-analyze cannot judge a unit offline")
+            self.assertEqual(done.returncode, 0, done.stdout[-3000:] + done.stderr)
 
 
 class Protocol(unittest.TestCase):
