@@ -368,7 +368,7 @@ static void check_options(struct checking *c)
     else
         say(c, NOTE, "config", NULL, "no file: only the defaults and the command line apply");
     if (c->check->not_in_unit)
-        say(c, NOTE, "unit", NULL, "not judged as the service would: %s",
+        say(c, NOTE, "unit", NULL, "not checked in the sandbox of the service: %s",
             c->check->not_in_unit->text);
     check_backend(c, &choice);
     check_socket(c, "socket", &listener);

@@ -6,11 +6,15 @@
 #include <execinfo.h>
 #include <fcntl.h>
 #include <signal.h>
+#include <stdbool.h>
 #include <stddef.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 enum { MAX_FRAMES = 64 };
+
+static bool to_journal;
 
 static void put(const char *text)
 {
@@ -23,6 +27,7 @@ static void on_crash(int number)
     void *frames[MAX_FRAMES];
     const char *name = sigabbrev_np(number);
 
+    put(to_journal ? "<2>" : ""); /* its priority */
     put("nvllmd: level=error event=crashed signal=");
     put(name ? name : "?");
     put("\n");
@@ -36,7 +41,10 @@ void crash_init(void)
     struct sigaction action = {.sa_handler = on_crash, .sa_flags = (int)SA_RESETHAND};
     struct sigaction before;
     void *frame;
-    int fd = open("/proc/self/coredump_filter", O_WRONLY | O_CLOEXEC);
+    int fd;
+
+    to_journal = getenv("JOURNAL_STREAM") != NULL;
+    fd = open("/proc/self/coredump_filter", O_WRONLY | O_CLOEXEC);
 
     if (fd >= 0) {
         (void)!write(fd, "0x10", 4); /* headers of ELF files alone */

@@ -51,16 +51,20 @@ const char *unit_check_asked(const struct usage_line *line)
 
 static int take_name(struct unit *u, const char *name, struct err *e)
 {
-    const char *at = strchr(name, '@');
-    const size_t n = strlen(name);
+    static const char suffix[] = ".service";
+    const size_t n = strlen(name), n_suffix = sizeof(suffix) - 1;
+    const bool is_whole = n > n_suffix && strcmp(name + n - n_suffix, suffix) == 0;
+    const char *at;
 
     /* It becomes a word of a shell. */
     if (n == 0 || n > 200 || name[0] == '-' ||
         strspn(name, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789@_.:-") != n)
         return err_set(e, -EINVAL, "“%.200s” is not the name of a unit", name);
-    snprintf(u->name, sizeof(u->name), "%s%s", name, strstr(name, ".service") ? "" : ".service");
+    snprintf(u->name, sizeof(u->name), "%s%s", name, is_whole ? "" : suffix);
+    at = strchr(u->name, '@');
     if (at)
-        snprintf(u->instance, sizeof(u->instance), "%.*s", (int)strcspn(at + 1, "."), at + 1);
+        snprintf(u->instance, sizeof(u->instance), "%.*s",
+                 (int)(strlen(at + 1) - strlen(".service")), at + 1);
     return 0;
 }
 
@@ -119,14 +123,16 @@ static int take_setting(struct unit *u, const char *key, const char *value, stru
 {
     char text[2 * MAX_WORD], expanded[MAX_WORD];
 
+    const bool is_command = strcmp(key, "ExecStart") == 0;
+
+    for (size_t i = 0; !is_command && i < sizeof(left_out) / sizeof(*left_out); i++)
+        if (strncmp(key, left_out[i], strlen(left_out[i])) == 0)
+            return 0;
     if (!expand(expanded, u, value))
         return err_set(e, -EINVAL, "%s: a specifier of %s=%.200s is not known here", u->name, key,
                        value);
-    if (strcmp(key, "ExecStart") == 0)
+    if (is_command)
         return take_command(u, expanded, e);
-    for (size_t i = 0; i < sizeof(left_out) / sizeof(*left_out); i++)
-        if (strncmp(key, left_out[i], strlen(left_out[i])) == 0)
-            return 0;
     snprintf(text, sizeof(text), "--property=%s=%s", key, expanded);
     return add(u->settings, &u->n_settings, text, e);
 }

@@ -24,7 +24,7 @@ static const struct usage_option json_option[] = {
 static const struct usage_option unit_options[] = {
     OPTION("unit", "UNIT",
            "check as this unit of systemd would start: as its user, in its sandbox"),
-    OPTION("inside", "UNIT", "what --unit adds to the command that it runs there"),
+    OPTION("inside", "UNIT", "internal: set by --unit"),
     OPTIONS_END,
 };
 

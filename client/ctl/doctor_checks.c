@@ -7,22 +7,24 @@
 #include <grp.h>
 #include <inttypes.h>
 #include <limits.h>
+#include <poll.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
-#include <sys/time.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include "client/ctl/doctor.h"
 #include "client/ctl/json.h"
 #include "client/ctl/show.h"
+#include "client/lib/clock.h"
 
 enum {
     CHECK_MS = 30000,
+    MOST_FINDINGS_BYTES = 16 << 20,
     LFS_POINTER_BYTES = 1024, /* no pointer is larger, and no weights are smaller */
     FEW_DESCRIPTORS = 256,
     FEW_WAITING = 128, /* connections that wait to be accepted */
@@ -55,19 +57,41 @@ static void become_user(const struct user *user)
         _exit(EXIT_ERROR);
 }
 
-/* The JSON that nvllmd prints; NULL for anything else, or *late: its timer has ended it. in_unit:
+/* The JSON that nvllmd prints; NULL for anything else, or *late: it did not end in time. in_unit:
  * it takes the rights of the service, for which it needs root's. */
+/* What a child writes until the end, at most `most` bytes. False: the time was over first; what
+ * systemd has started for the child may outlive it. */
+static bool read_in_time(int fd, struct text_buffer *out, int64_t end, size_t most)
+{
+    struct pollfd p = {.fd = fd, .events = POLLIN};
+    char part[4096];
+
+    while (out->len <= most) {
+        const int left = clock_left_ms(end);
+        ssize_t k;
+
+        if (left == 0)
+            return false;
+        if (poll(&p, 1, left) <= 0)
+            continue;
+        k = read(fd, part, sizeof(part));
+        if (k <= 0)
+            return true;
+        text_buffer_add(out, part, (size_t)k);
+    }
+    return true;
+}
+
 static json_t *run_nvllmd(const struct doctor *d, const char *const *argv, bool in_unit, bool *late)
 {
     int ms = d->ctl->deadline == INT64_MAX ? CHECK_MS
                                            : ctl_left_ms(d->ctl) + 1; /* 0 would be no timer */
-    const struct itimerval timer = {.it_value = {ms / 1000, ms % 1000 * 1000}};
+    const int64_t end = clock_deadline(ms);
+    struct text_buffer text = {0};
     struct nvllm_error err;
     json_t *found = NULL;
     int ends[2], status;
     pid_t child;
-    char *text;
-    size_t n;
 
     if (pipe2(ends, O_CLOEXEC) < 0)
         return NULL;
@@ -77,18 +101,17 @@ static json_t *run_nvllmd(const struct doctor *d, const char *const *argv, bool 
         dup2(ends[1], STDOUT_FILENO);
         if (!in_unit)
             become_user(&d->user);
-        signal(SIGALRM, SIG_DFL);
-        setitimer(ITIMER_REAL, &timer, NULL); /* exec keeps it */
         execv(d->nvllmd, (char *const *)argv);
         _exit(EXIT_ERROR);
     }
     close(ends[1]);
     if (child > 0) {
-        text = ctl_read_all(ends[0], &n);
+        *late = !read_in_time(ends[0], &text, end, MOST_FINDINGS_BYTES);
+        if (*late)
+            kill(child, SIGKILL);
         waitpid(child, &status, 0);
-        *late = WIFSIGNALED(status) && WTERMSIG(status) == SIGALRM;
-        found = ctl_json_parse(text, n, &err);
-        free(text);
+        found = ctl_json_parse(text.data ? text.data : "", text.len, &err);
+        text_buffer_deinit(&text);
     }
     close(ends[0]);
     return found;

@@ -84,7 +84,8 @@ static enum nvllm_code answer(struct nvllm_client *client, struct nvllm_error *e
 
 int main(int argc, char **argv)
 {
-    struct sigaction action = {.sa_handler = on_interrupt};
+    /* Where nothing is being answered, it interrupts nothing. */
+    struct sigaction action = {.sa_handler = on_interrupt, .sa_flags = SA_RESTART};
     struct nvllm_client *client = NULL;
     struct nvllm_options options;
     struct nvllm_error err;

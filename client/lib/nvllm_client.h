@@ -149,8 +149,9 @@ enum nvllm_code nvllm_connect_start(struct nvllm_client **client,
 
 /* With options.reconnect a client outlives its daemon. One that exits finishes the answers it has
  * begun, as long as its drain lasts, and refuses or no longer reads other requests. When it has
- * exited, the library connects again, waits until the model is loaded and sends these once more:
- * generate, tokenize, detokenize and render, if the program has seen nothing of their answer. They
+ * exited, the library connects again, waits until the model is loaded and sends these once more,
+ * and those that the end of the drain cut off before anything of their answer was sent: generate,
+ * tokenize, detokenize and render. They
  * keep their numbers and deadlines; what has neither deadline nor timeout waits as long as that
  * takes. Other requests, and answers that were cut off, end with NVLLM_E_UNAVAILABLE; if nobody
  * listens any more (with wait_start: not within options.timeout_ms), those that wait end with
@@ -220,7 +221,7 @@ struct nvllm_logit_bias {
 struct nvllm_request {
     size_t size;
     struct nvllm_text prompt;  /* raw text; special tokens spelled out in it are matched, and those
-                                  that  the tokenizer puts before a text are put there */
+                                  that the tokenizer puts before a text are put there */
     const int32_t *prompt_ids; /* [n_prompt_ids] */
     size_t n_prompt_ids;
     const struct nvllm_chat *chat;
@@ -297,9 +298,9 @@ struct nvllm_logprobs {
 /* Made by the library; grows at its end.
  *
  * Of a chat's answer the text is the content alone. Models write their reasoning between <think>
- * and
- * </think>, tool calls between <tool_call> and </tool_call>; a model does so if its chat template
- * has these tags, and calls tools if the chat has some. What only looks like a call is text. */
+ * and </think>, tool calls between <tool_call> and </tool_call>; a model does so if its chat
+ * template has these tags, and calls tools if the chat has some. What only looks like a call is
+ * text. */
 struct nvllm_delta {
     uint32_t choice;                       /* 0 .. n - 1 */
     struct nvllm_text text;                /* complete characters; may lag behind token_ids */

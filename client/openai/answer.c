@@ -226,7 +226,7 @@ static void deliver_held(struct answer *a)
         }
     }
     if (found == TOKENS_FAILED) {
-        api_fail(&e, 503, "unavailable", "", "nvllmd could not tell the text of a token.");
+        api_fail(&e, 503, "unavailable", "", "nvllmd did not return the text of a token.");
         fail(a, &e);
     }
 }
@@ -286,6 +286,21 @@ void answers_resume(struct gateway *gateway)
         if (STAILQ_EMPTY(&a->held))
             continue;
         deliver_held(a);
+        settle(a);
+    }
+}
+
+void answers_lose_held(struct gateway *gateway)
+{
+    struct answer *a, *next;
+    struct api_error e;
+
+    api_fail(&e, 503, "unavailable", "", "nvllmd exited before it returned the text of a token.");
+    for (a = TAILQ_FIRST(&gateway->answers); a; a = next) {
+        next = TAILQ_NEXT(a, link);
+        if (STAILQ_EMPTY(&a->held))
+            continue;
+        fail(a, &e);
         settle(a);
     }
 }

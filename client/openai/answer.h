@@ -29,5 +29,7 @@ void answers_resume(struct gateway *gateway);
 
 /* Ends all answers in progress with an error. */
 void answers_end(struct gateway *gateway, const struct api_error *why);
+/* The daemon is gone, with the texts of tokens that answers wait for. */
+void answers_lose_held(struct gateway *gateway);
 
 #endif

@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <time.h>
 #include <unistd.h>
@@ -111,7 +112,7 @@ static bool parse(struct program *p, int argc, char **argv)
         return false;
     }
     if (p->line.n_words > 0)
-        die("there are no arguments, and “%s” is one", p->line.words[0]);
+        die("unexpected argument “%s”", p->line.words[0]);
     read_options(p);
     return true;
 }
@@ -127,7 +128,7 @@ static void raise_descriptors(struct program *p)
     if (getrlimit(RLIMIT_NOFILE, &limit) < 0 || limit.rlim_cur >= wanted)
         return;
     if (limit.rlim_max < wanted)
-        die("--max-connections: %zu want %ju descriptors, and %ju are allowed",
+        die("--max-connections: %zu connections need %ju descriptors; the limit is %ju",
             p->http.max_connections, (uintmax_t)wanted, (uintmax_t)limit.rlim_max);
     limit.rlim_cur = wanted;
     setrlimit(RLIMIT_NOFILE, &limit);
@@ -198,8 +199,10 @@ static void after_events(void *arg, bool lost)
 {
     struct gateway *gateway = arg;
 
-    if (lost)
+    if (lost) {
         tokens_forget(gateway->tokens);
+        answers_lose_held(gateway);
+    }
     while (!lost && tokens_run(gateway->tokens))
         answers_resume(gateway); /* which may ask for more */
     http_flush(gateway->http);
@@ -350,7 +353,8 @@ int main(int argc, char **argv)
     static struct program p;
 
     program_hold_streams();
-    signal(SIGPIPE, SIG_IGN); /* of stderr */
+    signal(SIGPIPE, SIG_IGN);  /* of stderr */
+    prctl(PR_SET_DUMPABLE, 0); /* a core would hold keys, prompts and answers */
     json_set_alloc_funcs(fields_alloc_json, free);
     if (!parse(&p, argc, argv))
         return fflush(stdout) == 0 ? 0 : 1;

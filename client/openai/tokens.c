@@ -146,10 +146,11 @@ static void ask(struct tokens *t)
 
 bool tokens_run(struct tokens *t)
 {
-    bool changed = t->changed;
+    bool changed;
 
-    t->changed = false;
     if (t->n_asked == 0 && t->n_wanted > 0)
-        ask(t);
+        ask(t); /* may fail at once */
+    changed = t->changed;
+    t->changed = false;
     return changed;
 }

@@ -28,6 +28,7 @@ struct upstream {
     struct upstream_request hello; /* asks for the status, after which there is a model */
     bool greeted;                  /* hello has been answered, and model is known */
     bool refused;                  /* it has been answered by an error */
+    struct nvllm_error refusal;    /* with refused: why */
     bool tried;                    /* one of the two, or there was nobody to answer */
     char model[256];
     struct nvllm_error why; /* there is no model */
@@ -117,7 +118,7 @@ static void run(struct upstream *u)
     if (code != NVLLM_OK && nvllm_wants(u->client) == 0)
         lose(u, &err);
     else if (u->refused)
-        lose(u, &u->why);
+        lose(u, &u->refusal);
     u->options.after(u->options.arg, !u->client);
     if (u->n_to_cancel > 0 && u->client)
         cancel_marked(u);
@@ -142,7 +143,7 @@ static void on_status(struct upstream_request *q, const struct nvllm_event *even
     struct upstream *u = (struct upstream *)((char *)q - offsetof(struct upstream, hello));
 
     if (event->type != NVLLM_EVENT_STATUS) {
-        u->why = *event->error;
+        u->refusal = *event->error;
         u->refused = true;
         return;
     }
@@ -169,6 +170,7 @@ static void connect_again(struct upstream *u)
     nvllm_options_init(&o);
     o.socket_path = u->options.socket_path;
     o.name = "nvllm-openai/" NVLLM_VERSION;
+    o.reconnect = false; /* here: the next daemon may serve another model */
     if (nvllm_connect_start(&u->client, &o, &err) != NVLLM_OK) {
         lose(u, &err);
         return;

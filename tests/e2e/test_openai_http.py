@@ -332,6 +332,11 @@ class DaemonGoes(Case):
                 self.assertEqual((r.error[0], r.fields["Retry-After"]), (503, "1"))
             d = Daemon(folder=folder)
             wait_for(lambda: gateway.get("/health").status == 200, 10, "it has found the daemon")
+            for _ in range(2):  # while nothing runs
+                d.terminate()
+                wait_for(lambda: gateway.complete("Hi").status == 503, 5, "the daemon is missed")
+                d = Daemon(folder=folder)
+                wait_for(lambda: gateway.complete("Hi").status == 200, 10, "it is found again")
             for _ in range(scaled(5, 2)):
                 with gateway.open() as begun, gateway.open() as waiting:
                     begun.sendall(post("completions", {**LONG, "stream": True}, "Connection: close"))

@@ -431,6 +431,16 @@ class Ends(Case):
             self.assertRaises(nvllm.ConnectionLostError, client.status)
             client.close()
 
+    def test_daemon_that_exits(self):
+        """Its farewell ends the client, which is of no use any more; the next daemon has another."""
+        d = Daemon(SMALL)
+        client = nvllm.Client(d.socket)
+        self.assertEqual(d.terminate(), 0)
+        self.assertRaises(nvllm.ConnectionLostError, client.status)
+        self.assertRaises(nvllm.ConnectionLostError, client.generate, "x")
+        client.close()
+        d.close()
+
     def test_daemon_that_drains(self):
         with Daemon(SMALL) as d, nvllm.Client(d.socket) as client:
             with d.connect() as w:

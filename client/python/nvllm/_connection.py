@@ -339,6 +339,8 @@ class Connection:
 
     def _take_own(self, event: str, message: Any) -> None:
         """Frames with id 0 are of the connection itself."""
+        if event == "error" and message.reconnect:
+            raise ConnectionLostError(from_wire(message).args[0])
         if event == "error":
             raise from_wire(message)
         if event != "welcome":
