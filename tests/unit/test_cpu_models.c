@@ -282,9 +282,14 @@ static const struct model_config shapes[] = {
     {WRITER_QWEN3, 2, 4, 4, 6, 33, 50, 2053, 1024, 1e-6f, 1e6, true},
     {WRITER_QWEN3, 3, 8, 2, 32, 80, 96, 2048, 1024, 1e-6f, 5e5, false},
     {WRITER_LLAMA, 2, 6, 2, 16, 52, 77, 2048, 1024, 1e-6f, 5e5, true,
-     .rope = {ROPE_LLAMA3, 8, 64, 1, 4}},
+     .rope = {.kind = ROPE_LLAMA3,
+              .factor = 8,
+              .original_len = 64,
+              .low_freq_factor = 1,
+              .high_freq_factor = 4}},
     {WRITER_MISTRAL, 2, 6, 2, 32, 52, 77, 2048, 1024, 1e-6f, 1e4, false},
-    {WRITER_QWEN3, 2, 4, 4, 16, 33, 50, 2053, 1024, 1e-6f, 1e6, true, .rope = {ROPE_YARN, 4, 64}},
+    {WRITER_QWEN3, 2, 4, 4, 16, 33, 50, 2053, 1024, 1e-6f, 1e6, true,
+     .rope = {.kind = ROPE_YARN, .factor = 4, .original_len = 64}},
 };
 
 enum { N_SHAPES = N(shapes) };
@@ -475,7 +480,9 @@ TEST(fingerprint_has_the_frequencies)
                                              1e-6f,
                                              1e6,
                                              true,
-                                             .rope = {ROPE_YARN, 4, 128}};
+                                             .rope = {.kind = ROPE_YARN,
+                                                      .factor = 4,
+                                                      .original_len = 128}};
     XXH128_hash_t before, same;
 
     make_model(&yarn, false);
