@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 
-from harness import config, scaled, wait_for
+from harness import SharedDaemon, config, scaled, wait_for
 
 
 class UnixConnection(http.client.HTTPConnection):
@@ -164,6 +164,21 @@ class Gateway:
                 raise AssertionError(f"nvllm-openai ended with {status}:\n{self.log()[-8000:]}")
         finally:
             self.close()
+
+
+class SharedGateway(SharedDaemon):
+    """Tests that may share one gateway beside their daemon."""
+
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        cls.gateway = Gateway(cls.daemon.socket)
+
+    @classmethod
+    def tearDownClass(cls):
+        with cls.gateway:
+            pass
+        super().tearDownClass()
 
 
 def read_to_end(s):

@@ -12,28 +12,15 @@ except ImportError:
     openai = None
 
 import harness
-from gateway import Gateway
-from harness import Case, SharedDaemon, at_once, scaled
+from gateway import Gateway, SharedGateway
+from harness import Case, at_once, scaled
 from test_answers import ARGUMENTS, CALLS, THINKS
 
 QUESTION = "What is 17 + 25?"
 TOOL = {"type": "function", "function": {"name": "find", "parameters": {"type": "object"}}}
 
 
-class Shared(SharedDaemon):
-    """One gateway for all tests of a class."""
-
-    @classmethod
-    def setUpClass(cls):
-        super().setUpClass()
-        cls.gateway = Gateway(cls.daemon.socket)
-
-    @classmethod
-    def tearDownClass(cls):
-        with cls.gateway:
-            pass
-        super().tearDownClass()
-
+class Shared(SharedGateway):
     def wire(self, **request):
         with self.daemon.connect() as w:
             return w.generate(**request)

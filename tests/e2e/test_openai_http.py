@@ -9,7 +9,7 @@ import signal
 import socket
 import time
 
-from gateway import Gateway, post, read_to_end
+from gateway import Gateway, SharedGateway, post, read_to_end
 from harness import SMALL, Case, Daemon, SharedDaemon, at_once, config, scaled, wait_for
 
 LONG = {"prompt": "Once upon a time", "max_tokens": 9000, "ignore_eos": True}
@@ -20,18 +20,7 @@ def statuses(data):
     return [int(s) for s in re.findall(rb"HTTP/1\.1 (\d+)", data)]
 
 
-class Connections(SharedDaemon):
-    @classmethod
-    def setUpClass(cls):
-        super().setUpClass()
-        cls.gateway = Gateway(cls.daemon.socket)
-
-    @classmethod
-    def tearDownClass(cls):
-        with cls.gateway:
-            pass
-        super().tearDownClass()
-
+class Connections(SharedGateway):
     def test_connections_are_kept(self):
         """Until a request says otherwise, also over TCP."""
         for tcp in False, True:
