@@ -2,6 +2,7 @@
  * template, a NUL, and the JSON. Whatever they are, there is an error with a text, or a prompt that
  * is the same the second time, and in which nothing of the conversation counts as the template's.
  */
+#include <jansson.h>
 #include <string.h>
 
 #include "engine/text/chat.h"
@@ -16,6 +17,11 @@ static void check_error(const struct err *e)
     FUZZ_CHECK(*e->text);
     for (const char *s = e->text; *s; s++)
         FUZZ_CHECK((unsigned char)*s >= 0x20 && *s != 0x7f);
+}
+
+static bool has_mark(const char *text, size_t n)
+{
+    return n > 0 && memmem(text, n, mark, strlen(mark));
 }
 
 static void check_text(const struct jinja_text *t, bool marked)
@@ -34,9 +40,26 @@ static void check_text(const struct jinja_text *t, bool marked)
 
         FUZZ_CHECK(start < end && end <= t->len && (!i || start > last));
         last = t->ranges[i].end;
-        FUZZ_CHECK(!marked || !memmem(t->data + start, end - start, mark, strlen(mark)));
+        FUZZ_CHECK(!marked || !has_mark(t->data + start, end - start));
     }
     FUZZ_CHECK(t->data[t->len] == '\0');
+}
+
+static bool value_has_mark(const json_t *value)
+{
+    return has_mark(json_string_value(value), json_string_length(value));
+}
+
+/* Whether what counts as the template's can have the mark: a template may hold the character itself
+ * or, escaped, its number; and the JSON may say which tokens begin and end a text. */
+static bool may_be_marked(const char *template, size_t n, const char *json, size_t n_json)
+{
+    json_t *root = json_loadb(json, n_json, JSON_ALLOW_NUL, NULL);
+    const bool tokens = value_has_mark(json_object_get(root, "bos_token")) ||
+                        value_has_mark(json_object_get(root, "eos_token"));
+
+    json_decref(root);
+    return tokens || has_mark(template, n) || strcasestr(template, "f8ff");
 }
 
 static int render(const struct chat_template *t, const char *json, size_t n,
@@ -69,11 +92,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     r = render(t, json, n_json, &one);
     FUZZ_CHECK(render(t, json, n_json, &two) == r);
     if (r == 0) {
-        /* A template may hold the character itself or, escaped, its number. */
-        const bool marked =
-            !memmem(data, n, mark, strlen(mark)) && !strcasestr((const char *)data, "f8ff");
-
-        check_text(&one, marked);
+        check_text(&one, !may_be_marked((const char *)data, n, json, n_json));
         FUZZ_CHECK(one.len == two.len && memcmp(one.data, two.data, one.len) == 0);
         FUZZ_CHECK(one.n_ranges == two.n_ranges);
     }
