@@ -7,7 +7,7 @@
 
 #include "engine/util/checked.h"
 
-enum { N_PARTS = 13 };
+enum { N_PARTS = 14 };
 
 /* An array of the block: n * by + further entries, at an offset that the head holds. */
 struct part {
@@ -32,6 +32,7 @@ static void parts_of(struct part parts[N_PARTS], struct batch *b)
         {&b->stop_ids_at, b->n_stop_ids, 1, 0, sizeof(int32_t)},
         {&b->masks_at, b->n_masks, b->mask_words, 0, sizeof(uint32_t)},
         {&b->copies_at, b->n_copies, 1, 0, sizeof(struct batch_copy)},
+        {&b->sums_at, b->n_sums, 1, 0, sizeof(struct batch_sum)},
     };
 
     memcpy(parts, all, sizeof(all));
@@ -93,7 +94,7 @@ const char *batch_check(const struct batch *b, size_t n)
 
     if (n < sizeof(*b) || b->bytes != n)
         return "batch: cut short";
-    if (b->version != BATCH_VERSION)
+    if (b->version != BATCH_VERSION || b->unused)
         return "batch: of another version";
     head = *b;
     parts_of(parts, &head);

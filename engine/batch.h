@@ -38,7 +38,7 @@
 
 #include "engine/sampling.h"
 
-enum { BATCH_VERSION = 3 };
+enum { BATCH_VERSION = 4 };
 
 /* Where the bytes of a KV block may lie. A block id names a place within one tier; in block tables
  * and slots the host tier's ids follow those of the device, as backend_info counts them. */
@@ -51,6 +51,11 @@ struct batch_row {
     uint32_t counter; /* index of the token to sample among the sequence's generated ones: Philox */
     int32_t mask;     /* index into masks, or -1: every token is allowed */
     uint32_t ban_stops; /* 1: counter < min_tokens, stop ids are not to be sampled */
+};
+
+/* Rows of one sequence whose hidden states are wanted: their sum, after the final norm. */
+struct batch_sum {
+    int32_t row, n_rows; /* at least 1 */
 };
 
 /* Sets a sampler state before the rows of this step are sampled: a sequence begins, or begins again
@@ -101,8 +106,10 @@ struct batch {
     int32_t n_masks;
     int32_t mask_words; /* (vocab_size + 31) / 32; 0 where n_masks is */
     int32_t n_copies;
+    int32_t n_sums;  /* at most max_seqs; 0 where the backend has none */
+    uint32_t unused; /* 0 */
     uint64_t tokens_at, positions_at, slots_at, q_start_at, kv_len_at, block_table_at, rows_at;
-    uint64_t updates_at, history_at, bias_at, stop_ids_at, masks_at, copies_at;
+    uint64_t updates_at, history_at, bias_at, stop_ids_at, masks_at, copies_at, sums_at;
 };
 
 enum { BATCH_ALIGN = 16 }; /* of the block and of each array */
@@ -140,6 +147,7 @@ BATCH_ARRAY(int32_t, block_table)           /* [n_seqs, max_blocks]; unused: -1 
 BATCH_ARRAY(struct batch_row, rows)         /* [n_rows] in order of row */
 BATCH_ARRAY(struct sampler_update, updates) /* [n_updates] */
 BATCH_ARRAY(struct batch_copy, copies)      /* [n_copies] */
+BATCH_ARRAY(struct batch_sum, sums)         /* [n_sums] in order of row */
 /* clang-format on */
 #undef BATCH_ARRAY
 
@@ -183,6 +191,8 @@ struct step_result {
     /* [n_rows, SAMPLING_MAX_LOGPROBS] best first; the first n_logprobs hold */
     const int32_t *top_ids;
     const float *top_logprobs;
+    int32_t n_sums, sum_dim;
+    const float *sums; /* [n_sums, sum_dim] */
     int32_t n_copies;
     const struct copy_result *copies; /* [n_copies] that ended since the last wait: each once, those
                                        * of this step marked `before` now at the latest */

@@ -52,7 +52,7 @@ static int64_t blocks_for(const struct core *c, const struct sequence *s, int32_
 void core_needs(struct core *c, const struct sequence *s, int32_t *needed, int32_t *available)
 {
     int32_t len = c->options.block_len;
-    int32_t max = (core_n_chunked(c, s) - 1) / len, n_shared = 0;
+    int32_t max = core_n_findable(c, s), n_shared = 0;
     const struct node *node = &s->request->ns->root;
     int64_t left = blocks_for(c, s, blocks_promised(c));
 
@@ -194,7 +194,7 @@ static enum admission admit(struct core *c, struct step *st, struct sequence *s,
                             uint64_t now_us)
 {
     int32_t len = c->options.block_len;
-    int32_t max = (core_n_chunked(c, s) - 1) / len; /* one token at least is computed */
+    int32_t max = core_n_findable(c, s);
     int32_t *table = c->tables + (size_t)c->free_slots[c->n_free_slots - 1] * (size_t)c->max_blocks;
     uint64_t chain = prefix_cache_chain(c->cache, &s->request->ns->root);
     bool alone = core_n_running(c) == 0 && list_empty(&c->draining);

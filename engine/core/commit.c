@@ -1,4 +1,5 @@
 /* commit.c - what a step gave: tokens to tell, blocks to list, sequences to let go. */
+#include <math.h>
 #include <string.h>
 
 #include "engine/core/core_impl.h"
@@ -109,6 +110,39 @@ static void commit_rows(struct core *c, const struct step_entry *e, const struct
     s->n_charged = least(s->n_charged, s->n_planned);
 }
 
+static bool all_finite(const float *x, int32_t n)
+{
+    for (int32_t i = 0; i < n; i++)
+        if (!isfinite(x[i]))
+            return false;
+    return true;
+}
+
+/* Tells the sum of an entry's hidden states, of a sequence that is alive. */
+static void commit_sum(struct core *c, const struct step_entry *e, const struct step_result *r,
+                       uint64_t now_us)
+{
+    struct sequence *s = e->sequence;
+    struct request *q = s->request;
+    const float *sum = r->sums + (size_t)e->sum * (size_t)r->sum_dim;
+    const int32_t end = e->start + e->n;
+    const bool ends = end == sequence_n_tokens(s);
+
+    if (!all_finite(sum, r->sum_dim)) {
+        forget_blocks(c, s);
+        core_end_request(c, q, CORE_REASON_NUMERICS, now_us);
+        return;
+    }
+    core_emit(c, &(struct core_event){.request = q->id,
+                                      .type = CORE_SUM,
+                                      .position = end - e->n_summed,
+                                      .sum = sum,
+                                      .sum_dim = r->sum_dim,
+                                      .reason = ends ? CORE_REASON_LENGTH : CORE_REASON_NONE});
+    if (ends)
+        core_end_choice(c, s, CORE_REASON_LENGTH, now_us);
+}
+
 static void commit_entry(struct core *c, const struct step_entry *e, const struct step_result *r,
                          uint64_t now_us)
 {
@@ -119,12 +153,15 @@ static void commit_entry(struct core *c, const struct step_entry *e, const struc
     core_wake(c, s, false);
     if (!e->decode && e->n_drafts == 0)
         c->stats.prompt_tokens += (uint64_t)e->n;
-    if (!e->wanted)
+    if (!e->wanted && e->n_summed == 0)
         return;
-    s->n_sampling--;
+    s->n_sampling -= e->wanted || e->start + e->n == sequence_n_tokens(s);
     if (s->state == SEQ_ENDED && !PLANT(PLANT_KEEP_DISCARDED))
         return; /* the discarded row of one that turned out to have ended */
-    commit_rows(c, e, r, now_us);
+    if (e->wanted)
+        commit_rows(c, e, r, now_us);
+    else
+        commit_sum(c, e, r, now_us);
 }
 
 void core_commit(struct core *c, const struct step_result *result, uint64_t now_us)
@@ -133,7 +170,8 @@ void core_commit(struct core *c, const struct step_result *result, uint64_t now_
 
     c->cache->now_us = now_us;
     must(core_in_flight(c) > 0);
-    must(result->step == st->head.step && result->n_rows == st->batch->n_rows);
+    must(result->step == st->head.step && result->n_rows == st->batch->n_rows &&
+         result->n_sums == st->batch->n_sums);
     for (int32_t i = 0; i < st->head.n_seqs; i++)
         commit_entry(c, &st->entries[i], result, now_us);
     core_commit_copies(c, result);

@@ -200,8 +200,8 @@ static int32_t room_on_device(const struct core *c, const struct core_request *r
     int32_t n_pinned = c->cache->n_pinned;
     struct cache_namespace *ns;
 
-    if (n_pinned == 0)
-        return c->options.n_blocks;
+    if (n_pinned == 0 || r->pooling == CORE_POOL_ALL) /* which uses no block that there is */
+        return c->options.n_blocks - n_pinned;
     ns = prefix_cache_find(c->cache, c->options.share_all ? 0 : r->client, r->cache_salt);
     return c->options.n_blocks - n_pinned + core_pinned_prefix(c, ns, r->prompt, r->n_prompt);
 }
@@ -245,8 +245,9 @@ static void drop_request(struct core *c, struct request *q)
 int core_fits(const struct core *c, const struct core_request *r)
 {
     const int64_t longest = (int64_t)r->n_prompt + r->max_tokens;
+    const bool samples = r->pooling == CORE_POOL_NONE; /* else no token follows the prompt */
 
-    if (longest > c->options.max_seq_len)
+    if (longest - !samples > c->options.max_seq_len)
         return CORE_E_TOO_LONG;
     return core_blocks_for(c, (int32_t)longest - 1) > core_room(c, r) ? CORE_E_NEVER_FITS : CORE_OK;
 }
@@ -261,6 +262,8 @@ int core_admit(struct core *c, const struct core_request *r, uint64_t now_us)
     must(r->priority >= 0 && r->priority < CORE_N_PRIORITIES);
     must(!id_map_get(&c->requests, r->id));
     must(!r->masks || c->options.max_masks > 0);
+    must(r->pooling == CORE_POOL_NONE ||
+         (r->max_tokens == 1 && r->n == 1 && !r->drafts && !r->masks));
     if (fits != CORE_OK)
         return fits;
     if (reserve_events(c, n_owed + 2 * (int64_t)c->options.max_seqs) < 0)

@@ -48,6 +48,13 @@ struct core_options {
     const uint8_t *cache_secret;  /* [PREFIX_CACHE_SECRET], copied; NULL, for tests: zeros */
 };
 
+/* Whose hidden states a request without an answer is told. */
+enum core_pooling {
+    CORE_POOL_NONE,
+    CORE_POOL_LAST, /* of the prompt's last token */
+    CORE_POOL_ALL,  /* the sum of all; so all are computed, whatever the cache has */
+};
+
 struct core_request {
     uint64_t id;     /* chosen by the caller, never used twice */
     uint64_t client; /* whose share and whose cache: the uid */
@@ -61,6 +68,7 @@ struct core_request {
     uint64_t deadline_us;            /* on the clock of now_us; 0: none */
     bool drafts;                     /* core_draft() is called for its choices */
     bool masks;                      /* each token waits for core_set_mask() */
+    enum core_pooling pooling;       /* not NONE: max_tokens and n are 1, and nothing is sampled */
 };
 
 enum {
@@ -75,7 +83,7 @@ enum {
 enum core_reason {
     CORE_REASON_NONE,
     CORE_REASON_STOP,   /* a stop id was sampled, or core_stop() was called */
-    CORE_REASON_LENGTH, /* max_tokens */
+    CORE_REASON_LENGTH, /* max_tokens; with pooling the end of the prompt */
     CORE_REASON_CANCELLED,
     CORE_REASON_DEADLINE,
     CORE_REASON_NUMERICS, /* NaN or Inf logits */
@@ -95,6 +103,7 @@ struct core_usage {
 
 enum core_event_type {
     CORE_TOKEN,       /* one token of one choice; a stop id is reported too, with reason set */
+    CORE_SUM,         /* of hidden states of a request with pooling; with the last one a reason */
     CORE_CHOICE_DONE, /* a choice ended without a new token: cancel, deadline, numerics, stop */
     CORE_FINISHED,    /* the request's one terminal event; its id is forgotten */
 };
@@ -108,7 +117,11 @@ struct core_event {
     enum core_reason reason;        /* TOKEN: NONE unless it is the choice's last; CHOICE_DONE: why;
                                      * FINISHED: of choice 0 */
     struct token_logprobs logprobs; /* with n_logprobs >= 0 */
-    struct core_usage usage;        /* FINISHED */
+    const float *sum;               /* SUM: [sum_dim], the result's that was committed */
+    int32_t sum_dim;
+    int32_t position;        /* SUM: of the first token. Sums follow one another; where this is 0,
+                              * they begin anew */
+    struct core_usage usage; /* FINISHED */
 };
 
 struct core_stats {

@@ -25,6 +25,8 @@ struct step_entry {
     int32_t n_drafts;      /* a chunk's last positions hold the sequence's drafts, so many */
     int32_t wanted;        /* its last rows, so many, are sampled from */
     int32_t first_row;     /* of these in batch.rows, once built */
+    int32_t n_summed;      /* the hidden states of its last rows, so many, are summed */
+    int32_t sum;           /* place in batch.sums, once built */
     uint32_t counter;      /* of the token that the first of them samples */
     const uint32_t *masks; /* [wanted, mask_words], or NULL */
 };
@@ -147,6 +149,14 @@ static inline int32_t core_n_chunked(const struct core *c, const struct sequence
 {
     return c->options.replay && !PLANT(PLANT_REPLAY_IN_CHUNKS) ? s->request->n_prompt
                                                                : sequence_n_tokens(s);
+}
+
+/* How many blocks of its prefix a sequence can use: one token at least is computed. */
+static inline int32_t core_n_findable(const struct core *c, const struct sequence *s)
+{
+    if (s->request->pooling == CORE_POOL_ALL && !PLANT(PLANT_SUM_OF_SOME))
+        return 0;
+    return (core_n_chunked(c, s) - 1) / c->options.block_len;
 }
 
 static inline bool core_is_offloaded(const struct sequence *s)

@@ -181,6 +181,23 @@ static int32_t chunk_left(const struct core *c, const struct step *st, const str
     return n - s->n_planned - (n == sequence_n_tokens(s) && !core_may_sample(c, st, s));
 }
 
+/* What of a planned chunk is wanted. Nothing follows a prompt whose hidden states are summed: it
+ * counts as if its one token were being sampled. */
+static void want(struct step *st, struct step_entry *e)
+{
+    struct sequence *s = e->sequence;
+    const bool ends = s->n_planned == sequence_n_tokens(s); /* else it goes on with what is known */
+
+    if (s->request->pooling == CORE_POOL_ALL)
+        e->n_summed = e->n;
+    else if (s->request->pooling == CORE_POOL_LAST)
+        e->n_summed = ends;
+    else if (ends)
+        core_want_rows(st, e, 0);
+    if (s->request->pooling != CORE_POOL_NONE && ends)
+        s->n_sampling++;
+}
+
 /* Plans at most max of the next known tokens of s; returns how many, 0 where it gets no block. */
 static int32_t plan_chunk(struct core *c, struct step *st, struct sequence *s, int32_t max)
 {
@@ -201,9 +218,8 @@ static int32_t plan_chunk(struct core *c, struct step *st, struct sequence *s, i
     s->n_planned += n;
     if (PLANT(PLANT_EARLY_VISIBLE))
         core_list_blocks(c, s, s->n_planned);
+    want(st, e);
     if (s->n_planned == core_n_chunked(c, s)) {
-        if (s->n_planned == sequence_n_tokens(s)) /* else it goes on with what is known */
-            core_want_rows(st, e, 0);
         s->state = SEQ_DECODE;
         list_remove(&s->link);
         list_append(&c->decoding, &s->link);

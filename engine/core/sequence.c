@@ -71,6 +71,7 @@ struct request *request_new(const struct core_request *r, uint64_t order, uint64
     q->max_tokens = r->max_tokens;
     q->drafts = r->drafts;
     q->masks = r->masks;
+    q->pooling = r->pooling;
     q->n = q->n_alive = r->n;
     q->usage.prompt_tokens = r->n_prompt;
     q->usage.arrival_us = now_us;

@@ -57,7 +57,7 @@ struct sequence {
     int32_t n_table;
     int32_t n_planned;   /* positions of steps planned so far */
     int32_t n_written;   /* positions of steps committed */
-    int32_t n_sampling;  /* steps in flight that sample from it: 0 .. 2 */
+    int32_t n_sampling;  /* steps in flight that sample from it, or end its sums: 0 .. 2 */
     uint64_t chain;      /* of its listed blocks; 0: no more are listed */
     int32_t n_taken;     /* blocks of the table that it allocated, while it runs */
     int32_t n_chained;   /* blocks at the start of the table that are written and listed */
@@ -84,6 +84,7 @@ struct request {
     int32_t max_tokens;
     int32_t n;
     bool drafts, masks;
+    enum core_pooling pooling;
     int32_t n_alive; /* choices that have not ended */
     int32_t n_running;
     int32_t n_draining;      /* choices with blocks or rows in steps in flight and not running */

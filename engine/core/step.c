@@ -10,7 +10,7 @@ enum { MAX_BIAS = 4 * SAMPLING_MAX_BIAS }; /* of a step's updates */
 int step_init(struct step *st, const struct batch *max)
 {
     st->max = *max;
-    st->max.n_rows = st->max.n_updates = max->n_seqs;
+    st->max.n_rows = st->max.n_updates = st->max.n_sums = max->n_seqs;
     st->max.n_bias = MAX_BIAS;
     if (__builtin_mul_overflow(max->n_seqs, SAMPLING_MAX_STOP_IDS, &st->max.n_stop_ids) ||
         batch_layout(&st->max) < 0)
@@ -123,6 +123,16 @@ static void build_rows(struct batch *b, struct step_entry *e, struct batch *f)
     }
 }
 
+static void build_sum(struct batch *b, struct step_entry *e, struct batch *f)
+{
+    struct batch_sum *sums = batch_at(b, b->sums_at);
+
+    if (e->n_summed == 0)
+        return;
+    e->sum = f->n_sums - (PLANT(PLANT_SUM_ROW) && f->n_sums > 0);
+    sums[f->n_sums++] = (struct batch_sum){f->n_tokens - e->n_summed, e->n_summed};
+}
+
 /* Appends one entry to the arrays. */
 static void build_entry(struct batch *b, struct step_entry *e, int shift, int32_t n_blocks,
                         struct batch *f)
@@ -156,6 +166,7 @@ static void build_entry(struct batch *b, struct step_entry *e, int shift, int32_
     ((int32_t *)batch_at(b, b->kv_len_at))[f->n_seqs] = e->start + e->n;
     ((int32_t *)batch_at(b, b->q_start_at))[++f->n_seqs] = f->n_tokens;
     build_rows(b, e, f);
+    build_sum(b, e, f);
     if (e->update)
         build_update(b, s, f);
 }
@@ -173,6 +184,7 @@ const struct batch *step_build(struct step *st, int32_t block_len, int32_t n_blo
 
         b->n_tokens += e->n;
         b->n_rows += e->wanted;
+        b->n_sums += e->n_summed > 0;
         b->n_offloaded += core_is_offloaded(e->sequence);
         if (e->sequence->n_table > b->max_blocks)
             b->max_blocks = e->sequence->n_table;

@@ -66,7 +66,9 @@ extern int sim_plant; /* of the simulation alone */
     X(OFFLOAD_TWO, "two sequences run offloaded")                                                  \
     X(OFFLOAD_CHUNKS, "an offloaded sequence's chunk goes beside others")                          \
     X(SLEEP_KEEPS_BLOCKS, "what the device held is found after its memory was given back")         \
-    X(LOAD_NO_ROOM, "a sequence waits for copies that found no room")
+    X(LOAD_NO_ROOM, "a sequence waits for copies that found no room")                              \
+    X(SUM_OF_SOME, "a sum of all hidden states leaves out what the cache has")                     \
+    X(SUM_ROW, "a sum is that of the sequence before")
 
 #define PLANT_ENUM(name, text) PLANT_##name,
 enum { PLANT_NONE, PLANTS(PLANT_ENUM) };

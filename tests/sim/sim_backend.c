@@ -2,6 +2,7 @@
 #include "tests/sim/sim_backend.h"
 
 #include <errno.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include <xxhash.h>
@@ -46,7 +47,8 @@ struct pending {
 };
 
 struct result {
-    int32_t n;
+    int32_t n, n_sums;
+    float *sums;         /* [max_seqs, SIM_SUM_DIM] */
     int32_t *ids;        /* [max_seqs] */
     float *logprobs;     /* [max_seqs] */
     int32_t *top_ids;    /* [max_seqs, SAMPLING_MAX_LOGPROBS] */
@@ -101,6 +103,17 @@ int32_t sim_sample(const struct sim_backend_options *o, const struct sampling *s
     return mask ? BATCH_NUMERICS : o->first_id; /* all ids are stop ids */
 }
 
+void sim_hidden(float out[SIM_SUM_DIM], const struct sim_backend_options *o, uint64_t prefix,
+                int32_t position)
+{
+    const uint64_t h = rng_mix(prefix + 2);
+
+    out[0] = (float)(h & 0xfff);
+    out[1] = (float)(position + 1);
+    if (o->numerics_one_in && h % (uint64_t)o->numerics_one_in == 0)
+        out[0] = NAN;
+}
+
 float sim_logprob(uint64_t prefix, int32_t id)
 {
     return -(float)(rng_mix(prefix + (uint64_t)(uint32_t)id) & 0xffff) / 4096.0f;
@@ -132,10 +145,11 @@ int sim_backend_new(struct sim_backend **out, const struct sim_backend_options *
         struct result *r = &b->results[i];
 
         r->ids = calloc(n_seqs, sizeof(int32_t));
+        r->sums = calloc(n_seqs, SIM_SUM_DIM * sizeof(float));
         r->logprobs = calloc(n_seqs, sizeof(float));
         r->top_ids = calloc(n_seqs, SAMPLING_MAX_LOGPROBS * sizeof(int32_t));
         r->top_logprobs = calloc(n_seqs, SAMPLING_MAX_LOGPROBS * sizeof(float));
-        if (!r->ids || !r->logprobs || !r->top_ids || !r->top_logprobs)
+        if (!r->ids || !r->sums || !r->logprobs || !r->top_ids || !r->top_logprobs)
             goto fail;
     }
     *out = b;
@@ -167,6 +181,7 @@ void sim_backend_free(struct sim_backend *b)
         return;
     for (size_t i = 0; i < sizeof(b->results) / sizeof(b->results[0]); i++) {
         free(b->results[i].ids);
+        free(b->results[i].sums);
         free(b->results[i].logprobs);
         free(b->results[i].top_ids);
         free(b->results[i].top_logprobs);
@@ -313,6 +328,24 @@ static const char *check_rows(const struct sim_backend *b, const struct batch *t
     return wrong || row == t->n_rows ? wrong : "batch: wanted rows are out of order";
 }
 
+/* Sums are of rows of one sequence each, one sum a sequence, and the last of its rows. */
+static const char *check_sums(const struct sim_backend *b, const struct batch *t)
+{
+    const struct batch_sum *sums = batch_sums(t);
+    int32_t seq = 0;
+
+    if (t->n_sums > b->o.max_seqs)
+        return "batch: too many sums";
+    for (int32_t i = 0; i < t->n_sums; i++, seq++) {
+        while (seq < t->n_seqs && batch_q_start(t)[seq + 1] <= sums[i].row)
+            seq++;
+        if (seq == t->n_seqs || sums[i].n_rows < 1 || sums[i].row < batch_q_start(t)[seq] ||
+            sums[i].n_rows != batch_q_start(t)[seq + 1] - sums[i].row)
+            return "batch: a sum is not of the last rows of one sequence";
+    }
+    return NULL;
+}
+
 static const char *check_form(struct sim_backend *b, const struct batch *t)
 {
     const char *wrong = batch_check(t, t->bytes);
@@ -333,7 +366,7 @@ static const char *check_form(struct sim_backend *b, const struct batch *t)
         wrong = "batch: offloaded sequences are not counted";
     if (!wrong && b->n_alone > 0 && b->n_chunks > 1)
         wrong = "batch: an offloaded sequence's chunk is not alone";
-    return wrong;
+    return wrong ? wrong : check_sums(b, t);
 }
 
 /* What one sequence reads must have been written by steps that are over, or by its own rows in the
@@ -475,6 +508,7 @@ const char *sim_backend_submit(struct sim_backend *b, const struct batch *batch)
         return wrong;
     b->submitted++;
     result_of(b, b->submitted)->n = batch->n_rows;
+    result_of(b, b->submitted)->n_sums = batch->n_sums;
     *pending = (struct pending){.batch = batch, .checksum = checksum(batch)};
     return NULL;
 }
@@ -517,6 +551,20 @@ static void sample_row(struct sim_backend *b, const struct batch *t, int32_t row
     }
 }
 
+/* Adds the row to the sum that it is in, if any. */
+static void sum_row(struct sim_backend *b, const struct batch *t, int32_t row, uint64_t hash)
+{
+    float *sums = result_of(b, t->step)->sums, hidden[SIM_SUM_DIM];
+
+    sim_hidden(hidden, &b->o, hash, batch_positions(t)[row]);
+    for (int32_t i = 0; i < t->n_sums; i++) {
+        const struct batch_sum *s = &batch_sums(t)[i];
+
+        for (int k = 0; row >= s->row && row < s->row + s->n_rows && k < SIM_SUM_DIM; k++)
+            sums[i * SIM_SUM_DIM + k] = hidden[k] + (row > s->row ? sums[i * SIM_SUM_DIM + k] : 0);
+    }
+}
+
 static const char *compute_sequence(struct sim_backend *b, const struct batch *t, int32_t i,
                                     int32_t *row)
 {
@@ -543,6 +591,7 @@ static const char *compute_sequence(struct sim_backend *b, const struct batch *t
         s->position = batch_positions(t)[r];
         s->hash = hash = sim_hash(hash, s->token, s->position);
         s->decoded = i < t->n_decodes;
+        sum_row(b, t, r, hash);
         if (*row == t->n_rows || rows[*row].row != r)
             continue;
         if (sampling_needs_history(&b->states[rows[*row].state].sampling) &&
@@ -630,6 +679,9 @@ const char *sim_backend_wait(struct sim_backend *b, struct step_result *out)
         .logprobs = r->logprobs,
         .top_ids = r->top_ids,
         .top_logprobs = r->top_logprobs,
+        .n_sums = r->n_sums,
+        .sum_dim = SIM_SUM_DIM,
+        .sums = r->sums,
         .n_copies = report_copies(b, b->pending[b->waited % BACKEND_IN_FLIGHT].batch->n_seqs == 0 &&
                                          rng_one_in(&b->rng, 2)),
         .copies = b->ended,

@@ -48,6 +48,11 @@ const char *sim_backend_wait(struct sim_backend *b, struct step_result *out);
 uint64_t sim_hash(uint64_t prefix, int32_t token, int32_t position);
 int32_t sim_sample(const struct sim_backend_options *o, const struct sampling *s, uint64_t prefix,
                    uint32_t counter, const uint32_t *mask);
+/* The hidden state after a prefix: whole numbers, or NaN where the options ask for it. */
+enum { SIM_SUM_DIM = 2 };
+void sim_hidden(float out[SIM_SUM_DIM], const struct sim_backend_options *o, uint64_t prefix,
+                int32_t position);
+
 float sim_logprob(uint64_t prefix, int32_t id);
 
 #endif

@@ -1,6 +1,7 @@
 /* sim_oracle.c - see sim_oracle.h. */
 #include "tests/sim/sim_oracle.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -63,6 +64,7 @@ struct oracle_request *oracle_request_new(const struct core_request *r, uint64_t
     q->n = r->n;
     q->drafts = r->drafts;
     q->masks = r->masks;
+    q->pooling = r->pooling;
     q->sampling = *r->sampling;
     memcpy(q->stop_ids, r->sampling->stop_ids,
            (size_t)q->sampling.n_stop_ids * sizeof(*q->stop_ids));
@@ -179,8 +181,8 @@ static const char *token_event(struct oracle_request *q, const struct core_event
     enum core_reason reason = CORE_REASON_NONE;
     const char *wrong;
 
-    if (c->done)
-        return "a choice that has ended is told a token";
+    if (c->done || q->pooling != CORE_POOL_NONE)
+        return "a choice that has ended, or samples nothing, is told a token";
     if (e->token != expected(q, e->choice, o))
         return "a token is not the one that its prefix gives";
     wrong = check_logprobs(q, c, e);
@@ -202,15 +204,69 @@ static const char *token_event(struct oracle_request *q, const struct core_event
     return NULL;
 }
 
+/* The hidden states of the prompt's tokens from `from` on, summed up while the second element,
+ * which tells how many there are, is below `until`. Returns how many. */
+static int32_t sum_of_prompt(float out[SIM_SUM_DIM], const struct oracle_request *q, int32_t from,
+                             float until, const struct sim_backend_options *o)
+{
+    float hidden[SIM_SUM_DIM];
+    uint64_t hash = 0;
+    int32_t p = 0;
+
+    memset(out, 0, SIM_SUM_DIM * sizeof(*out));
+    for (; p < from; p++)
+        hash = sim_hash(hash, q->prompt[p], p);
+    for (; p < q->n_prompt && out[1] < until; p++) {
+        hash = sim_hash(hash, q->prompt[p], p);
+        sim_hidden(hidden, o, hash, p);
+        for (int k = 0; k < SIM_SUM_DIM; k++)
+            out[k] += hidden[k];
+    }
+    return p - from;
+}
+
+static const char *sum_event(struct oracle_request *q, const struct core_event *e,
+                             const struct sim_backend_options *o)
+{
+    struct oracle_choice *c = &q->choices[0];
+    float want[SIM_SUM_DIM];
+
+    if (c->done || q->pooling == CORE_POOL_NONE || e->sum_dim != SIM_SUM_DIM)
+        return "a sum is told that nobody wants";
+    if (e->position == 0)
+        q->n_summed = 0;
+    if (e->position != (q->pooling == CORE_POOL_LAST ? q->n_prompt - 1 : q->n_summed))
+        return "a sum begins at another position";
+    q->n_summed = e->position + sum_of_prompt(want, q, e->position, e->sum[1], o);
+    if (memcmp(want, e->sum, sizeof(want)) != 0)
+        return "a sum is not that of its rows";
+    if ((e->reason == CORE_REASON_LENGTH) != (q->n_summed == q->n_prompt))
+        return "a sum is the last one, or is not, too early or late";
+    if (e->reason == CORE_REASON_NONE)
+        return NULL;
+    c->done = true;
+    c->reason = e->reason;
+    q->n_done++;
+    return NULL;
+}
+
+static bool has_broken_sum(const struct oracle_request *q, const struct sim_backend_options *o)
+{
+    float sum[SIM_SUM_DIM];
+
+    sum_of_prompt(sum, q, q->pooling == CORE_POOL_LAST ? q->n_prompt - 1 : 0, INFINITY, o);
+    return isnan(sum[0]);
+}
+
 static const char *done_event(struct oracle_request *q, const struct core_event *e,
                               const struct sim_backend_options *o)
 {
     struct oracle_choice *c = &q->choices[e->choice];
-    bool numerics = false;
+    bool numerics = q->pooling != CORE_POOL_NONE && has_broken_sum(q, o);
 
     if (c->done)
         return "a choice ends twice";
-    for (int32_t i = 0; i < q->n; i++)
+    for (int32_t i = 0; i < q->n && q->pooling == CORE_POOL_NONE; i++)
         numerics |= expected(q, i, o) == BATCH_NUMERICS;
     switch (e->reason) {
     case CORE_REASON_STOP:
@@ -252,6 +308,8 @@ static const char *finished_event(struct oracle_request *q, const struct core_ev
         return "usage does not count the tokens told";
     if (u->cached_tokens % p->block_len != 0 || u->cached_tokens >= q->n_prompt)
         return "usage says that no token of the prompt was computed";
+    if (u->cached_tokens > 0 && q->pooling == CORE_POOL_ALL)
+        return "a sum of all tokens has some from the cache";
     if (u->cached_tokens > 0 && !prefix_cache)
         return "a prefix is found though there is no cache";
     for (int32_t i = 0; i < u->cached_tokens; i++)
@@ -275,5 +333,7 @@ const char *oracle_event(struct oracle_request *q, const struct core_event *e,
         return finished_event(q, e, p, prefix_cache);
     if (e->choice < 0 || e->choice >= q->n)
         return "an event of a choice that there is not";
+    if (e->type == CORE_SUM)
+        return sum_event(q, e, o);
     return e->type == CORE_TOKEN ? token_event(q, e, o, p) : done_event(q, e, o);
 }

@@ -33,7 +33,9 @@ struct oracle_request {
     uint64_t namespace_key;
     int32_t salt;
     bool drafts, masks;
-    bool cleared; /* its cache was cleared while it lived: what it found may be gone */
+    enum core_pooling pooling;
+    int32_t n_summed; /* tokens whose hidden states it has been told */
+    bool cleared;     /* its cache was cleared while it lived: what it found may be gone */
     uint64_t deadline_us;
     int32_t n_prompt, max_tokens, n;
     int32_t *prompt;

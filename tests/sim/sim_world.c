@@ -29,6 +29,7 @@ static void choose_contract(struct world *w)
     w->backend_options.copy_fail_one_in = rng_one_in(r, 3) ? 10 : 0;
     w->backend_options.seed = rng_next(r);
     w->speaks = rng_one_in(r, 2);
+    w->pools = rng_one_in(r, 3);
     if (w->speaks && rng_one_in(r, 2)) /* rows are left for drafts */
         w->max_alive = rng_range(r, 1, (w->options.max_seqs + 1) / 2);
     w->options.mask_words = ORACLE_MASK_WORDS;
@@ -125,8 +126,9 @@ static const char *take_events(struct world *w)
         wrong = oracle_event(q, &e[i], &w->backend_options, w->prefixes, w->options.prefix_cache);
         if (wrong)
             return wrong;
-        if (e[i].type == CORE_TOKEN) {
-            w->counts->tokens++;
+        if (e[i].type == CORE_TOKEN || e[i].type == CORE_SUM) {
+            w->counts->tokens += e[i].type == CORE_TOKEN;
+            w->counts->sums += e[i].type == CORE_SUM;
             w->last_token_step = w->n_committed;
         }
         w->counts->numerics += e[i].reason == CORE_REASON_NUMERICS;
@@ -226,6 +228,10 @@ static const char *arrive(struct world *w, int32_t client)
     double start;
     int rc, expect = CORE_OK;
 
+    if (w->pools && !q.drafts && !q.masks && rng_one_in(r, 3)) {
+        q.pooling = rng_one_in(r, 2) ? CORE_POOL_LAST : CORE_POOL_ALL;
+        q.max_tokens = q.n = 1;
+    }
     choose_sampling(w, &sampling, stop_ids);
     if (q.drafts && rng_one_in(r, 2)) { /* penalties allow none */
         sampling.repetition_penalty = 1.0f;
@@ -242,7 +248,7 @@ static const char *arrive(struct world *w, int32_t client)
     else if (rng_one_in(r, w->deadline_one_in))
         q.deadline_us = w->now_us + (uint64_t)rng_range(r, 0, 2000);
     longest = (int64_t)q.n_prompt + q.max_tokens;
-    if (longest > w->options.max_seq_len)
+    if (longest - (q.pooling != CORE_POOL_NONE) > w->options.max_seq_len)
         expect = CORE_E_TOO_LONG;
     else if (longest - 1 > (int64_t)core_room(w->core, &q) * w->options.block_len)
         expect = CORE_E_NEVER_FITS;

@@ -11,7 +11,7 @@
     X(worlds) X(steps) X(tokens) X(requests) X(choices) X(refused) X(preemptions) X(prefix_waits) \
     X(evictions) X(hit_tokens) X(queried_tokens) X(copies_down) X(copies_up) X(loads) X(offloads) X(drafts) \
     X(accepted) X(masks) X(cancels) X(stops) X(deadlines) X(numerics) X(waits) X(pins) X(clears) \
-    X(yields) X(restarts) X(restored) X(slept_blocks) X(lost_blocks)
+    X(yields) X(sums) X(restarts) X(restored) X(slept_blocks) X(lost_blocks)
 /* clang-format on */
 #define SIM_COUNT(name) uint64_t name;
 struct sim_counts {
