@@ -30,6 +30,7 @@ struct result {
     float *logprobs;     /* [max_seqs] */
     int32_t *top_ids;    /* [max_seqs, SAMPLING_MAX_LOGPROBS] */
     float *top_logprobs; /* the same */
+    float *sums;         /* [max_seqs, hidden_dim] */
     int32_t n_copies, max_copies;
     struct copy_result *copies; /* [n_copies] */
 };
@@ -114,7 +115,7 @@ static void run_step(struct backend *b, const struct batch *batch)
     run_copies(b, batch, COPY_BEFORE);
     for (int i = 0; i < batch->n_updates; i++)
         sampler_set(b->sampler, batch, &batch_updates(batch)[i]);
-    cpu_ranks_run(b->ranks, batch, b->results[(batch->step - 1) % N_RESULTS].ids);
+    cpu_ranks_run(b->ranks, batch, b->results[(batch->step - 1) % N_RESULTS].ids, job.result->sums);
     for (; job.first < batch->n_rows; job.first += FORWARD_LOGIT_ROWS) {
         const int left = batch->n_rows - job.first;
         const int n = left < FORWARD_LOGIT_ROWS ? left : FORWARD_LOGIT_ROWS;
@@ -281,7 +282,8 @@ static int take_results(struct backend *b, struct err *e)
         r->top_logprobs = calloc(top, sizeof(*r->top_logprobs));
         r->max_copies = b->info.tiers[TIER_DEVICE].n_blocks + b->info.tiers[TIER_HOST].n_blocks;
         r->copies = calloc((size_t)r->max_copies, sizeof(*r->copies));
-        if (!r->ids || !r->logprobs || !r->top_ids || !r->top_logprobs || !r->copies)
+        r->sums = calloc(n, (size_t)b->config.hidden_dim * sizeof(*r->sums));
+        if (!r->ids || !r->logprobs || !r->top_ids || !r->top_logprobs || !r->copies || !r->sums)
             return err_set(e, -ENOMEM, "out of memory");
     }
     return 0;
@@ -300,6 +302,7 @@ static void fill_info(struct backend *b)
     snprintf(b->info.devices[0].name, sizeof(b->info.devices[0].name), "%s, %d thread%s%s, %s", cpu,
              n_threads, n_threads == 1 ? "" : "s", ranks, b->ops->name);
     b->info.masks = b->info.drafts = b->info.copies = true;
+    b->info.sum_dim = b->config.hidden_dim;
     b->info.block_bytes = b->kv.block_bytes;
     b->info.kv_dtype = b->kv.bf16 ? KV_DTYPE_BF16 : KV_DTYPE_F32;
     b->info.workspace_bytes = cpu_ranks_work_bytes(b->ranks) + sampler_bytes(b->sampler);
@@ -322,6 +325,7 @@ static void cpu_close(struct backend *b)
         free(b->results[i].top_ids);
         free(b->results[i].top_logprobs);
         free(b->results[i].copies);
+        free(b->results[i].sums);
     }
     sampler_free(b->sampler);
     cpu_ranks_free(b->ranks);
@@ -446,6 +450,15 @@ static void check_rows(const struct backend *b, const struct batch *batch)
     }
 }
 
+static void check_sums(const struct backend *b, const struct batch *batch)
+{
+    const struct batch_sum *s = batch_sums(batch);
+
+    must(batch->n_sums <= b->options.max_seqs);
+    for (int i = 0; i < batch->n_sums; i++)
+        must(s[i].row >= 0 && s[i].n_rows > 0 && s[i].n_rows <= batch->n_tokens - s[i].row);
+}
+
 static void check_copies(const struct backend *b, const struct batch *batch)
 {
     must(batch->n_copies <= b->results[0].max_copies);
@@ -469,6 +482,7 @@ static void check_batch(const struct backend *b, const struct batch *batch)
     for (int i = 0; i < batch->n_seqs; i++)
         check_seq(b, batch, i);
     check_rows(b, batch);
+    check_sums(b, batch);
     check_copies(b, batch);
 }
 
@@ -491,7 +505,7 @@ static int cpu_submit(struct backend *b, const struct batch *batch, struct err *
 static int cpu_wait(struct backend *b, struct step_result *out, struct err *e)
 {
     const struct result *r;
-    int32_t n_rows;
+    const struct batch *batch;
 
     (void)e;
     must(b->n_waited < b->n_submitted);
@@ -499,16 +513,19 @@ static int cpu_wait(struct backend *b, struct step_result *out, struct err *e)
     pthread_mutex_lock(&b->lock);
     while (b->n_done < b->n_waited)
         pthread_cond_wait(&b->changed, &b->lock);
-    n_rows = b->queue[b->n_waited % BACKEND_IN_FLIGHT]->n_rows;
+    batch = b->queue[b->n_waited % BACKEND_IN_FLIGHT];
     pthread_mutex_unlock(&b->lock);
     r = &b->results[b->n_waited % N_RESULTS];
     *out = (struct step_result){
         .step = b->n_waited,
-        .n_rows = n_rows,
+        .n_rows = batch->n_rows,
         .ids = r->ids,
         .logprobs = r->logprobs,
         .top_ids = r->top_ids,
         .top_logprobs = r->top_logprobs,
+        .n_sums = batch->n_sums,
+        .sum_dim = b->config.hidden_dim,
+        .sums = r->sums,
         .n_copies = r->n_copies,
         .copies = r->copies,
     };

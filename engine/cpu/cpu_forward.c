@@ -436,7 +436,29 @@ static void keep_wanted(struct forward *f)
     }
 }
 
-void forward_run(struct forward *f, const struct batch *b, const int32_t *ids)
+/* Adds the final norm of the slice's rows to their sums, row by row: where slices begin makes no
+ * difference. */
+static void add_to_sums(const struct forward *f, float *sums)
+{
+    for (int i = 0; i < f->b->n_sums; i++) {
+        const struct batch_sum *s = &batch_sums(f->b)[i];
+        float *sum = sums + (size_t)i * (size_t)f->c.hidden_dim;
+        const int end = min_int(s->row + s->n_rows, f->row + f->n_rows);
+
+        for (int row = s->row > f->row ? s->row : f->row; row < end; row++) {
+            float *normed = f->normed + (size_t)(row - f->row) * f->hidden;
+
+            f->o.ops->rms_norm(normed, f->x + (size_t)(row - f->row) * f->hidden,
+                               f->o.weights->norm.data, f->c.hidden_dim, f->c.rms_norm_eps);
+            if (row == s->row)
+                memcpy(sum, normed, (size_t)f->c.hidden_dim * sizeof(*sum));
+            else
+                f->o.ops->add(sum, normed, f->c.hidden_dim);
+        }
+    }
+}
+
+void forward_run(struct forward *f, const struct batch *b, const int32_t *ids, float *sums)
 {
     f->b = b;
     f->ids = ids;
@@ -451,6 +473,8 @@ void forward_run(struct forward *f, const struct batch *b, const int32_t *ids)
                 *f->o.beat += 2;
         }
         keep_wanted(f);
+        if (sums)
+            add_to_sums(f, sums);
     }
 }
 

@@ -1,4 +1,5 @@
-/* cpu_forward.h - the forward pass of a rank: a batch in, logits of the wanted rows out.
+/* cpu_forward.h - the forward pass of a rank: a batch in, logits of the wanted rows out, and
+ * sums of hidden states.
  *
  * Owns the activations, allocated once for the largest step; reads the weights; reads and writes
  * the KV pool. One thread at a time. */
@@ -56,9 +57,10 @@ int forward_new(struct forward **out, const struct forward_options *o, struct er
 void forward_free(struct forward *f);
 uint64_t forward_bytes(const struct forward *f); /* of activations */
 
-/* Computes all rows and stores their keys and values. ids: what the step before sampled. All ranks
- * of a team run the same batch, each in its own thread, and wait for each other. */
-void forward_run(struct forward *f, const struct batch *b, const int32_t *ids);
+/* Computes all rows and stores their keys and values. ids: what the step before sampled. sums
+ * [n_sums, hidden_dim] becomes what the batch asks for; NULL: another rank does it. All ranks of a
+ * team run the same batch, each in its own thread, and wait for each other. */
+void forward_run(struct forward *f, const struct batch *b, const int32_t *ids, float *sums);
 
 /* Writes the rank's columns of the logits of the wanted rows first .. first + n - 1;
  * n <= FORWARD_LOGIT_ROWS. */

@@ -30,6 +30,7 @@ struct cpu_ranks {
     /* of the call that all ranks take part in */
     const struct batch *batch;
     const int32_t *ids;
+    float *sums;
     int first, n;
     struct rank ranks[SHARD_MAX_RANKS];
 };
@@ -243,15 +244,16 @@ static void run_rank(void *ranks, int rank, int thread)
     const struct cpu_ranks *r = ranks;
 
     (void)thread;
-    forward_run(r->ranks[rank].forward, r->batch, r->ids);
+    forward_run(r->ranks[rank].forward, r->batch, r->ids, rank == 0 ? r->sums : NULL);
 }
 
-void cpu_ranks_run(struct cpu_ranks *r, const struct batch *b, const int32_t *ids)
+void cpu_ranks_run(struct cpu_ranks *r, const struct batch *b, const int32_t *ids, float *sums)
 {
     if (b->n_tokens == 0)
         return;
     r->batch = b;
     r->ids = ids;
+    r->sums = sums;
     each_rank(r, run_rank);
 }
 

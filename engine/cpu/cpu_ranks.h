@@ -28,8 +28,8 @@ void cpu_ranks_free(struct cpu_ranks *r);
 /* The pool of all ranks, before the first step. */
 void cpu_ranks_use(struct cpu_ranks *r, const struct kv_pool *kv);
 
-/* Computes all rows on all ranks. ids: what the step before sampled. */
-void cpu_ranks_run(struct cpu_ranks *r, const struct batch *b, const int32_t *ids);
+/* Computes all rows on all ranks; ids and sums as of forward_run(). */
+void cpu_ranks_run(struct cpu_ranks *r, const struct batch *b, const int32_t *ids, float *sums);
 
 /* Logits [n, vocab_size] of the wanted rows first .. first + n - 1, valid until the next call;
  * n <= FORWARD_LOGIT_ROWS. */
