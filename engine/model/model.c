@@ -21,6 +21,8 @@
 #include "engine/util/json_util.h"
 #include "engine/util/must.h"
 
+#define MODEL_PREFIX "model."
+
 enum {
     CONVERT_BYTES = 32768, /* read and converted at a time: stays in the L1 cache */
     MAX_REPORTED = 8,      /* tensors of a wrong shape or type that are reported one by one */
@@ -40,10 +42,12 @@ struct model_file {
 
 struct model {
     struct model_config config;
+    struct embedder embedder;
     struct model_defaults defaults;
     struct model_file files[MAX_SHARDS];
     size_t n_files;
     json_t *index; /* weight_map, or NULL for a single file */
+    bool bare;     /* names of tensors lack MODEL_PREFIX, as of models saved without an LM head */
     /* of the tensors that the configuration needs */
     size_t n_tensors;
     uint64_t n_elements; /* the model's parameters */
@@ -233,6 +237,35 @@ static const struct model_file *file_of(const struct model *m, const char *tenso
 
 /* ---- tensors */
 
+/* A tensor's name in the files. */
+static const char *stored_name(const struct model *m, const char *name)
+{
+    const size_t n = strlen(MODEL_PREFIX);
+
+    return m->bare && strncmp(name, MODEL_PREFIX, n) == 0 ? name + n : name;
+}
+
+/* NULL: the files have no such tensor. */
+static struct tensor *find_tensor(const struct model *m, const char *name)
+{
+    const struct model_file *file = file_of(m, name);
+
+    return file ? safetensors_find(&file->tensors, name) : NULL;
+}
+
+/* What the names and the head of a folder's tensors are like. An embedder may have been saved
+ * without its head, whatever its configuration says. */
+static void look_at_names(struct model *m)
+{
+    struct model_config *c = &m->config;
+
+    m->bare = !find_tensor(m, MODEL_PREFIX "norm.weight") && find_tensor(m, "norm.weight");
+    if (m->embedder.pooling != POOLING_NONE && !c->tied && !find_tensor(m, "lm_head.weight"))
+        c->headless = c->tied = true;
+    if (c->headless && m->embedder.pooling == POOLING_NONE) /* as most embedders do */
+        m->embedder = (struct embedder){.pooling = POOLING_LAST, .normalize = true};
+}
+
 static void shape_text(char *out, const struct tensor *t)
 {
     int n = snprintf(out, SHAPE_TEXT, "[");
@@ -283,8 +316,8 @@ static void check_tensors(struct model *m, struct problems *p)
             tensor_spec_name(name, s, layer);
             m->n_tensors++;
             m->n_elements += tensor_elements(&wanted);
-            file = file_of(m, name);
-            t = file ? safetensors_find(&file->tensors, name) : NULL;
+            file = file_of(m, stored_name(m, name));
+            t = find_tensor(m, stored_name(m, name));
             if (!t) {
                 if ((!file || file->tensors.header) && n_missing++ < MAX_NAMED)
                     at += snprintf(missing + at, sizeof(missing) - (size_t)at, "%s%s",
@@ -335,8 +368,11 @@ static void report_weights(const struct model *m, const struct problems *p, bool
     problems_say(p, "", "%s: %d layers of %d, %d query and %d KV heads of %d, ffn %d", c->arch,
                  c->n_layers, c->hidden_dim, c->n_heads, c->n_kv_heads, c->head_dim, c->ffn_dim);
     problems_say(p, "", "vocabulary %d%s, up to %d tokens, %.1f million parameters%s",
-                 c->vocab_size, c->tied ? " (tied)" : "", c->max_seq_len,
-                 (double)m->n_elements / 1e6, stored);
+                 c->vocab_size,
+                 c->headless ? " (no LM head)"
+                 : c->tied   ? " (tied)"
+                             : "",
+                 c->max_seq_len, (double)m->n_elements / 1e6, stored);
 }
 
 /* Reads and checks all files, after a problem too. */
@@ -357,8 +393,10 @@ static void load(struct model *m, int dir, struct problems *p)
     if (p->n == before)
         problems_say(p, "ok", MODEL_GENERATION_FILE "%s", root ? "" : " (none: neutral)");
     json_decref(root);
+    embedder_read(&m->embedder, dir, shape_known ? m->config.hidden_dim : 0, p);
     before = p->n;
     open_files(m, dir, p);
+    look_at_names(m);
     if (shape_known)
         check_tensors(m, p);
     report_weights(m, p, shape_known, p->n == before);
@@ -412,6 +450,7 @@ void model_close(struct model *m)
             close(m->files[i].fd);
     }
     json_decref(m->index);
+    embedder_deinit(&m->embedder);
     free(m);
 }
 
@@ -427,10 +466,14 @@ const struct model_defaults *model_defaults(const struct model *m)
 
 const struct tensor *model_tensor(const struct model *m, const char *name)
 {
-    const struct model_file *file = file_of(m, name);
-    const struct tensor *t = file ? safetensors_find(&file->tensors, name) : NULL;
+    const struct tensor *t = find_tensor(m, stored_name(m, name));
 
     return t && t->file >= 0 ? t : NULL;
+}
+
+const struct embedder *model_embedder(const struct model *m)
+{
+    return &m->embedder;
 }
 
 uint64_t model_weight_bytes(const struct model *m)

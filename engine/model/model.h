@@ -12,6 +12,7 @@
 #include <stdio.h>
 #include <xxhash.h>
 
+#include "engine/model/embedder.h"
 #include "engine/util/err.h"
 
 enum {
@@ -77,6 +78,7 @@ struct model_config {
     float rms_norm_eps;
     double rope_theta;
     bool tied;     /* the LM head is the embedding */
+    bool headless; /* there is no LM head, and tied is set: the model only embeds */
     bool qkv_bias; /* q, k and v have biases */
     bool qk_norm;  /* RMSNorm on each head of q and k */
     struct rope_scaling rope;
@@ -121,8 +123,10 @@ void model_check(int32_t *vocab_size, const char *folder, struct problems *p);
 
 const struct model_config *model_config(const struct model *m);
 const struct model_defaults *model_defaults(const struct model *m);
+const struct embedder *model_embedder(const struct model *m);
 
-/* A tensor that the configuration needs by its full name; NULL for any other name. Each is there
+/* A tensor that the configuration needs by its full name, in the files with or without "model."
+ * before it; NULL for any other name. Each is there
  * and has the right shape. */
 const struct tensor *model_tensor(const struct model *m, const char *name);
 /* A hash of the configuration, the beginning of each tensor and the times at which the files were

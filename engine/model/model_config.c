@@ -114,6 +114,7 @@ static void field_float(float *out, const struct fields *f, const char *key, dou
 struct family {
     const char *arch, *model_type;
     bool qkv_bias, qk_norm;
+    bool headless;     /* the same network without an LM head, as embedders are saved */
     int32_t window;    /* where sliding_window is absent; 0: there is none, whatever that says */
     int32_t head_dim;  /* where the field is absent; 0: hidden_size / num_attention_heads */
     double rope_theta; /* where it is absent; 0: it must not be */
@@ -124,6 +125,10 @@ static const struct family families[] = {
     {"MistralForCausalLM", "mistral", .window = 4096, .rope_theta = 1e4},
     {"Qwen2ForCausalLM", "qwen2", .qkv_bias = true},
     {"Qwen3ForCausalLM", "qwen3", .qk_norm = true, .head_dim = 128},
+    {"LlamaModel", "llama", .rope_theta = 1e4, .headless = true},
+    {"MistralModel", "mistral", .window = 4096, .rope_theta = 1e4, .headless = true},
+    {"Qwen2Model", "qwen2", .qkv_bias = true, .headless = true},
+    {"Qwen3Model", "qwen3", .qk_norm = true, .head_dim = 128, .headless = true},
 };
 
 enum { N_FAMILIES = sizeof(families) / sizeof(families[0]) };
@@ -149,6 +154,7 @@ static const struct family *parse_family(struct model_config *c, const struct fi
         c->arch = y->arch;
         c->qkv_bias = y->qkv_bias;
         c->qk_norm = y->qk_norm;
+        c->headless = y->headless;
         type = field_text(f, "model_type");
         if (!type || strcmp(type, y->model_type) == 0)
             return y;
@@ -344,6 +350,7 @@ static const struct {
     {"num_local_experts", false, "mixtures of experts are not supported"},
     {"moe_intermediate_size", false, "mixtures of experts are not supported"},
     {"use_sliding_window", true, "true is not supported: attention is always full"},
+    {"use_bidirectional_attention", true, "true is not supported: attention is always causal"},
     {"dual_chunk_attention_config", false, "dual chunk attention is not supported"},
     {"mlp_bias", true, "true is not supported: no known architecture has it"},
 };
@@ -360,6 +367,8 @@ static void parse_features(const struct model_config *c, const struct fields *f)
             PROBLEM(f, unsupported[i].key, -ENOTSUP, "%s", unsupported[i].why);
     }
     need_text(f, "hidden_act", "silu", "");
+    if (json_is_false(field_flag(f, "is_causal")))
+        PROBLEM(f, "is_causal", -ENOTSUP, "false is not supported: attention is always causal");
     bias = field_flag(f, "attention_bias");
     if (bias && json_is_true(bias) != c->qkv_bias)
         PROBLEM(f, "attention_bias", -ENOTSUP,
@@ -388,7 +397,7 @@ static void parse_dims(struct model_config *c, const struct family *family, cons
     field_int(&c->max_seq_len, &required, "max_position_embeddings", 1, MAX_SEQ_LEN);
     /* The smallest bound keeps a float32 from becoming zero. */
     field_float(&c->rms_norm_eps, &required, "rms_norm_eps", 1e-30, 1.0);
-    c->tied = json_is_true(field_flag(f, "tie_word_embeddings"));
+    c->tied = json_is_true(field_flag(f, "tie_word_embeddings")) || c->headless;
     if (!field_int(&c->n_kv_heads, f, "num_key_value_heads", 1, MAX_HEADS))
         c->n_kv_heads = c->n_heads;
     if (f->problems->n == before && c->n_heads % c->n_kv_heads != 0)

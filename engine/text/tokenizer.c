@@ -314,8 +314,14 @@ int tokenizer_encode_all(const struct tokenizer *t, struct text text, bool speci
 
 size_t tokenizer_begin(const struct tokenizer *t, const int32_t **ids)
 {
-    *ids = t->begin;
-    return t->n_begin;
+    *ids = t->begin.ids;
+    return t->begin.n;
+}
+
+size_t tokenizer_end(const struct tokenizer *t, const int32_t **ids)
+{
+    *ids = t->end.ids;
+    return t->end.n;
 }
 
 struct text tokenizer_token_bytes(const struct tokenizer *t, int32_t id)

@@ -13,7 +13,7 @@ enum {
     TOKENIZER_MAX_ID = 1 << 24,     /* ids are below this */
     TOKENIZER_MAX_FILE = 256 << 20, /* bytes of tokenizer.json */
     TOKENIZER_MAX_SPECIAL = 512,    /* bytes of one added token: bounds matching */
-    TOKENIZER_MAX_BEGIN = 4,        /* tokens before a prompt */
+    TOKENIZER_MAX_AFFIX = 4,        /* tokens before a text, or behind it */
     TOKENIZER_ADDED = 1,            /* token.flags */
     TOKENIZER_SPECIAL = 2,
 };
@@ -29,6 +29,12 @@ struct added {
     uint32_t at, len; /* in bytes */
     int32_t id;
     bool normalized, lstrip, rstrip;
+};
+
+/* Tokens that the post-processor puts before a text, or behind it. */
+struct affix {
+    int32_t ids[TOKENIZER_MAX_AFFIX]; /* [n] */
+    size_t n;
 };
 
 enum normalizer {
@@ -74,8 +80,7 @@ struct tokenizer {
     struct added *added; /* in the order of their bytes */
     size_t n_added, n_normalized;
     uint32_t added_from[257]; /* those that begin with byte c: added_from[c] .. added_from[c + 1] */
-    int32_t begin[TOKENIZER_MAX_BEGIN]; /* [n_begin] */
-    size_t n_begin;
+    struct affix begin, end;  /* of a text */
     struct nfc nfc;
 };
 

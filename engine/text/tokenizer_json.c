@@ -369,6 +369,14 @@ static int sort_added(struct reader *r)
     return 0;
 }
 
+static int check_affix(struct reader *r, const struct affix *a)
+{
+    for (size_t i = 0; i < a->n; i++)
+        if (!tokenizer_token_bytes(r->t, a->ids[i]).len)
+            return REFUSE(r, "post_processor.special_tokens: no token has id %d", a->ids[i]);
+    return 0;
+}
+
 static int read_tokens(struct reader *r)
 {
     json_t *added = json_object_get(r->root, "added_tokens"), *v;
@@ -386,10 +394,10 @@ static int read_tokens(struct reader *r)
         if (rc)
             return rc;
     }
-    for (i = 0; i < r->t->n_begin; i++)
-        if (!tokenizer_token_bytes(r->t, r->t->begin[i]).len)
-            return REFUSE(r, "post_processor.special_tokens: no token has id %d", r->t->begin[i]);
-    return sort_added(r);
+    rc = check_affix(r, &r->t->begin);
+    if (!rc)
+        rc = check_affix(r, &r->t->end);
+    return rc ? rc : sort_added(r);
 }
 
 int tokenizer_parse(struct tokenizer **out, const char *json, size_t len, struct err *e)

@@ -197,10 +197,11 @@ static int read_decoder(struct parts *p)
     return 0;
 }
 
-/* The tokens that a template has before the text. */
+/* The tokens that a template has before the text and behind it. */
 static int read_template(struct parts *p, const json_t *v, const char *path)
 {
     const json_t *tokens = json_object_get(v, "special_tokens"), *piece, *ids, *id;
+    struct affix *to = &p->t->begin;
     size_t i, k;
 
     json_array_foreach(json_object_get(v, "single"), i, piece)
@@ -208,19 +209,21 @@ static int read_template(struct parts *p, const json_t *v, const char *path)
         const json_t *special = json_object_get(piece, "SpecialToken");
         const char *name = json_string_value(json_object_get(special, "id"));
 
-        if (!special)
-            break; /* the text; what comes behind it is for texts that have ended */
+        if (!special) { /* the text */
+            to = &p->t->end;
+            continue;
+        }
         ids = json_object_get(json_object_get(tokens, name ? name : ""), "ids");
         if (!json_array_size(ids))
             return REFUSE(p, "%s.special_tokens: has no ids for \"%.64s\" of single", path,
                           name ? name : "");
         json_array_foreach(ids, k, id)
         {
-            if (p->t->n_begin == TOKENIZER_MAX_BEGIN || !json_is_integer(id) ||
+            if (to->n == TOKENIZER_MAX_AFFIX || !json_is_integer(id) ||
                 json_integer_value(id) < 0 || json_integer_value(id) >= TOKENIZER_MAX_ID)
-                return REFUSE(p, "%s.special_tokens: not at most %d ids before a text", path,
-                              TOKENIZER_MAX_BEGIN);
-            p->t->begin[p->t->n_begin++] = (int32_t)json_integer_value(id);
+                return REFUSE(p, "%s.special_tokens: not at most %d ids before or behind a text",
+                              path, TOKENIZER_MAX_AFFIX);
+            to->ids[to->n++] = (int32_t)json_integer_value(id);
         }
     }
     return 0;
