@@ -159,6 +159,7 @@ void engine_events_free(struct engine_event *list)
 
         inspect_report_free(list->report);
         free(list->packed.data);
+        free(list->embedding);
         free(list);
         list = next;
     }
@@ -290,7 +291,7 @@ int engine_start(struct engine *g, const struct engine_request *r)
     pthread_mutex_lock(&g->lock);
     ret = id_map_put(&g->jobs, r->id, j);
     if (ret == 0)
-        g->status.n_encoding += r->kind == ENGINE_GENERATE;
+        g->status.n_encoding += engine_computes(r->kind);
     if (ret == 0 && state == ENGINE_READY && !in_pool) {
         j->phase = JOB_IN_INBOX;
         list_append(&g->inbox, &j->link);
@@ -311,8 +312,11 @@ int engine_start(struct engine *g, const struct engine_request *r)
     return 0;
 }
 
-uint64_t engine_request_bytes(const struct engine_request *r)
+uint64_t engine_request_bytes(const struct engine *g, const struct engine_request *r)
 {
+    if (r->kind == ENGINE_EMBED)
+        return sizeof(struct job) + embedding_bytes(model_config(g->model)->hidden_dim) +
+               core_request_bytes(1, 0, 0);
     return sizeof(struct job) + generation_bytes(r) +
            core_request_bytes(r->n, r->sampling.n_bias, r->sampling.n_stop_ids + MODEL_MAX_EOS);
 }
@@ -459,6 +463,8 @@ static int open_core(struct engine *g, struct err *e)
     pthread_mutex_lock(&g->lock); /* READY shows all of it */
     g->status.progress = 1;
     g->status.block_len = g->options.backend_options.block_len;
+    if (model_embedder(g->model)->pooling != POOLING_NONE)
+        g->status.embedding_dim = g->status.backend.sum_dim;
     g->status.max_seq_len = g->options.backend_options.max_seq_len;
     core_stats(g->core, &g->status.core);
     pthread_mutex_unlock(&g->lock);

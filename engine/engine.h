@@ -67,6 +67,7 @@ enum engine_state {
 
 enum engine_kind {
     ENGINE_GENERATE,
+    ENGINE_EMBED,      /* a prompt or prompt_ids to an embedding */
     ENGINE_TOKENIZE,   /* a prompt to ids */
     ENGINE_DETOKENIZE, /* prompt_ids to text */
     ENGINE_RENDER,     /* a chat to the text of its prompt */
@@ -92,21 +93,25 @@ struct engine_request {
                    * DETOKENIZE: they are left out */
     void *owner;
     void (*release)(void *owner);
+    const char *prompt_name; /* EMBED: of the model's prompt before a text; NULL: the default one */
+    int32_t dimensions;      /* EMBED: leading values; 0: all */
     struct inspect_query query; /* INSPECT; the input is the prompt of CACHE_PIN, EXPLAIN_PROMPT */
 
-    /* GENERATE, checked by the caller as sampling.h says. */
+    /* GENERATE and EMBED */
     enum core_priority priority;
+    int32_t most_prompt_tokens; /* a longer prompt is ENGINE_E_PROMPT_LIMIT; 0: no limit */
+    struct text cache_salt;
+    uint64_t deadline_us; /* CLOCK_MONOTONIC; 0: none */
+
+    /* GENERATE, checked by the caller as sampling.h says. */
     struct sampling sampling; /* stop_ids: the request's own; the engine adds the model's end ids */
     bool ignore_eos;
     struct text stops[ENGINE_MAX_STOPS];
     int32_t n_stops;
-    int32_t max_tokens;         /* 0: as many as fit, up to most_tokens */
-    int32_t most_tokens;        /* 0: no limit */
-    int32_t most_prompt_tokens; /* a longer prompt is ENGINE_E_PROMPT_LIMIT; 0: no limit */
+    int32_t max_tokens;  /* 0: as many as fit, up to most_tokens */
+    int32_t most_tokens; /* 0: no limit */
     int32_t n;
-    struct text cache_salt;
-    uint64_t deadline_us; /* CLOCK_MONOTONIC; 0: none */
-    bool stream;          /* false: one ENGINE_DELTA a choice, at its end */
+    bool stream; /* false: one ENGINE_DELTA a choice, at its end */
     bool keep_special;
     bool raw_text; /* of a chat: reasoning and tool calls stay in the text */
 
@@ -120,8 +125,9 @@ enum engine_error {
     ENGINE_E_TOO_LONG,     /* prompt and max_tokens can never fit */
     ENGINE_E_PROMPT_LIMIT, /* more than most_prompt_tokens: usage.prompt_tokens */
     ENGINE_E_UNAVAILABLE,  /* loading; asleep, without the memory to wake; not idle, to sleep */
-    ENGINE_E_UNSUPPORTED,  /* no chat template */
+    ENGINE_E_UNSUPPORTED,  /* no chat template, no embeddings, no LM head */
     ENGINE_E_DENIED,       /* inspect: the object belongs to another client */
+    ENGINE_E_DEADLINE,     /* deadline_us; generate ends with ENGINE_DONE instead */
     ENGINE_E_CANCELLED,    /* by engine_cancel; generate ends with ENGINE_DONE instead */
     ENGINE_E_ANSWER_LIMIT, /* the packer returned -EMSGSIZE */
     ENGINE_E_MEMORY_LIMIT, /* charge returned false */
@@ -129,13 +135,14 @@ enum engine_error {
 };
 
 enum engine_event_type {
-    ENGINE_DELTA,  /* tokens and text of one choice */
-    ENGINE_DONE,   /* of generate, terminal */
-    ENGINE_ERROR,  /* of anything, terminal */
-    ENGINE_TOKENS, /* of tokenize, terminal */
-    ENGINE_TEXT,   /* of detokenize and render, terminal */
-    ENGINE_REPORT, /* of inspect, terminal */
-    ENGINE_TRACE,  /* of inspect's TRACE: records */
+    ENGINE_DELTA,     /* tokens and text of one choice */
+    ENGINE_DONE,      /* of generate, terminal */
+    ENGINE_EMBEDDING, /* of embed, terminal */
+    ENGINE_ERROR,     /* of anything, terminal */
+    ENGINE_TOKENS,    /* of tokenize, terminal */
+    ENGINE_TEXT,      /* of detokenize and render, terminal */
+    ENGINE_REPORT,    /* of inspect, terminal */
+    ENGINE_TRACE,     /* of inspect's TRACE: records */
 };
 
 struct engine_event {
@@ -151,7 +158,9 @@ struct engine_event {
     struct text reasoning;           /* DELTA */
     struct chat_tool_call *calls;    /* [n_calls] DELTA; complete, without ids */
     size_t n_calls;
-    struct core_usage usage;            /* DONE */
+    float *embedding; /* [n_embedding] EMBEDDING; freed with the event */
+    size_t n_embedding;
+    struct core_usage usage;            /* DONE, EMBEDDING */
     enum engine_error error;            /* ERROR */
     const char *field;                  /* ERROR: static, or in the event's memory; NULL: none */
     struct err *message;                /* ERROR: in the event's memory */
@@ -173,7 +182,8 @@ struct engine_status {
     struct core_stats core;
     int32_t block_len;
     int32_t max_seq_len;
-    uint64_t n_encoding; /* generate requests that have not reached the scheduler */
+    int32_t embedding_dim; /* 0: there are no embeddings */
+    uint64_t n_encoding;   /* generate and embed requests that have not reached the scheduler */
     enum sleep_level asleep;
     uint64_t beat; /* grows while the engine thread or its backend moves; 0: it has nothing to do */
 };
@@ -214,9 +224,9 @@ const struct model *engine_model(const struct engine *g);
 /* NULL also where the model has none that is supported. */
 const struct chat_template *engine_chat_template(const struct engine *g);
 
-/* What a generate request takes of the engine's memory, by its choices, stops and biases, before
- * its answer. */
-uint64_t engine_request_bytes(const struct engine_request *r);
+/* What a generate or embed request takes of the engine's memory: an answer in generation apart, by
+ * its choices, stops and biases. The engine is READY. */
+uint64_t engine_request_bytes(const struct engine *g, const struct engine_request *r);
 
 /* Answered by events, the last of which is terminal. The request is copied, not what it points to.
  * -ENOMEM, the only failure: nothing was taken and release is not called. */

@@ -25,7 +25,7 @@ static int add_encoding(struct engine *g, const struct inspect_query *q, struct 
     while (list && (j = id_map_next(&g->jobs, &at))) {
         const struct engine_request *request = &j->request;
 
-        if (j->phase == JOB_IN_ENGINE || request->kind != ENGINE_GENERATE ||
+        if (j->phase == JOB_IN_ENGINE || !engine_computes(request->kind) ||
             (explain && request->id != q->request) || (!q->all && request->client != q->viewer))
             continue;
         r->total++;

@@ -22,6 +22,7 @@ void job_free(struct job *j)
 {
     job_release(j);
     generation_free(j->generation);
+    free(j->embedding);
     free(j);
 }
 
@@ -32,11 +33,12 @@ void job_end(struct job *j, enum engine_event_type type, struct event_list *out)
     pthread_mutex_lock(&g->lock);
     id_map_take(&g->jobs, j->request.id);
     list_remove(&j->link);
-    if (j->phase != JOB_IN_ENGINE && j->request.kind == ENGINE_GENERATE)
+    if (j->phase != JOB_IN_ENGINE && engine_computes(j->request.kind))
         g->status.n_encoding--;
     pthread_mutex_unlock(&g->lock);
     job_release(j);
     generation_free(j->generation);
+    free(j->embedding);
     j->terminal.type = type;
     j->terminal.bytes += sizeof(*j) + j->terminal.packed.bytes;
     event_list_push(out, &j->terminal);
@@ -109,7 +111,23 @@ static int copy_ids(struct job *j, struct err *e)
     return 0;
 }
 
-/* A raw prompt begins as the model's tokenizer begins a text. */
+/* Puts the tokens before a prompt with which the model's tokenizer begins a text. */
+static int begin_prompt(const struct engine *g, struct token_list *prompt)
+{
+    const int32_t *begin;
+    const size_t n = tokenizer_begin(g->tokenizer, &begin);
+
+    if (n == 0)
+        return 0;
+    if (!array_reserve(&prompt->ids, &prompt->cap, prompt->n + n, sizeof(*begin)))
+        return -ENOMEM;
+    memmove(prompt->ids + n, prompt->ids, prompt->n * sizeof(*begin));
+    memcpy(prompt->ids, begin, n * sizeof(*begin));
+    prompt->n += n;
+    return 0;
+}
+
+/* A raw prompt, which may spell the tokens that begin a text. */
 static int encode_prompt(struct job *j, struct err *e)
 {
     struct token_list *prompt = &j->prompt;
@@ -119,13 +137,51 @@ static int encode_prompt(struct job *j, struct err *e)
 
     if (r < 0)
         return err_set(e, r, "prompt: too long");
-    if (n == 0 || prompt->n == 0 ||
-        (prompt->n >= n && memcmp(prompt->ids, begin, n * sizeof(*begin)) == 0))
+    if (prompt->n == 0 ||
+        (n > 0 && prompt->n >= n && memcmp(prompt->ids, begin, n * sizeof(*begin)) == 0))
         return 0;
-    if (!array_reserve(&prompt->ids, &prompt->cap, prompt->n + n, sizeof(*begin)))
+    return begin_prompt(j->engine, prompt);
+}
+
+/* A text to embed, behind one of the model's prompts and before the tokens that end a text. Special
+ * tokens are matched in the model's prompt alone. */
+static int encode_text(struct job *j, const char **field, struct err *e)
+{
+    const struct engine *g = j->engine;
+    const struct text text = j->request.prompt;
+    struct token_list *prompt = &j->prompt;
+    struct text before;
+    const int32_t *end;
+    const size_t n = tokenizer_end(g->tokenizer, &end);
+    size_t bytes;
+    char *both;
+    int r;
+
+    if (!embedder_prompt(&before, model_embedder(g->model), j->request.prompt_name)) {
+        *field = "prompt_name";
+        return err_set(e, -EINVAL, "prompt_name: the model has no prompt \"%.64s\"",
+                       j->request.prompt_name);
+    }
+    if (!size_add(&bytes, before.len, text.len))
+        return -EINVAL;
+    both = malloc(bytes + 1);
+    if (!both)
         return -ENOMEM;
-    memmove(prompt->ids + n, prompt->ids, prompt->n * sizeof(*begin));
-    memcpy(prompt->ids, begin, n * sizeof(*begin));
+    if (before.len)
+        memcpy(both, before.data, before.len);
+    if (text.len)
+        memcpy(both + before.len, text.data, text.len);
+    r = tokenizer_encode(g->tokenizer, (struct text){both, bytes},
+                         &(struct text_range){0, before.len}, before.len > 0, prompt);
+    free(both);
+    if (r < 0)
+        return err_set(e, r, "prompt: too long");
+    r = begin_prompt(g, prompt);
+    if (r < 0 || n == 0)
+        return r;
+    if (!array_reserve(&prompt->ids, &prompt->cap, prompt->n + n, sizeof(*end)))
+        return -ENOMEM;
+    memcpy(prompt->ids + prompt->n, end, n * sizeof(*end));
     prompt->n += n;
     return 0;
 }
@@ -159,7 +215,7 @@ static int encode(struct job *j, const char **field, struct err *e)
     *field = job_input(j);
     switch (j->request.input) {
     case ENGINE_PROMPT:
-        r = encode_prompt(j, e);
+        r = j->request.kind == ENGINE_EMBED ? encode_text(j, field, e) : encode_prompt(j, e);
         break;
     case ENGINE_PROMPT_IDS:
         r = copy_ids(j, e);
@@ -178,13 +234,36 @@ static int encode(struct job *j, const char **field, struct err *e)
     return 0;
 }
 
+/* -ENOTSUP: it is not what the model is for. */
+static int check_kind(const struct job *j, const char **field, struct err *e)
+{
+    const struct model *m = j->engine->model;
+    const int32_t dim = model_config(m)->hidden_dim;
+
+    if (j->request.kind == ENGINE_GENERATE && model_config(m)->headless)
+        return err_set(e, -ENOTSUP, "the model has no LM head: it makes embeddings alone");
+    if (j->request.kind != ENGINE_EMBED)
+        return 0;
+    if (model_embedder(m)->pooling == POOLING_NONE)
+        return err_set(
+            e, -ENOTSUP,
+            "the model makes no embeddings: its folder has no modules.json that says how");
+    if (j->request.dimensions <= dim)
+        return 0;
+    *field = "dimensions";
+    return err_set(e, -EINVAL, "dimensions: %d is above the model's %d", j->request.dimensions,
+                   dim);
+}
+
 /* Encodes a prompt and hands the job to the engine thread. */
 static int run_encode(struct job *j, const char **field, struct event_list *out, struct err *e)
 {
     struct engine *g = j->engine;
     const int32_t most = j->request.most_prompt_tokens;
-    int r = j->cancelled ? 0 : encode(j, field, e);
+    int r = check_kind(j, field, e);
 
+    if (r == 0 && !j->cancelled)
+        r = encode(j, field, e);
     if (r < 0)
         return r;
     if (most && j->prompt.n > (size_t)most) {
@@ -255,7 +334,7 @@ void job_run(struct work *w)
     int r = 0;
 
     (void)engine_wait_for_room(g);
-    if (j->request.kind == ENGINE_GENERATE || j->request.kind == ENGINE_INSPECT)
+    if (engine_computes(j->request.kind) || j->request.kind == ENGINE_INSPECT)
         r = run_encode(j, &field, &out, &why);
     else if (j->cancelled)
         job_fail(j, &out, ENGINE_E_CANCELLED, NULL, "cancelled");

@@ -61,21 +61,41 @@ static int32_t join_stop_ids(int32_t *ids, const struct engine *g, const struct 
 static void refuse(struct engine *g, struct job *j, int r, const struct core_request *cr)
 {
     const char *field = j->request.max_tokens ? "max_tokens" : job_input(j);
-    char answer[32] = "an answer";
+    char what[80];
 
-    if (j->request.max_tokens)
-        snprintf(answer, sizeof(answer), "max_tokens %d", cr->max_tokens);
+    if (cr->pooling != CORE_POOL_NONE)
+        snprintf(what, sizeof(what), "a text of %d tokens exceeds", cr->n_prompt);
+    else if (j->request.max_tokens)
+        snprintf(what, sizeof(what), "a prompt of %d tokens and max_tokens %d exceed", cr->n_prompt,
+                 cr->max_tokens);
+    else
+        snprintf(what, sizeof(what), "a prompt of %d tokens and an answer exceed", cr->n_prompt);
     if (r == CORE_E_TOO_LONG)
-        job_fail(j, &g->out, ENGINE_E_TOO_LONG, field,
-                 "a prompt of %d tokens and %s exceed the longest sequence, %d tokens",
-                 cr->n_prompt, answer, g->status.max_seq_len);
+        job_fail(j, &g->out, ENGINE_E_TOO_LONG, field, "%s the longest sequence, %d tokens", what,
+                 g->status.max_seq_len);
     else if (r == CORE_E_NEVER_FITS)
         job_fail(j, &g->out, ENGINE_E_TOO_LONG, field,
-                 "a prompt of %d tokens and %s exceed the KV cache, %d tokens (cache.kv_memory, or "
-                 "cache.host_memory beyond it)",
-                 cr->n_prompt, answer, pool_tokens(g, cr));
+                 "%s the KV cache, %d tokens (cache.kv_memory, or cache.host_memory beyond it)",
+                 what, pool_tokens(g, cr));
     else
         job_fail(j, &g->out, ENGINE_E_INTERNAL, NULL, "out of memory");
+}
+
+/* What the answer grows in. */
+static int new_answer(struct engine *g, struct job *j)
+{
+    if (j->request.kind == ENGINE_GENERATE)
+        return generation_new(&j->generation, &j->request, g->tokenizer, &j->answer);
+    j->embedding = embedding_new(g->status.backend.sum_dim);
+    return j->embedding ? 0 : -ENOMEM;
+}
+
+/* Adds what an embed request is, where the others have their sampling and answer. */
+static void embed(struct core_request *cr, struct sampling *s, const struct embedder *how)
+{
+    *s = (struct sampling){.top_p = 1.0f, .repetition_penalty = 1.0f, .n_logprobs = -1};
+    cr->max_tokens = cr->n = 1;
+    cr->pooling = how->pooling == POOLING_MEAN ? CORE_POOL_ALL : CORE_POOL_LAST;
 }
 
 /* 1, also where the job has failed; 0: it has, for the model cannot wake; or a negative errno. */
@@ -98,14 +118,23 @@ static int admit(struct engine *g, struct job *j, struct err *e)
     };
     int ret;
 
-    if (!r->max_tokens)
-        cr.max_tokens = room_for(g, &cr);
-    if (!r->max_tokens && r->most_tokens && cr.max_tokens > r->most_tokens)
-        cr.max_tokens = r->most_tokens;
-    if (cr.max_tokens < 1)
-        cr.max_tokens = 1; /* the core tells which limit is exceeded */
-    sampling.n_stop_ids = join_stop_ids(stop_ids, g, r);
-    sampling.stop_ids = stop_ids;
+    if (r->kind == ENGINE_EMBED) {
+        if (g->status.backend.sum_dim == 0) {
+            job_fail(j, &g->out, ENGINE_E_UNSUPPORTED, NULL,
+                     "the %s backend makes no embeddings yet", g->options.backend->name);
+            return 1;
+        }
+        embed(&cr, &sampling, model_embedder(g->model));
+    } else {
+        if (!r->max_tokens)
+            cr.max_tokens = room_for(g, &cr);
+        if (!r->max_tokens && r->most_tokens && cr.max_tokens > r->most_tokens)
+            cr.max_tokens = r->most_tokens;
+        if (cr.max_tokens < 1)
+            cr.max_tokens = 1; /* the core tells which limit is exceeded */
+        sampling.n_stop_ids = join_stop_ids(stop_ids, g, r);
+        sampling.stop_ids = stop_ids;
+    }
     ret = core_fits(g->core, &cr);
     if (ret == CORE_E_NEVER_FITS && g->status.backend.offloads) {
         if (!g->status.backend.may_offload)
@@ -124,7 +153,7 @@ static int admit(struct engine *g, struct job *j, struct err *e)
 
         if (woken <= 0)
             return woken;
-        ret = generation_new(&j->generation, r, g->tokenizer, &j->answer);
+        ret = new_answer(g, j);
     }
     if (ret == CORE_OK)
         ret = core_admit(g->core, &cr, engine_now_us());
@@ -151,6 +180,33 @@ static void finish(struct engine *g, struct job *j, const struct core_usage *usa
         job_fail(j, &g->out, ENGINE_E_INTERNAL, NULL, "out of memory");
     else
         job_end(j, ENGINE_DONE, &g->out);
+}
+
+/* An embed request is over: the core says why. */
+static void finish_embedding(struct engine *g, struct job *j, const struct core_event *ev)
+{
+    const int32_t dim = g->status.backend.sum_dim;
+    const int32_t n = j->request.dimensions ? j->request.dimensions : dim;
+
+    j->terminal.usage = ev->usage;
+    j->terminal.usage.arrival_us = j->arrival_us;
+    engine_count_end(g, &j->terminal.usage);
+    if (ev->reason == CORE_REASON_CANCELLED) {
+        job_fail(j, &g->out, ENGINE_E_CANCELLED, NULL, "cancelled");
+    } else if (ev->reason == CORE_REASON_DEADLINE) {
+        job_fail(j, &g->out, ENGINE_E_DEADLINE, NULL, "deadline_ms is over");
+    } else if (ev->reason == CORE_REASON_NUMERICS) {
+        job_fail(j, &g->out, ENGINE_E_INTERNAL, NULL, "the model gives NaN or Inf");
+    } else {
+        j->terminal.embedding =
+            embedding_take(j->embedding, model_embedder(g->model), ev->usage.prompt_tokens, n);
+        j->terminal.n_embedding = (size_t)n;
+        j->terminal.bytes += (size_t)n * sizeof(float);
+        if (j->terminal.embedding)
+            job_end(j, ENGINE_EMBEDDING, &g->out);
+        else
+            job_fail(j, &g->out, ENGINE_E_INTERNAL, NULL, "out of memory");
+    }
 }
 
 /* Ends a job that was cancelled before it reached the core; each choice gets its reason. */
@@ -180,7 +236,7 @@ static struct job *next_job(struct engine *g, bool *is_new)
         j = CONTAINER_OF(g->inbox.next, struct job, link);
         list_remove(&j->link);
         *is_new = j->phase == JOB_IN_INBOX;
-        g->status.n_encoding -= *is_new && j->request.kind == ENGINE_GENERATE;
+        g->status.n_encoding -= *is_new && engine_computes(j->request.kind);
         j->phase = JOB_IN_ENGINE;
     }
     pthread_mutex_unlock(&g->lock);
@@ -284,7 +340,16 @@ static bool handle(struct engine *g, const struct core_event *ev, struct engine_
             engine_answer(g, j, ev);
         return false;
     }
+    if (j->request.kind == ENGINE_EMBED) {
+        if (ev->type == CORE_SUM)
+            embedding_add(j->embedding, ev);
+        else if (ev->type == CORE_FINISHED)
+            finish_embedding(g, j, ev);
+        return false;
+    }
     switch (ev->type) {
+    case CORE_SUM: /* of embed requests alone */
+        break;
     case CORE_TOKEN:
         engine_count_token(g, j, ev, g->committed_us);
         r = generation_token(j->generation, ev, &g->out);
@@ -423,7 +488,7 @@ static bool is_called(struct engine *g)
     pthread_mutex_lock(&g->lock);
     called = g->quit;
     LIST_EACH (const struct job, j, link, &g->inbox)
-        called |= j->request.kind == ENGINE_GENERATE || j->phase == JOB_IN_ENGINE ||
+        called |= engine_computes(j->request.kind) || j->phase == JOB_IN_ENGINE ||
                   j->request.query.kind == INSPECT_CACHE_PIN;
     pthread_mutex_unlock(&g->lock);
     return called;

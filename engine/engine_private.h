@@ -1,6 +1,6 @@
 /* engine_private.h - the engine's own state, shared by engine.c (the face, and the load),
  * engine_jobs.c (the pool's work), engine_loop.c (the engine thread), engine_sleep.c,
- * engine_inspect.c, engine_watch.c and generation.c. */
+ * engine_inspect.c, engine_watch.c, generation.c and embedding.c. */
 #ifndef NVLLM_ENGINE_ENGINE_PRIVATE_H
 #define NVLLM_ENGINE_ENGINE_PRIVATE_H
 
@@ -27,9 +27,9 @@ enum job_phase {
     JOB_IN_ENGINE, /* the engine thread; in the inbox again where it has been cancelled */
 };
 
-/* One request from its start to its terminal event. Of generate and inspect requests the pool
- * encodes the prompt, if there is one, and the engine thread does the rest; the pool answers the
- * others. */
+/* One request from its start to its terminal event. Of generate, embed and inspect requests the
+ * pool encodes the prompt, if there is one, and the engine thread does the rest; the pool answers
+ * the others. */
 struct job {
     struct engine_event terminal; /* first: the job's memory is freed as its terminal event */
     struct err message;           /* of the terminal event */
@@ -45,6 +45,7 @@ struct job {
     struct token_list prompt;      /* encoded */
     struct answer_parser answer;   /* as the answer begins */
     struct generation *generation; /* ENGINE_GENERATE, in the core */
+    struct embedding *embedding;   /* ENGINE_EMBED, in the core */
 };
 
 /* A choice to end once the core's events have been read: at most one a row. */
@@ -133,6 +134,12 @@ int engine_load(struct engine *g, struct err *e);
 void engine_publish_state(struct engine *g, enum engine_state state); /* wakes the loop */
 void engine_read_memory(struct engine *g); /* the backend's figures into the status */
 
+/* The core computes it for the client. */
+static inline bool engine_computes(enum engine_kind kind)
+{
+    return kind == ENGINE_GENERATE || kind == ENGINE_EMBED;
+}
+
 /* engine_jobs.c */
 void job_run(struct work *w);
 void job_release(struct job *j); /* releases the input; may be called again */
@@ -214,5 +221,13 @@ void generation_choice_done(struct generation *g, const struct core_event *ev,
 
 /* 0, -ENOMEM, or -EDQUOT where charge refused memory: why the answer is lost. */
 int generation_error(const struct generation *g);
+
+/* embedding.c. dim: of hidden states. */
+struct embedding *embedding_new(int32_t dim); /* NULL: no memory; freed with free() */
+uint64_t embedding_bytes(int32_t dim);        /* with the answer */
+void embedding_add(struct embedding *y, const struct core_event *ev); /* CORE_SUM */
+/* The first n values of the embedding of n_tokens tokens, to be freed; NULL: no memory. */
+float *embedding_take(const struct embedding *y, const struct embedder *how, int32_t n_tokens,
+                      int32_t n);
 
 #endif

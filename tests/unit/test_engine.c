@@ -501,17 +501,17 @@ TEST(bad_folder_fails_with_its_name)
 TEST(bytes_of_a_request_follow_its_shape)
 {
     struct engine_request r = request(1, "x");
-    size_t one = engine_request_bytes(&r), stops, choices;
+    size_t one = engine_request_bytes(NULL, &r), stops, choices;
 
     r.n_stops = ENGINE_MAX_STOPS;
-    stops = engine_request_bytes(&r) - one;
+    stops = engine_request_bytes(NULL, &r) - one;
     ck_assert_uint_ge(stops, (size_t)ENGINE_MAX_STOPS * 256);
     r.n = 64;
-    choices = engine_request_bytes(&r);
+    choices = engine_request_bytes(NULL, &r);
     ck_assert_uint_ge(choices, 64 * stops);
     ck_assert_uint_le(choices, 64 * (stops + one));
     r.sampling.n_bias = SAMPLING_MAX_BIAS;
-    ck_assert_uint_eq(engine_request_bytes(&r) - choices,
+    ck_assert_uint_eq(engine_request_bytes(NULL, &r) - choices,
                       SAMPLING_MAX_BIAS * sizeof(struct logit_bias));
 }
 
