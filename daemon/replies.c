@@ -110,25 +110,47 @@ static double ms_between(uint64_t from_us, uint64_t to_us)
     return to_us > from_us ? (double)(to_us - from_us) / 1000 : 0;
 }
 
+static void fill_usage(Nvllm__V1__Usage *u, Nvllm__V1__Timing *t, const struct core_usage *usage)
+{
+    nvllm__v1__usage__init(u);
+    nvllm__v1__timing__init(t);
+    u->has_prompt_tokens = u->has_cached_tokens = true;
+    u->has_completion_tokens = u->has_preemptions = true;
+    u->prompt_tokens = (uint32_t)usage->prompt_tokens;
+    u->cached_tokens = (uint32_t)usage->cached_tokens;
+    u->completion_tokens = (uint32_t)usage->completion_tokens;
+    u->preemptions = (uint32_t)usage->preemptions;
+    t->has_queue_ms = t->has_total_ms = true;
+    t->has_ttft_ms = usage->first_us != 0;
+    t->queue_ms = ms_between(usage->arrival_us, usage->start_us ? usage->start_us : usage->end_us);
+    t->ttft_ms = ms_between(usage->arrival_us, usage->first_us);
+    t->total_ms = ms_between(usage->arrival_us, usage->end_us);
+}
+
 int reply_done(struct connection *c, uint64_t id, const struct core_usage *usage)
 {
     Nvllm__V1__Done d = NVLLM__V1__DONE__INIT;
-    Nvllm__V1__Usage u = NVLLM__V1__USAGE__INIT;
-    Nvllm__V1__Timing t = NVLLM__V1__TIMING__INIT;
+    Nvllm__V1__Usage u;
+    Nvllm__V1__Timing t;
 
+    fill_usage(&u, &t, usage);
     d.usage = &u;
     d.timing = &t;
-    u.has_prompt_tokens = u.has_cached_tokens = u.has_completion_tokens = u.has_preemptions = true;
-    u.prompt_tokens = (uint32_t)usage->prompt_tokens;
-    u.cached_tokens = (uint32_t)usage->cached_tokens;
-    u.completion_tokens = (uint32_t)usage->completion_tokens;
-    u.preemptions = (uint32_t)usage->preemptions;
-    t.has_queue_ms = t.has_total_ms = true;
-    t.has_ttft_ms = usage->first_us != 0;
-    t.queue_ms = ms_between(usage->arrival_us, usage->start_us ? usage->start_us : usage->end_us);
-    t.ttft_ms = ms_between(usage->arrival_us, usage->first_us);
-    t.total_ms = ms_between(usage->arrival_us, usage->end_us);
     return reply_put(c, id, EVENT(DONE), &d);
+}
+
+int reply_embedding(struct connection *c, uint64_t id, const struct engine_event *ev)
+{
+    Nvllm__V1__Embedding m = NVLLM__V1__EMBEDDING__INIT;
+    Nvllm__V1__Usage u;
+    Nvllm__V1__Timing t;
+
+    fill_usage(&u, &t, &ev->usage);
+    m.usage = &u;
+    m.timing = &t;
+    m.n_values = ev->n_embedding;
+    m.values = ev->embedding;
+    return reply_put(c, id, EVENT(EMBEDDING), &m);
 }
 
 int reply_pack(struct engine_packed *out, const struct engine_event *answer,
@@ -214,8 +236,9 @@ Nvllm__V1__ErrorCode reply_error_code(enum engine_error error)
         [ENGINE_E_INVALID] = CODE(INVALID),         [ENGINE_E_TOO_LONG] = CODE(TOO_LONG),
         [ENGINE_E_PROMPT_LIMIT] = CODE(TOO_LONG),   [ENGINE_E_UNAVAILABLE] = CODE(UNAVAILABLE),
         [ENGINE_E_UNSUPPORTED] = CODE(UNSUPPORTED), [ENGINE_E_DENIED] = CODE(DENIED),
-        [ENGINE_E_CANCELLED] = CODE(CANCELLED),     [ENGINE_E_ANSWER_LIMIT] = CODE(TOO_LONG),
-        [ENGINE_E_MEMORY_LIMIT] = CODE(BUSY),       [ENGINE_E_INTERNAL] = CODE(INTERNAL),
+        [ENGINE_E_DEADLINE] = CODE(DEADLINE),       [ENGINE_E_CANCELLED] = CODE(CANCELLED),
+        [ENGINE_E_ANSWER_LIMIT] = CODE(TOO_LONG),   [ENGINE_E_MEMORY_LIMIT] = CODE(BUSY),
+        [ENGINE_E_INTERNAL] = CODE(INTERNAL),
     };
 
     return codes[error];

@@ -16,6 +16,7 @@ int reply_put(struct connection *c, uint64_t id, Nvllm__V1__ServerFrame__EventCa
 Nvllm__V1__FinishReason reply_finish(enum core_reason reason);
 int reply_delta(struct connection *c, uint64_t id, const struct engine_event *ev);
 int reply_done(struct connection *c, uint64_t id, const struct core_usage *usage);
+int reply_embedding(struct connection *c, uint64_t id, const struct engine_event *ev);
 int reply_packed(struct connection *c, uint64_t id, struct engine_event *ev); /* of reply_pack */
 
 /* Packs an answer's frame but for the client's id: engine_packer.pack. Any thread. */

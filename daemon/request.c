@@ -304,30 +304,37 @@ static void take_sampling(struct checker *c, struct engine_request *out,
 
 /* ---- generate */
 
-static void check_prompt_ids(struct checker *c, const Nvllm__V1__TokenIds *ids)
+static void check_prompt_ids(struct checker *c, const struct engine_request *out,
+                             const Nvllm__V1__TokenIds *ids)
 {
+    const size_t longest = (size_t)c->rules->max_seq_len;
+
     if (ids->n_ids == 0)
         refuse(c, CODE(INVALID), "prompt_ids", "is empty");
     if (c->rules->options->max_prompt_tokens)
         check_limit(c, LIMIT_PROMPT_TOKENS, ids->n_ids, "prompt_ids");
-    if (ids->n_ids >= (size_t)c->rules->max_seq_len)
+    if (out->kind == ENGINE_EMBED && ids->n_ids > longest)
         refuse(c, CODE(TOO_LONG), "prompt_ids",
-               "%zu tokens leave no room for an answer: the longest sequence is %" PRId32 " tokens",
-               ids->n_ids, c->rules->max_seq_len);
+               "%zu tokens exceed the longest sequence, %zu tokens", ids->n_ids, longest);
+    else if (out->kind != ENGINE_EMBED && ids->n_ids >= longest)
+        refuse(c, CODE(TOO_LONG), "prompt_ids",
+               "%zu tokens leave no room for an answer: the longest sequence is %zu tokens",
+               ids->n_ids, longest);
     check_ids(c, ids->ids, ids->n_ids, "prompt_ids.ids");
 }
 
-/* Where a message's oneof has the value of this case; NULL: it is another case. */
+/* Where a message's oneof has the value of this case; NULL: it is another case, or has no such one.
+ */
 static const void *chosen(const ProtobufCMessage *m, const char *name)
 {
     const ProtobufCFieldDescriptor *field =
         protobuf_c_message_descriptor_get_field_by_name(m->descriptor, name);
-    const uint32_t *id = (const void *)((const char *)m + field->quantifier_offset);
+    const uint32_t *id = field ? (const void *)((const char *)m + field->quantifier_offset) : NULL;
 
-    return *id == field->id ? (const char *)m + field->offset : NULL;
+    return id && *id == field->id ? (const char *)m + field->offset : NULL;
 }
 
-/* The input of Generate, PinCache and Explain, whose oneofs name the cases alike. */
+/* The input of Generate, Embed, PinCache and Explain, whose oneofs name the cases alike. */
 static void take_input(struct checker *c, struct engine_request *out, const ProtobufCMessage *m)
 {
     const ProtobufCBinaryData *prompt = chosen(m, "prompt");
@@ -344,12 +351,13 @@ static void take_input(struct checker *c, struct engine_request *out, const Prot
         out->input = ENGINE_PROMPT_IDS;
         out->prompt_ids = (*ids)->ids;
         out->n_prompt_ids = (*ids)->n_ids;
-        check_prompt_ids(c, *ids);
+        check_prompt_ids(c, out, *ids);
     } else if (chat) {
         out->input = ENGINE_CHAT;
         out->chat = take_chat(c, *chat);
     } else {
-        refuse(c, CODE(INVALID), "input", "one of prompt, prompt_ids and chat is required");
+        refuse(c, CODE(INVALID), "input", "one of prompt%s is required",
+               out->kind == ENGINE_EMBED ? " and prompt_ids" : ", prompt_ids and chat");
     }
 }
 
@@ -391,15 +399,15 @@ static void take_max_tokens(struct checker *c, struct engine_request *out,
 
 /* High priority goes before all shares, so it is for admins. */
 static void take_priority(struct checker *c, struct engine_request *out,
-                          const Nvllm__V1__Generate *g)
+                          Nvllm__V1__Priority priority)
 {
     out->priority = CORE_NORMAL;
-    if (!g->has_priority || g->priority == NVLLM__V1__PRIORITY__PRIORITY_NORMAL)
+    if (priority == NVLLM__V1__PRIORITY__PRIORITY_NORMAL)
         return;
-    if (g->priority == NVLLM__V1__PRIORITY__PRIORITY_LOW)
+    if (priority == NVLLM__V1__PRIORITY__PRIORITY_LOW)
         out->priority = CORE_LOW;
-    else if (g->priority != NVLLM__V1__PRIORITY__PRIORITY_HIGH)
-        refuse(c, CODE(INVALID), "priority", "%d is not a priority", (int)g->priority);
+    else if (priority != NVLLM__V1__PRIORITY__PRIORITY_HIGH)
+        refuse(c, CODE(INVALID), "priority", "%d is not a priority", (int)priority);
     else if (!c->origin->admin)
         refuse(c, CODE(DENIED), "priority", "high is for administrators");
     else
@@ -412,6 +420,17 @@ static void take_salt(struct checker *c, struct text *out, const ProtobufCBinary
     *out = (struct text){(const char *)salt->data, salt->len};
 }
 
+/* What generate and embed requests have in common. The message's absent fields are 0. */
+static void take_common(struct checker *c, struct engine_request *r, Nvllm__V1__Priority priority,
+                        const ProtobufCBinaryData *salt, uint32_t deadline_ms)
+{
+    take_priority(c, r, priority);
+    take_salt(c, &r->cache_salt, salt);
+    if (deadline_ms)
+        r->deadline_us = c->origin->now_us + (uint64_t)deadline_ms * 1000;
+    r->most_prompt_tokens = (int32_t)c->rules->options->max_prompt_tokens;
+}
+
 static void take_generate(struct checker *c, struct engine_request *r, const Nvllm__V1__Generate *g)
 {
     r->n = 1;
@@ -422,15 +441,23 @@ static void take_generate(struct checker *c, struct engine_request *r, const Nvl
         take_uint(c, &r->n, g->n, 1, OPTIONS_MAX_CHOICES, "n");
     take_max_tokens(c, r, g);
     take_stops(c, r, g);
-    take_priority(c, r, g);
+    take_common(c, r, g->priority, &g->cache_salt, g->deadline_ms);
     take_input(c, r, &g->base);
-    take_salt(c, &r->cache_salt, &g->cache_salt);
-    if (g->has_deadline_ms && g->deadline_ms)
-        r->deadline_us = c->origin->now_us + (uint64_t)g->deadline_ms * 1000;
-    r->most_prompt_tokens = (int32_t)c->rules->options->max_prompt_tokens;
     r->stream = g->has_stream && g->stream;
     r->keep_special = g->has_keep_special && g->keep_special;
     r->raw_text = g->has_raw_text && g->raw_text;
+}
+
+static void take_embed(struct checker *c, struct engine_request *r, const Nvllm__V1__Embed *m)
+{
+    r->kind = ENGINE_EMBED;
+    r->prompt_name = m->prompt_name;
+    if (m->prompt_name && !utf8_valid(m->prompt_name, strlen(m->prompt_name)))
+        refuse(c, CODE(INVALID), "prompt_name", "is not UTF-8");
+    if (m->has_dimensions)
+        take_uint(c, &r->dimensions, m->dimensions, 1, INT32_MAX, "dimensions");
+    take_common(c, r, m->priority, &m->cache_salt, m->deadline_ms);
+    take_input(c, r, &m->base);
 }
 
 /* ---- looks into the engine, and changes of its prefix cache */
@@ -536,6 +563,9 @@ int request_start(struct engine_request *out, const Nvllm__V1__ClientFrame *f, s
     switch (f->op_case) {
     case OP(GENERATE):
         take_generate(&c, out, f->generate);
+        break;
+    case OP(EMBED):
+        take_embed(&c, out, f->embed);
         break;
     case OP(TOKENIZE):
         out->kind = ENGINE_TOKENIZE;

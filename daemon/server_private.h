@@ -114,12 +114,12 @@ struct pending {
     struct session *session; /* NULL: the client has left, or has its answer */
     struct account *account; /* a reference */
     pid_t pid;
-    bool inspect;           /* counted as an inspect request */
-    uint64_t queued_tokens; /* charged until the first event */
-    uint64_t reading;       /* a reload: the reading that answers it; else 0 */
-    bool traces;            /* a trace, which ends when the daemon does */
-    uint64_t dropped;       /* of its records */
-    bool generates;
+    bool inspect;             /* counted as an inspect request */
+    uint64_t queued_tokens;   /* charged until the first event */
+    uint64_t reading;         /* a reload: the reading that answers it; else 0 */
+    bool traces;              /* a trace, which ends when the daemon does */
+    uint64_t dropped;         /* of its records */
+    bool computes;            /* generate and embed */
     enum core_reason reason;  /* GENERATE: why choice 0 has ended */
     struct unpacked *message; /* charged until the engine releases it, on any thread */
     uint64_t engine_bytes;    /* charged until the end; the engine thread adds to it */

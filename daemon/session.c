@@ -47,6 +47,7 @@ void session_check_put(struct session *s, int r)
 static const struct operation table[] = {
     {OP(HELLO), "hello", false, NULL}, /* the first frame: see take_hello */
     {OP(GENERATE), "generate", false, session_start},
+    {OP(EMBED), "embed", false, session_start},
     {OP(CANCEL), "cancel", false, session_cancel},
     {OP(TOKENIZE), "tokenize", false, session_start},
     {OP(DETOKENIZE), "detokenize", false, session_start},
@@ -98,13 +99,13 @@ static void operate(struct session_call *c)
 {
     struct session *s = c->session;
     const uint64_t id = c->frame->id; /* the frame may be freed */
-    const bool generates = c->frame->op_case == OP(GENERATE);
+    const bool computes = c->frame->op_case == OP(GENERATE) || c->frame->op_case == OP(EMBED);
     struct refusal e;
     int r = run_operation(c, &e);
 
     if (r == -ENOMEM)
         refusal_set(&e, CODE(INTERNAL), "out of memory");
-    if (r < 0 && generates)
+    if (r < 0 && computes)
         metrics_count_error(s->server->metrics, e.code);
     if (r < 0)
         r = reply_error(s->connection, id, &e);

@@ -211,6 +211,7 @@ static int start(struct session_call *c, struct demand d, struct refusal *e)
     const struct request_origin origin = {s->account->uid, s->admin, server_now_us()};
     struct engine_request r;
     struct pending *p;
+    bool computes;
     int ret = refuse(s, &d, e); /* before it is parsed */
 
     if (ret == 0)
@@ -219,16 +220,18 @@ static int start(struct session_call *c, struct demand d, struct refusal *e)
         ret = check_about(c, r.query.request, e);
     if (ret < 0)
         return ret;
+    computes = r.kind == ENGINE_GENERATE || r.kind == ENGINE_EMBED;
     d.tokens = request_tokens(&r);
     d.message_bytes = unpacked_bytes(c->message);
-    d.engine_bytes = r.kind == ENGINE_GENERATE ? engine_request_bytes(&r) : 0;
+    if (computes)
+        d.engine_bytes = engine_request_bytes(s->server->parts.engine, &r);
     if (refuse(s, &d, e) < 0)
         return -EINVAL;
     p = pending_new(s, c->frame->id, &d, c->message);
     if (!p)
         return -ENOMEM;
     c->message = NULL;
-    p->generates = r.kind == ENGINE_GENERATE;
+    p->computes = computes;
     p->traces = r.kind == ENGINE_INSPECT && r.query.kind == INSPECT_TRACE;
     r.id = p->id;
     r.owner = p;
@@ -305,14 +308,16 @@ static int tell_error(const struct pending *p, const struct engine_event *ev)
     return reply_error(p->session->connection, p->client_id, &e);
 }
 
-/* Counts how a generate request ends: by why its first choice did, or by its error. */
+/* Counts how a generate or embed request ends: by why its first choice did, or by its error. */
 static void count(struct pending *p, const struct engine_event *ev)
 {
     if (ev->type == ENGINE_DELTA && ev->choice == 0 && ev->reason != CORE_REASON_NONE)
         p->reason = ev->reason;
-    else if (ev->type == ENGINE_DONE && p->generates)
+    else if (ev->type == ENGINE_DONE && p->computes)
         metrics_count_end(p->server->metrics, reply_finish(p->reason));
-    else if (ev->type == ENGINE_ERROR && p->generates)
+    else if (ev->type == ENGINE_EMBEDDING)
+        metrics_count_end(p->server->metrics, reply_finish(CORE_REASON_STOP));
+    else if (ev->type == ENGINE_ERROR && p->computes)
         metrics_count_error(p->server->metrics, refusal_of(p, ev).code);
 }
 
@@ -325,6 +330,8 @@ static int tell(struct pending *p, struct engine_event *ev)
         return reply_delta(c, p->client_id, ev);
     case ENGINE_DONE:
         return reply_done(c, p->client_id, &ev->usage);
+    case ENGINE_EMBEDDING:
+        return reply_embedding(c, p->client_id, ev);
     case ENGINE_TOKENS:
     case ENGINE_TEXT:
         return reply_packed(c, p->client_id, ev);
@@ -371,9 +378,9 @@ void requests_event(struct server *s, struct engine_event *ev)
         if (!is_last) { /* the client has its answer, the engine goes on */
             must(id_map_take(&one->requests, p->client_id) == p);
             p->session = NULL;
-            if (p->generates)
+            if (p->computes)
                 metrics_count_error(s->metrics, CODE(TOO_LONG));
-            p->generates = false; /* it has been counted */
+            p->computes = false; /* it has been counted */
             engine_cancel(s->parts.engine, p->id);
         }
     }

@@ -86,6 +86,7 @@
     F(GROUP, prefix_cache,  hits,                        status_hits,     prefix_cache) \
     F(COUNT, preemptions,   q->core.preemptions,         preemptions,     preemptions) \
     F(COUNT, block_len,     q->block_len,                block_len,       block_len) \
+    F(COUNT, embedding_dim, q->embedding_dim,            embedding_dim,   embedding_dim) \
     F(COUNT, max_seq_len,   q->max_seq_len,              max_seq_len,     max_seq_len) \
     F(COUNT, connections,   server_connections(from->server), connections, connections) \
     F(GROUP, memory,        memory,                      status_memory,   memory) \
