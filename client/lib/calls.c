@@ -168,6 +168,7 @@ OPTIONS(blocks)
 OPTIONS(clear)
 OPTIONS(pin)
 OPTIONS(explain)
+OPTIONS(embed, .dimensions = -1)
 OPTIONS(drain, .drain_timeout_ms = -1)
 OPTIONS(sleep, .level = NVLLM_SLEEP_ALL)
 OPTIONS(trace, .duration_ms = 5000)
@@ -255,13 +256,14 @@ enum nvllm_code nvllm_cancel_request(struct nvllm_client *c, uint64_t request, i
 /* Calls an operation on a prompt. */
 static enum nvllm_code call_prompt(struct nvllm_client *c, Nvllm__V1__ClientFrame__OpCase op_case,
                                    ProtobufCMessage *op, const struct nvllm_request *input,
-                                   int timeout_ms, const void **out, struct nvllm_error *err)
+                                   uint64_t *id, int timeout_ms, const void **out,
+                                   struct nvllm_error *err)
 {
     struct unpacked *memory = unpacked_new();
     enum nvllm_code code = pack_input(memory, op, input, err);
 
     if (code == NVLLM_OK)
-        code = call(c, op_case, op, NULL, timeout_ms, out, err);
+        code = call(c, op_case, op, id, timeout_ms, out, err);
     unpacked_free(memory);
     return code;
 }
@@ -286,8 +288,8 @@ enum nvllm_code nvllm_pin_cache(struct nvllm_client *c, const struct nvllm_pin_o
     op.has_unpin = op.unpin = o.unpin;
     op.has_uid = o.has_uid;
     op.uid = o.uid;
-    return call_prompt(c, OP(PIN_CACHE), &op.base, &(struct nvllm_request)INPUT(o), timeout_ms,
-                       (const void **)change, err);
+    return call_prompt(c, OP(PIN_CACHE), &op.base, &(struct nvllm_request)INPUT(o), NULL,
+                       timeout_ms, (const void **)change, err);
 }
 
 /* ---- why */
@@ -310,8 +312,54 @@ enum nvllm_code nvllm_explain(struct nvllm_client *c, const struct nvllm_explain
         op.request = o.request;
         return call(c, OP(EXPLAIN), &op, NULL, timeout_ms, (const void **)explanation, err);
     }
-    return call_prompt(c, OP(EXPLAIN), &op.base, &(struct nvllm_request)INPUT(o), timeout_ms,
+    return call_prompt(c, OP(EXPLAIN), &op.base, &(struct nvllm_request)INPUT(o), NULL, timeout_ms,
                        (const void **)explanation, err);
+}
+
+/* ---- embed */
+
+static enum nvllm_code embed(struct nvllm_client *c, const struct nvllm_embed_options *options,
+                             uint64_t *id, int timeout_ms, const void **out,
+                             struct nvllm_error *err)
+{
+    struct nvllm_embed_options o = default_embed;
+    enum nvllm_code code;
+    Nvllm__V1__Embed op;
+
+    if (!options || !sized_take(&o, sizeof(o), options))
+        return unprepared(err);
+    nvllm__v1__embed__init(&op);
+    op.prompt_name = (char *)o.prompt_name;
+    op.has_deadline_ms = o.deadline_ms != 0;
+    op.deadline_ms = o.deadline_ms;
+    code = pack_count(&op.has_dimensions, &op.dimensions, o.dimensions, "dimensions", err);
+    if (code == NVLLM_OK)
+        code = pack_priority(&op.has_priority, &op.priority, o.priority, err);
+    if (code != NVLLM_OK)
+        return code;
+    code = call_prompt(c, OP(EMBED), &op.base,
+                       &(struct nvllm_request){.prompt = o.prompt,
+                                               .prompt_ids = o.prompt_ids,
+                                               .n_prompt_ids = o.n_prompt_ids,
+                                               .cache_salt = o.cache_salt},
+                       id, timeout_ms, out, err);
+    if (code == NVLLM_OK && id)
+        conn_find(&c->conn, *id)->user_data = o.user_data;
+    return code;
+}
+
+enum nvllm_code nvllm_embed(struct nvllm_client *c, const struct nvllm_embed_options *options,
+                            int timeout_ms, const struct nvllm_embedding **embedding,
+                            struct nvllm_error *err)
+{
+    return embed(c, options, NULL, timeout_ms, (const void **)embedding, err);
+}
+
+enum nvllm_code nvllm_embed_start(struct nvllm_client *c, uint64_t *id,
+                                  const struct nvllm_embed_options *options, int timeout_ms,
+                                  struct nvllm_error *err)
+{
+    return embed(c, options, id, timeout_ms, NULL, err);
 }
 
 /* ---- the daemon itself */

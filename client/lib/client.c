@@ -304,8 +304,8 @@ enum nvllm_code nvllm_process(struct nvllm_client *c, struct nvllm_error *err)
 enum nvllm_code client_send(struct nvllm_client *c, Nvllm__V1__ClientFrame *frame, bool open,
                             int64_t deadline, uint64_t *id, struct nvllm_error *err)
 {
-    const uint32_t deadline_ms = frame->op_case == OP(GENERATE) ? frame->generate->deadline_ms : 0;
-    const int64_t expires = deadline_ms ? clock_deadline(deadline_ms) : INT64_MAX;
+    const uint32_t *deadline_ms = conn_deadline_ms(frame);
+    const int64_t expires = deadline_ms && *deadline_ms ? clock_deadline(*deadline_ms) : INT64_MAX;
     struct pending *request;
     enum nvllm_code code;
 

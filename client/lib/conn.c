@@ -36,6 +36,7 @@ static const int answers[] = {
     [OP(SLEEP)] = ANSWER(SLEPT),
     [OP(WAKE)] = ANSWER(SLEPT),
     [OP(TRACE)] = ANSWER(TRACED),
+    [OP(EMBED)] = ANSWER(EMBEDDING),
 };
 
 /* ---- the requests that have not ended */
@@ -206,6 +207,13 @@ enum nvllm_code conn_hello(struct conn *c, const char *name, struct nvllm_error 
     frame.op_case = OP(HELLO);
     frame.hello = &hello;
     return conn_put(c, &frame, err);
+}
+
+uint32_t *conn_deadline_ms(Nvllm__V1__ClientFrame *frame)
+{
+    return frame->op_case == OP(GENERATE) ? &frame->generate->deadline_ms
+           : frame->op_case == OP(EMBED)  ? &frame->embed->deadline_ms
+                                          : NULL;
 }
 
 enum nvllm_code conn_send(struct conn *c, Nvllm__V1__ClientFrame *frame, int64_t deadline,

@@ -43,6 +43,9 @@ void conn_deinit(struct conn *c);
 /* Queues the greeting; must come first. */
 enum nvllm_code conn_hello(struct conn *c, const char *name, struct nvllm_error *err);
 
+/* Where an operation has its deadline_ms, 0 for none; NULL: it has no such field. */
+uint32_t *conn_deadline_ms(Nvllm__V1__ClientFrame *frame);
+
 /* Queues a request. frame holds the operation; its id is assigned here. *request is valid until the
  * next is sent or one ends. deadline, and expires for its deadline_ms: INT64_MAX for none. */
 enum nvllm_code conn_send(struct conn *c, Nvllm__V1__ClientFrame *frame, int64_t deadline,

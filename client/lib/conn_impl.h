@@ -26,7 +26,8 @@ void conn_die_no_memory(struct conn *c);
 /* The operations that a program can cancel, and that may be sent again. */
 static inline bool takes_time(int answer)
 {
-    return answer == ANSWER(DELTA) || answer == ANSWER(TOKENS) || answer == ANSWER(TEXT);
+    return answer == ANSWER(DELTA) || answer == ANSWER(EMBEDDING) || answer == ANSWER(TOKENS) ||
+           answer == ANSWER(TEXT);
 }
 
 /* Keeps a request, so that it can be sent again. False: there is no room. */

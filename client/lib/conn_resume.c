@@ -183,7 +183,7 @@ static enum nvllm_code send_again(struct conn *c, const struct pending *request,
         code = NVLLM_E_DEADLINE;
     } else {
         if (request->expires != INT64_MAX)
-            frame->generate->deadline_ms = (uint32_t)(request->expires - now);
+            *conn_deadline_ms(frame) = (uint32_t)(request->expires - now);
         code = conn_put(c, frame, NULL);
     }
     unpacked_free(memory);

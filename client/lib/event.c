@@ -116,6 +116,22 @@ static void read_done(struct event *e, const Nvllm__V1__Done *in)
     e->public.done = &e->done;
 }
 
+static void read_embedding(struct event *e, const Nvllm__V1__Embedding *in)
+{
+    e->embedding.values = in->values;
+    e->embedding.n_values = in->n_values;
+    if (in->usage) {
+        e->embedding.prompt_tokens = in->usage->prompt_tokens;
+        e->embedding.cached_tokens = in->usage->cached_tokens;
+    }
+    if (in->timing) {
+        e->embedding.queue_ms = in->timing->queue_ms;
+        e->embedding.total_ms = in->timing->total_ms;
+    }
+    e->public.type = NVLLM_EVENT_EMBEDDING;
+    e->public.embedding = &e->embedding;
+}
+
 static enum nvllm_code read_tokens(struct event *e, const Nvllm__V1__Tokens *in,
                                    struct nvllm_error *err)
 {
@@ -301,6 +317,9 @@ static enum nvllm_code read_event(struct event *e, const Nvllm__V1__ServerFrame 
         return read_delta(e, frame->delta, of, err);
     case ANSWER(DONE):
         read_done(e, frame->done);
+        return NVLLM_OK;
+    case ANSWER(EMBEDDING):
+        read_embedding(e, frame->embedding);
         return NVLLM_OK;
     case ANSWER(TOKENS):
         return read_tokens(e, frame->tokens, err);

@@ -22,7 +22,7 @@ struct pending {
     bool open;          /* nvllm_next() returns its last event, and n_open counts it */
     bool abandoned;     /* answers are dropped */
     int64_t deadline;   /* of the monotonic clock, in ms; INT64_MAX: none */
-    void *user_data;    /* of generate */
+    void *user_data;    /* of generate and embed */
     int64_t expires;    /* its deadline_ms, likewise: it counts while the request is held */
     uint8_t *frame;     /* [frame_bytes] packed, while it may be sent again; else NULL */
     size_t frame_bytes;
@@ -39,6 +39,7 @@ struct event {
     union {
         struct nvllm_delta delta;
         struct nvllm_done done;
+        struct nvllm_embedding embedding;
         struct nvllm_tokens tokens;
         struct nvllm_text text;
         struct nvllm_status status;

@@ -52,7 +52,7 @@ enum nvllm_code {
     NVLLM_E_UNAVAILABLE = 3,  /* loading the model, draining or shutting down, which also ends an
                                  answer that has begun; retryable */
     NVLLM_E_BUSY = 4,         /* a limit on requests in progress; retryable */
-    NVLLM_E_DEADLINE = 5,     /* not used by nvllmd so far: a request whose deadline_ms expires ends
+    NVLLM_E_DEADLINE = 5,     /* deadline_ms of nvllm_embed() has expired; that of generate ends
                                  with done, and its choices with NVLLM_FINISH_DEADLINE */
     NVLLM_E_CANCELLED = 6,    /* cancelled before it had a result; generate ends with done and
                                  NVLLM_FINISH_CANCELLED instead */
@@ -151,11 +151,11 @@ enum nvllm_code nvllm_connect_start(struct nvllm_client **client,
  * begun, as long as its drain lasts, and refuses or no longer reads other requests. When it has
  * exited, the library connects again, waits until the model is loaded and sends these once more,
  * and those that the end of the drain cut off before anything of their answer was sent: generate,
- * tokenize, detokenize and render. They
- * keep their numbers and deadlines; what has neither deadline nor timeout waits as long as that
- * takes. Other requests, and answers that were cut off, end with NVLLM_E_UNAVAILABLE; if nobody
- * listens any more (with wait_start: not within options.timeout_ms), those that wait end with
- * NVLLM_E_NOT_RUNNING. A client without requests connects again with its next one.
+ * embed, tokenize, detokenize and render. They keep their numbers and deadlines; what has neither
+ * deadline nor timeout waits as long as that takes. Other requests, and answers that were cut off,
+ * end with NVLLM_E_UNAVAILABLE; if nobody listens any more (with wait_start: not within
+ * options.timeout_ms), those that wait end with NVLLM_E_NOT_RUNNING. A client without requests
+ * connects again with its next one.
  *
  * A connection that ends without the daemon's farewell while it has requests, as in a crash, is
  * lost: NVLLM_E_CONNECTION. The daemon may have died of a request, which must not end the next. */
@@ -338,6 +338,8 @@ enum nvllm_event_type {
     /* Of nvllm_trace_start(): records, any number of times, and the end. */
     NVLLM_EVENT_TRACE = 7,
     NVLLM_EVENT_TRACED = 8,
+
+    NVLLM_EVENT_EMBEDDING = 9, /* the answer of nvllm_embed_start() */
 };
 
 /* Made by the library; grows at its end. The pointer of its type is set, the others are NULL. */
@@ -352,7 +354,9 @@ struct nvllm_event {
     const struct nvllm_status *status;
     const struct nvllm_trace *trace; /* of nvllm_admin.h, as the next */
     const struct nvllm_traced *traced;
-    void *user_data; /* of the request; NULL unless nvllm_generate() or its _start began it */
+    void *user_data; /* of the request; NULL unless nvllm_generate(), its _start or
+                        nvllm_embed_start() began it */
+    const struct nvllm_embedding *embedding;
 };
 
 /* The next event of any request. NVLLM_E_TIMEOUT: none has arrived (with timeout_ms 0: none is
@@ -374,6 +378,53 @@ enum nvllm_code nvllm_generate(struct nvllm_client *client, const struct nvllm_r
 
 /* The number of requests whose last event nvllm_next() has not returned. */
 size_t nvllm_pending(const struct nvllm_client *client);
+
+/* ---- embed
+ *
+ * For models that make embeddings: nvllm_status.embedding_dim says how many values they have. Start
+ * many texts at a time: they are computed together. */
+
+struct nvllm_embed_options {
+    size_t size;
+    /* One of these is the input. Special tokens spelled out in a text are plain text; tokens that
+     * the tokenizer puts before and behind a text are put there. Ids are taken as they are. */
+    struct nvllm_text prompt;
+    const int32_t *prompt_ids; /* [n_prompt_ids] */
+    size_t n_prompt_ids;
+    const char *prompt_name; /* of the model's prompts, which is put before the text: "query"; NULL:
+                                its default one, if it has one */
+    int64_t dimensions;      /* -1: all; else so many leading values */
+    enum nvllm_priority priority;
+    struct nvllm_text cache_salt; /* limits who shares this text's cached prefix */
+    uint32_t deadline_ms; /* from arrival at the daemon, including queueing; 0: none. Afterwards it
+                             ends with NVLLM_E_DEADLINE */
+    void *user_data;      /* the program's own; the event of nvllm_embed_start() has it */
+};
+
+void nvllm_embed_options_init_size(struct nvllm_embed_options *options, size_t size);
+#define nvllm_embed_options_init(options)                                                          \
+    nvllm_embed_options_init_size((options), sizeof(struct nvllm_embed_options))
+
+/* Made by the library; grows at its end. */
+struct nvllm_embedding {
+    const float *values; /* [n_values] of length 1 where the model normalizes */
+    size_t n_values;
+    uint32_t prompt_tokens;
+    uint32_t cached_tokens; /* of the prompt, found in the prefix cache */
+    double queue_ms;        /* from arrival to the first step that computes the text */
+    double total_ms;
+};
+
+/* NVLLM_E_UNSUPPORTED: the model makes no embeddings. */
+enum nvllm_code nvllm_embed(struct nvllm_client *client, const struct nvllm_embed_options *options,
+                            int timeout_ms, const struct nvllm_embedding **embedding,
+                            struct nvllm_error *err);
+
+/* Does not wait: *id is the request's number, and the answer, or an error, is an event of
+ * nvllm_next(), NVLLM_E_TIMEOUT after timeout_ms. */
+enum nvllm_code nvllm_embed_start(struct nvllm_client *client, uint64_t *id,
+                                  const struct nvllm_embed_options *options, int timeout_ms,
+                                  struct nvllm_error *err);
 
 /* ---- tokenizer and template: each call waits for its answer
  *
@@ -489,6 +540,7 @@ struct nvllm_status {
     uint32_t tensor_parallel;      /* ranks that share each layer; 0 while loading */
     size_t n_ranks;                /* that have a device each; 0: all share one */
     const struct nvllm_rank *const *ranks;
+    uint32_t embedding_dim; /* values of an embedding; 0: the model makes none */
 };
 
 enum nvllm_code nvllm_get_status(struct nvllm_client *client, int timeout_ms,

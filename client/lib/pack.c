@@ -202,8 +202,8 @@ enum nvllm_code pack_input(struct unpacked *memory, ProtobufCMessage *out,
     enum nvllm_code code = NVLLM_OK;
 
     if (n_inputs != 1)
-        return error_field(err, "input",
-                           "input: set exactly one of prompt, prompt_ids and chat, not %d",
+        return error_field(err, "input", "input: set exactly one of prompt%s, not %d",
+                           field_of(out, "chat") ? ", prompt_ids and chat" : " and prompt_ids",
                            n_inputs);
     if (in->prompt.data) {
         *(ProtobufCBinaryData *)choose(out, "prompt") = pack_bytes(in->prompt);
@@ -235,8 +235,8 @@ static void set_float(protobuf_c_boolean *has, float *out, float value)
     *out = value;
 }
 
-static enum nvllm_code set_count(protobuf_c_boolean *has, uint32_t *out, int64_t value,
-                                 const char *field, struct nvllm_error *err)
+enum nvllm_code pack_count(protobuf_c_boolean *has, uint32_t *out, int64_t value, const char *field,
+                           struct nvllm_error *err)
 {
     if (value < 0)
         return NVLLM_OK;
@@ -244,6 +244,16 @@ static enum nvllm_code set_count(protobuf_c_boolean *has, uint32_t *out, int64_t
         return error_field(err, field, "%s: %lld is too large", field, (long long)value);
     *has = true;
     *out = (uint32_t)value;
+    return NVLLM_OK;
+}
+
+enum nvllm_code pack_priority(protobuf_c_boolean *has, Nvllm__V1__Priority *out,
+                              enum nvllm_priority priority, struct nvllm_error *err)
+{
+    if (priority < NVLLM_PRIORITY_NORMAL || priority > NVLLM_PRIORITY_HIGH)
+        return error_field(err, "priority", "priority: %d is not a priority", (int)priority);
+    *has = priority != NVLLM_PRIORITY_NORMAL;
+    *out = (Nvllm__V1__Priority)priority;
     return NVLLM_OK;
 }
 
@@ -286,11 +296,11 @@ static enum nvllm_code pack_sampling(struct unpacked *memory, Nvllm__V1__Samplin
         return no_data(err, "sampling", "stop_token_ids");
     out->n_stop_token_ids = r->n_stop_token_ids;
     out->stop_token_ids = (int32_t *)r->stop_token_ids;
-    if ((code = set_count(&out->has_top_k, &out->top_k, r->top_k, "sampling.top_k", err)) ||
-        (code = set_count(&out->has_min_tokens, &out->min_tokens, r->min_tokens,
-                          "sampling.min_tokens", err)) ||
+    if ((code = pack_count(&out->has_top_k, &out->top_k, r->top_k, "sampling.top_k", err)) ||
+        (code = pack_count(&out->has_min_tokens, &out->min_tokens, r->min_tokens,
+                           "sampling.min_tokens", err)) ||
         (code =
-             set_count(&out->has_logprobs, &out->logprobs, r->logprobs, "sampling.logprobs", err)))
+             pack_count(&out->has_logprobs, &out->logprobs, r->logprobs, "sampling.logprobs", err)))
         return code;
     return pack_logit_bias(memory, out, r, err);
 }
@@ -333,16 +343,13 @@ enum nvllm_code pack_generate(struct unpacked *memory, Nvllm__V1__Generate *out,
         return no_memory(err);
     if ((code = pack_input(memory, &out->base, r, err)) ||
         (code = pack_sampling(memory, out->sampling, r, err)) ||
-        (code =
-             set_count(&out->has_max_tokens, &out->max_tokens, r->max_tokens, "max_tokens", err)) ||
-        (code = set_count(&out->has_n, &out->n, r->n, "n", err)) ||
-        (code = pack_texts(memory, &out->stop, r->stop, r->n_stop, "stop", err)))
+        (code = pack_count(&out->has_max_tokens, &out->max_tokens, r->max_tokens, "max_tokens",
+                           err)) ||
+        (code = pack_count(&out->has_n, &out->n, r->n, "n", err)) ||
+        (code = pack_texts(memory, &out->stop, r->stop, r->n_stop, "stop", err)) ||
+        (code = pack_priority(&out->has_priority, &out->priority, r->priority, err)))
         return code;
-    if (r->priority < NVLLM_PRIORITY_NORMAL || r->priority > NVLLM_PRIORITY_HIGH)
-        return error_field(err, "priority", "priority: %d is not a priority", (int)r->priority);
     out->n_stop = r->n_stop;
-    out->has_priority = r->priority != NVLLM_PRIORITY_NORMAL;
-    out->priority = (Nvllm__V1__Priority)r->priority;
     out->has_deadline_ms = r->deadline_ms != 0;
     out->deadline_ms = r->deadline_ms;
     out->has_stream = true;

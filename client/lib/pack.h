@@ -25,6 +25,12 @@ enum nvllm_code pack_chat(struct unpacked *memory, Nvllm__V1__Chat *out,
 enum nvllm_code pack_input(struct unpacked *memory, ProtobufCMessage *out,
                            const struct nvllm_request *in, struct nvllm_error *err);
 
+/* A number that is absent if it is negative. */
+enum nvllm_code pack_count(protobuf_c_boolean *has, uint32_t *out, int64_t value, const char *field,
+                           struct nvllm_error *err);
+enum nvllm_code pack_priority(protobuf_c_boolean *has, Nvllm__V1__Priority *out,
+                              enum nvllm_priority priority, struct nvllm_error *err);
+
 ProtobufCBinaryData pack_bytes(struct nvllm_text text);
 
 /* ---- public structs that begin with their size: a program built with an older or newer library
