@@ -213,10 +213,13 @@ static bool read_lines(struct batch *b)
 
 /* ---- requests */
 
-static const struct nvllm_request *prepare(void *owner, struct flight_request *r)
+static enum nvllm_code start(void *owner, struct flight_request *r, struct nvllm_error *err)
 {
-    (void)owner;
-    return &((struct slot *)r)->request.r;
+    const struct ctl_request *q = &((struct slot *)r)->request;
+    struct nvllm_client *client = ((struct batch *)owner)->ctl->client;
+
+    return q->embeds ? nvllm_embed_start(client, &r->id, &q->embed, -1, err)
+                     : nvllm_generate_start(client, &r->id, &q->r, err);
 }
 
 static void take(void *owner, struct flight_request *r, const struct nvllm_event *event)
@@ -236,6 +239,10 @@ static void take(void *owner, struct flight_request *r, const struct nvllm_event
         b->output_tokens += event->done->completion_tokens;
         ctl_result_end(&s->result, NVLLM_FINISH_STOP);
         finish(s, ctl_result_json(&s->result));
+    } else if (event->embedding) {
+        b->prompt_tokens += event->embedding->prompt_tokens;
+        b->cached_tokens += event->embedding->cached_tokens;
+        finish(s, ctl_json_embedding(event->embedding));
     } else {
         fail(b, s, event->error);
     }
@@ -348,7 +355,7 @@ int ctl_batch(struct ctl *ctl)
         .ctl = ctl,
         .flight = {.ctl = ctl,
                    .owner = &b,
-                   .prepare = prepare,
+                   .start = start,
                    .take = take,
                    .max_tries = MAX_TRIES,
                    .adapts = true},

@@ -74,7 +74,7 @@ struct bench {
 
 /* ---- requests */
 
-static const struct nvllm_request *prepare(void *owner, struct flight_request *r)
+static enum nvllm_code start(void *owner, struct flight_request *r, struct nvllm_error *err)
 {
     const struct stream *s = (const struct stream *)r;
     struct bench *b = owner;
@@ -87,7 +87,7 @@ static const struct nvllm_request *prepare(void *owner, struct flight_request *r
         b->request.n_prompt_ids = s->item.prompt_tokens;
     }
     b->request.max_tokens = s->item.output_tokens;
-    return &b->request;
+    return nvllm_generate_start(b->flight.ctl->client, &r->id, &b->request, err);
 }
 
 /* Sets next, if there is one, and when it is due. */
@@ -410,7 +410,7 @@ int ctl_bench(struct ctl *ctl)
         .duration = ctl_real(ctl, "duration", 0, 1e-3, 1e6),
         .flight = {.ctl = ctl,
                    .owner = &b,
-                   .prepare = prepare,
+                   .start = start,
                    .take = take,
                    .max_tries = INT_MAX,
                    .limit = SIZE_MAX},

@@ -118,7 +118,8 @@ static const struct usage_command commands[] = {
     COMMAND("batch", "run many prompts from a file in parallel", .synopsis = "[OPTION…] FILE|-",
             .text = "Each line of FILE is a JSON object with prompt, prompt_ids or messages\n"
                     "(and tools, documents, enable_thinking, add_generation_prompt,\n"
-                    "chat_template_kwargs), any sampling field, and id. Each gives one line of\n"
+                    "chat_template_kwargs), any sampling field, and id; or with embed, a text,\n"
+                    "or embed_ids (and prompt_name, dimensions). Each gives one line of\n"
                     "output, in the same order. A line that fails gives an error, and the others\n"
                     "continue. Sampling options set the fields that a line does not have.\n",
             .options =
@@ -131,6 +132,17 @@ static const struct usage_command commands[] = {
             .values = USAGE_FILE, .max_words = 1,
             .examples = "  nvllmctl batch questions.jsonl --output answers.jsonl --seed 1\n"
                         "  echo '{\"prompt\": \"Once\"}' | nvllmctl batch -\n"),
+    COMMAND("embed", "turn text into an embedding", .synopsis = "[OPTION…] [TEXT|-]",
+            .text =
+                "Prints the embedding of TEXT, or of stdin if TEXT is missing or “-”, as a JSON\n"
+                "array, if the model makes embeddings. For many texts “batch” is faster.\n",
+            .options = {OPTIONS(OPTION("prompt-name", "NAME",
+                                       "put the model's prompt of this name before the text"),
+                                OPTION("dimensions", "N", "print the first N values only")),
+                        text_options},
+            .max_words = 1,
+            .examples = "  nvllmctl embed --prompt-name query \"Where do lions live?\"\n"
+                        "  echo '\"a text\"' | nvllmctl embed --jsonl\n"),
     COMMAND("tokenize", "turn text into token ids", .synopsis = "[OPTION…] [TEXT|-]",
             .text = "Prints the token ids of TEXT, or of stdin if TEXT is missing or “-”.\n",
             .options = {OPTIONS(OPTION("special", NULL,

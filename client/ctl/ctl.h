@@ -41,7 +41,8 @@ extern const struct usage_program ctl_program;
 /* The commands. Each gives the exit code, which an interrupt overrides. */
 typedef int ctl_run(struct ctl *ctl);
 ctl_run ctl_batch, ctl_bench, ctl_blocks, ctl_cache, ctl_cancel, ctl_chat, ctl_detokenize;
-ctl_run ctl_doctor, ctl_drain, ctl_explain, ctl_generate, ctl_help, ctl_log_level, ctl_reload;
+ctl_run ctl_doctor, ctl_drain, ctl_embed, ctl_explain, ctl_generate, ctl_help, ctl_log_level,
+    ctl_reload;
 ctl_run ctl_render, ctl_requests, ctl_resume, ctl_sleep, ctl_status, ctl_stop, ctl_tokenize;
 ctl_run ctl_top, ctl_trace, ctl_version, ctl_wake;
 

@@ -85,7 +85,7 @@ int flight_send(struct flight *f)
             enqueue(f, r);
             continue;
         }
-        code = nvllm_generate_start(f->ctl->client, &r->id, f->prepare(f->owner, r), &err);
+        code = f->start(f->owner, r, &err);
         if (code == NVLLM_OK) {
             if (!tsearch(r, &f->sent, compare_ids))
                 ctl_no_memory();

@@ -15,9 +15,10 @@ struct flight_request {
 struct flight {
     struct ctl *ctl;
     void *owner;
-    /* What to send, each time that it is sent. */
-    const struct nvllm_request *(*prepare)(void *owner, struct flight_request *r);
-    /* Takes a delta, or the end: done or an error. NULL: it was not sent before flight_stop(). */
+    /* Starts it, each time that it is sent, and sets its id. */
+    enum nvllm_code (*start)(void *owner, struct flight_request *r, struct nvllm_error *err);
+    /* Takes a delta, or the end: done, an embedding or an error. NULL: it was not sent before
+     * flight_stop(). */
     void (*take)(void *owner, struct flight_request *r, const struct nvllm_event *event);
     int max_tries; /* of a request that is refused */
     size_t limit;  /* requests in flight at a time, at most */

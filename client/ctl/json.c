@@ -313,6 +313,18 @@ enum nvllm_code ctl_result_run(struct ctl_result *r, struct ctl *ctl,
     return code;
 }
 
+json_t *ctl_json_embedding(const struct nvllm_embedding *y)
+{
+    json_t *values = json_array();
+
+    for (size_t i = 0; i < y->n_values; i++)
+        json_array_append_new(values, json_real((double)y->values[i]));
+    return json_pack("{sos{sIsI}s{soso}}", "embedding", values, "usage", "prompt_tokens",
+                     (json_int_t)y->prompt_tokens, "cached_tokens", (json_int_t)y->cached_tokens,
+                     "timing", "queue_ms", number_or_null(y->queue_ms), "total_ms",
+                     number_or_null(y->total_ms));
+}
+
 json_t *ctl_result_json(const struct ctl_result *r)
 {
     json_t *choices = json_array(), *object;

@@ -18,6 +18,7 @@ json_t *ctl_json_text(struct nvllm_text text);
 struct nvllm_text ctl_json_string(const json_t *value);
 
 json_t *ctl_json_ids(const int32_t *ids, size_t n);
+json_t *ctl_json_embedding(const struct nvllm_embedding *embedding); /* with its usage and timing */
 
 /* Prints the value on one line, or ends the program. Consumes it; gives EXIT_OK. */
 int ctl_json_print(int fd, json_t *value);

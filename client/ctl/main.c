@@ -22,6 +22,7 @@ static const struct {
     {"chat", ctl_chat, true},
     {"generate", ctl_generate, true},
     {"batch", ctl_batch, true},
+    {"embed", ctl_embed, true},
     {"tokenize", ctl_tokenize, true},
     {"detokenize", ctl_detokenize, true},
     {"render", ctl_render, true},

@@ -14,6 +14,7 @@ void ctl_request_init(struct ctl_request *q)
     *q = (struct ctl_request){0};
     nvllm_request_init(&q->r);
     nvllm_chat_init(&q->chat);
+    nvllm_embed_options_init(&q->embed);
     q->sources = json_array();
 }
 
@@ -325,7 +326,7 @@ static bool read_priority(struct reading *in, void *out, const json_t *value)
 
 #define FIELD(name, read) #name, read, ONE(ctl_request, r.name)
 
-enum { N_CHAT_FIELDS = 6, N_INPUT_FIELDS = 8, N_FIELDS = 31 };
+enum { N_CHAT_FIELDS = 6, N_INPUT_FIELDS = 12, N_FIELDS = 35 };
 
 /* First those of a chat, then other inputs, then those that are options, too. */
 static const struct member fields[N_FIELDS] = {
@@ -335,6 +336,10 @@ static const struct member fields[N_FIELDS] = {
     {"enable_thinking", read_switch, ONE(ctl_request, chat.enable_thinking)},
     {"documents", read_object_text, MANY(ctl_request, chat.documents, chat.n_documents)},
     {"chat_template_kwargs", read_object_text, ONE(ctl_request, chat.chat_template_kwargs)},
+    {"embed", read_text, ONE(ctl_request, embed.prompt)},
+    {"embed_ids", read_id, MANY(ctl_request, embed.prompt_ids, embed.n_prompt_ids)},
+    {"prompt_name", read_word, ONE(ctl_request, embed.prompt_name)},
+    {"dimensions", read_count, ONE(ctl_request, embed.dimensions)},
     {FIELD(prompt, read_text)},
     {"prompt_ids", read_id, MANY(ctl_request, r.prompt_ids, r.n_prompt_ids)},
     {FIELD(temperature, read_float)},
@@ -391,10 +396,19 @@ bool ctl_request_read(struct ctl_request *q, json_t *value, struct nvllm_error *
         return ctl_invalid(err, "a line must be a JSON object");
     if (!read_members(&in, q, fields, N_FIELDS, value))
         return false;
-    n_inputs = (q->r.prompt.data != NULL) + (q->r.prompt_ids != NULL) + (q->chat.messages != NULL);
+    q->embeds = q->embed.prompt.data || q->embed.prompt_ids;
+    n_inputs = (q->r.prompt.data != NULL) + (q->r.prompt_ids != NULL) + (q->chat.messages != NULL) +
+               (q->embed.prompt.data != NULL) + (q->embed.prompt_ids != NULL);
     if (n_inputs != 1)
-        return ctl_invalid(err, "a line needs one of prompt, prompt_ids and messages, not %d",
+        return ctl_invalid(err,
+                           "a line needs one of prompt, prompt_ids, messages, embed and "
+                           "embed_ids, not %d",
                            n_inputs);
+    if (!q->embeds && (q->embed.prompt_name || q->embed.dimensions >= 0))
+        return ctl_invalid(err, "prompt_name and dimensions need embed or embed_ids");
+    q->embed.priority = q->r.priority;
+    q->embed.cache_salt = q->r.cache_salt;
+    q->embed.deadline_ms = q->r.deadline_ms;
     if (q->chat.messages)
         q->r.chat = &q->chat;
     else if (q->chat.tools || q->chat.add_generation_prompt != NVLLM_UNSET ||

@@ -12,6 +12,8 @@
 struct ctl_request {
     struct nvllm_request r; /* prepared by ctl_request_init() */
     struct nvllm_chat chat;
+    bool embeds; /* instead of r, embed is what is asked for */
+    struct nvllm_embed_options embed;
     void **pieces; /* [n_pieces] memory that r and chat point into */
     size_t n_pieces;
     json_t *sources; /* an array: owns strings that r and chat point into */

@@ -80,6 +80,8 @@ static void print_numbers(const struct nvllm_status *s)
            s->preemptions == 1 ? "" : "s");
     print_memory(s);
     printf("%-14s%u tokens\n", "longest", s->max_seq_len);
+    if (s->embedding_dim > 0)
+        printf("%-14s%u values\n", "embeddings", s->embedding_dim);
 }
 
 static void print_status(const struct nvllm_status *s)

@@ -1,4 +1,4 @@
-/* text.c - the commands that convert one value into another: tokenize, detokenize, render.
+/* text.c - the commands that convert one value into another: tokenize, detokenize, render, embed.
  *
  * The input is an argument or stdin, or with --jsonl one JSON value per line. */
 #include <errno.h>
@@ -18,11 +18,13 @@ struct conversion {
      * are the value, and a line of --jsonl is a string. */
     json_t *(*parse)(const char *data, size_t n, struct nvllm_error *err);
     bool (*convert)(struct conversion *c, struct nvllm_error *err);
+    struct nvllm_embed_options embed;
     bool special; /* tokenize: match special tokens; detokenize: skip them */
     struct nvllm_text text;
     json_t *value; /* NULL: the text is all there is */
     /* The daemon's answer; it holds until the next call. */
-    const struct nvllm_tokens *tokens; /* NULL: it is a text */
+    const struct nvllm_tokens *tokens; /* NULL: it is a text, or */
+    const struct nvllm_embedding *embedding;
     struct nvllm_text answer;
 };
 
@@ -82,10 +84,19 @@ static bool render(struct conversion *c, struct nvllm_error *err)
     return ok;
 }
 
+static bool embed(struct conversion *c, struct nvllm_error *err)
+{
+    c->embed.prompt = c->text;
+    return nvllm_embed(c->ctl->client, &c->embed, ctl_left_ms(c->ctl), &c->embedding, err) ==
+           NVLLM_OK;
+}
+
 static json_t *answer_object(const struct conversion *c)
 {
     json_t *texts;
 
+    if (c->embedding)
+        return ctl_json_embedding(c->embedding);
     if (!c->tokens)
         return json_pack("{so}", "text", ctl_json_text(c->answer));
     texts = json_array();
@@ -185,6 +196,11 @@ static int run_one(struct conversion *c, bool is_stdin)
         for (size_t i = 0; i < c->tokens->n_tokens; i++)
             printf(i ? " %d" : "%d", (int)c->tokens->ids[i]);
         putchar('\n');
+    } else if (c->embedding) {
+        json_t *object = answer_object(c);
+
+        ctl_json_print(STDOUT_FILENO, json_incref(json_object_get(object, "embedding")));
+        json_decref(object);
     } else {
         ctl_write_text(c->answer);
     }
@@ -211,6 +227,16 @@ int ctl_tokenize(struct ctl *ctl)
     bool special = ctl_option(ctl, "special");
 
     return run(&(struct conversion){.ctl = ctl, .convert = tokenize, .special = special});
+}
+
+int ctl_embed(struct ctl *ctl)
+{
+    struct conversion c = {.ctl = ctl, .convert = embed};
+
+    nvllm_embed_options_init(&c.embed);
+    c.embed.prompt_name = ctl_option(ctl, "prompt-name");
+    c.embed.dimensions = ctl_whole(ctl, "dimensions", -1, 1, INT32_MAX);
+    return run(&c);
 }
 
 int ctl_detokenize(struct ctl *ctl)
