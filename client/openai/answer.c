@@ -364,23 +364,10 @@ static struct answer *new_answer(const struct answer_options *o, const char *mod
 
 static bool admit(const struct answer_options *o, struct api_error *e)
 {
-    const struct gateway *gateway = o->gateway;
-
-    if (gateway->stopping) {
-        api_fail(e, 503, "unavailable", "", "The server is shutting down.");
-        e->retry_after_s = 1;
-        return false;
-    }
     if (o->n == 0 || o->n > MAX_CHOICES / o->n_requests)
         return api_fail(e, 400, "invalid_value", "n",
                         "n must be from 1 to %d divided by the number of prompts.", MAX_CHOICES);
-    if (gateway->n_requests + o->n_requests > gateway->max_requests) {
-        api_fail(e, 429, "rate_limit_exceeded", "",
-                 "There are too many requests in progress: try again later.");
-        e->retry_after_s = 1;
-        return false;
-    }
-    return true;
+    return gateway_admits(o->gateway, o->n_requests, e);
 }
 
 void answer_start(const struct answer_options *o)

@@ -1,8 +1,8 @@
 /* gateway.h - nvllm-openai: what its modules share, and errors as OpenAI's clients know them.
  *
  * One thread. http.c reads requests and writes answers, routes.c decides who may send what where,
- * chat.c, completions.c and fields.c make a request of nvllmd from JSON, upstream.c has the
- * connection to nvllmd, answer.c makes JSON from its events. */
+ * chat.c, completions.c, embeddings.c and fields.c make a request of nvllmd from JSON, upstream.c
+ * has the connection to nvllmd, answer.c makes JSON from its events. */
 #ifndef NVLLM_CLIENT_OPENAI_GATEWAY_H
 #define NVLLM_CLIENT_OPENAI_GATEWAY_H
 
@@ -19,6 +19,8 @@
 struct answer;
 struct tokens;
 TAILQ_HEAD(answer_list, answer);
+struct embeddings;
+TAILQ_HEAD(embeddings_list, embeddings);
 
 struct gateway {
     struct event_base *base;
@@ -28,10 +30,11 @@ struct gateway {
     struct keys *keys;          /* NULL: none are needed */
     bool allow_remote;          /* any host may be named */
     size_t max_requests;        /* of nvllmd in progress; more are refused */
-    size_t n_requests;          /* of answers */
+    size_t n_requests;          /* of answers and embeddings */
     struct answer_list answers; /* in progress */
-    long long since;            /* the program runs, as time() */
-    bool stopping;              /* no new requests */
+    struct embeddings_list embeddings;
+    long long since; /* the program runs, as time() */
+    bool stopping;   /* no new requests */
 };
 
 /* A line of the log: event=NAME text="…". */
@@ -70,6 +73,9 @@ void routes_set(struct http_options *o, struct gateway *gateway);
 /* Whether nvllmd serves the model of a request; NULL or "": whichever it serves. */
 bool gateway_has_model(const struct gateway *gateway, const char *model, struct api_error *e);
 
+/* Whether n more requests of nvllmd may be started now. */
+bool gateway_admits(const struct gateway *gateway, size_t n, struct api_error *e);
+
 /* Who sends a request, which limits who shares its cached prefix. */
 struct caller {
     const char *key; /* its name; NULL: there are no keys */
@@ -81,5 +87,11 @@ void chat_request(struct gateway *gateway, struct http_conn *conn, const struct 
                   struct nvllm_text body);
 void completions_request(struct gateway *gateway, struct http_conn *conn,
                          const struct caller *caller, struct nvllm_text body);
+
+/* The one that makes embeddings. */
+void embeddings_request(struct gateway *gateway, struct http_conn *conn,
+                        const struct caller *caller, struct nvllm_text body);
+/* Answers all that are in progress with an error. */
+void embeddings_end(struct gateway *gateway, const struct api_error *why);
 
 #endif

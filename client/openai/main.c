@@ -220,9 +220,11 @@ static void on_drain(evutil_socket_t fd, short what, void *arg)
 
         api_fail(&e, 503, "unavailable", "", "The server is shutting down.");
         answers_end(gateway, &e);
+        embeddings_end(gateway, &e);
         http_flush(gateway->http);
         event_base_loopbreak(gateway->base);
-    } else if (TAILQ_EMPTY(&gateway->answers) && !http_unsent(gateway->http)) {
+    } else if (TAILQ_EMPTY(&gateway->answers) && TAILQ_EMPTY(&gateway->embeddings) &&
+               !http_unsent(gateway->http)) {
         event_base_loopbreak(gateway->base);
     }
 }
@@ -312,6 +314,7 @@ static void start(struct program *p)
     gateway->since = time(NULL);
     routes_set(&p->http, gateway);
     TAILQ_INIT(&gateway->answers);
+    TAILQ_INIT(&gateway->embeddings);
     if (!load_keys(p))
         exit(EXIT_USAGE);
     gateway->base = new_base();

@@ -126,6 +126,19 @@ bool gateway_has_model(const struct gateway *gateway, const char *model, struct 
     return false;
 }
 
+bool gateway_admits(const struct gateway *gateway, size_t n, struct api_error *e)
+{
+    if (!gateway->stopping && gateway->n_requests + n <= gateway->max_requests)
+        return true;
+    if (gateway->stopping)
+        api_fail(e, 503, "unavailable", "", "The server is shutting down.");
+    else
+        api_fail(e, 429, "rate_limit_exceeded", "",
+                 "There are too many requests in progress: try again later.");
+    e->retry_after_s = 1;
+    return false;
+}
+
 /* ---- the paths */
 
 static void get_health(struct gateway *gateway, struct http_conn *conn, const struct caller *caller,
@@ -166,18 +179,6 @@ static void get_models(struct gateway *gateway, struct http_conn *conn, const st
     ask(gateway, conn, model, reply_models);
 }
 
-static void no_embeddings(struct gateway *gateway, struct http_conn *conn,
-                          const struct caller *caller, struct nvllm_text body)
-{
-    struct api_error e;
-
-    (void)gateway;
-    (void)caller;
-    (void)body;
-    api_fail(&e, 501, "unsupported", "", "nvllmd computes no embeddings.");
-    api_reply_error(conn, &e);
-}
-
 static const struct route {
     const char *path, *method;
     bool open;     /* without a key */
@@ -188,7 +189,7 @@ static const struct route {
     {"/v1/chat/completions", "POST", false, false, chat_request},
     {"/v1/completions", "POST", false, false, completions_request},
     {"/v1/models", "GET", false, true, get_models},
-    {"/v1/embeddings", "POST", false, false, no_embeddings},
+    {"/v1/embeddings", "POST", false, false, embeddings_request},
     {"/health", "GET", true, false, get_health},
 };
 

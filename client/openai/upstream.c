@@ -22,8 +22,8 @@ struct upstream {
     struct upstream_options options;
     struct nvllm_client *client; /* NULL: not connected */
     struct event *readable, *writable, *timer;
-    struct request_list generates; /* found by user_data */
-    struct request_list others;    /* found by id: there are few */
+    struct request_list computes; /* generate and embed, found by user_data */
+    struct request_list others;   /* found by id: there are few */
     size_t n_to_cancel;
     struct upstream_request hello; /* asks for the status, after which there is a model */
     bool greeted;                  /* hello has been answered, and model is known */
@@ -74,10 +74,10 @@ static struct upstream_request *find(struct upstream *u, const struct nvllm_even
     return NULL;
 }
 
-static void remove_request(struct upstream *u, struct upstream_request *q, bool is_generate)
+static void remove_request(struct upstream *u, struct upstream_request *q, bool is_computed)
 {
     u->n_to_cancel -= q->to_cancel;
-    TAILQ_REMOVE(is_generate ? &u->generates : &u->others, q, link);
+    TAILQ_REMOVE(is_computed ? &u->computes : &u->others, q, link);
 }
 
 static void dispatch(struct upstream *u, const struct nvllm_event *event)
@@ -95,7 +95,7 @@ static void cancel_marked(struct upstream *u)
 {
     struct upstream_request *q;
 
-    TAILQ_FOREACH (q, &u->generates, link)
+    TAILQ_FOREACH (q, &u->computes, link)
         if (q->to_cancel && nvllm_cancel(u->client, q->id, NULL) == NVLLM_OK) {
             q->to_cancel = false;
             u->n_to_cancel--;
@@ -152,11 +152,12 @@ static void on_status(struct upstream_request *q, const struct nvllm_event *even
     gateway_log("connected", "nvllmd serves %s", u->model);
 }
 
-static bool start_other(struct upstream *u, struct upstream_request *q, enum nvllm_code code)
+static bool start(struct upstream *u, struct request_list *list, struct upstream_request *q,
+                  enum nvllm_code code)
 {
     if (code != NVLLM_OK)
         return false;
-    TAILQ_INSERT_TAIL(&u->others, q, link);
+    TAILQ_INSERT_TAIL(list, q, link);
     watch(u);
     return true;
 }
@@ -202,7 +203,7 @@ static void end_all(struct upstream *u, struct request_list *list, const struct 
     struct upstream_request *q;
 
     while ((q = TAILQ_FIRST(list)) != NULL) {
-        remove_request(u, q, list == &u->generates);
+        remove_request(u, q, list == &u->computes);
         q->event(q, &event);
     }
 }
@@ -223,7 +224,7 @@ static void lose(struct upstream *u, const struct nvllm_error *why)
     u->greeted = false;
     u->tried = true;
     u->why = error;
-    end_all(u, &u->generates, &error);
+    end_all(u, &u->computes, &error);
     end_all(u, &u->others, &error);
     set_timer(u, RETRY_MS);
 }
@@ -237,7 +238,7 @@ struct upstream *upstream_new(struct event_base *base, const struct upstream_opt
     u->base = base;
     u->options = *options;
     u->why = (struct nvllm_error){.code = NVLLM_E_UNAVAILABLE, .message = "connecting to nvllmd"};
-    TAILQ_INIT(&u->generates);
+    TAILQ_INIT(&u->computes);
     TAILQ_INIT(&u->others);
     u->readable = event_new(base, -1, 0, on_ready, u);
     u->writable = event_new(base, -1, 0, on_ready, u);
@@ -259,7 +260,7 @@ void upstream_free(struct upstream *u)
 
     if (!u)
         return;
-    end_all(u, &u->generates, &gone);
+    end_all(u, &u->computes, &gone);
     end_all(u, &u->others, &gone);
     for (size_t i = 0; i < sizeof(events) / sizeof(events[0]); i++)
         if (events[i])
@@ -298,24 +299,32 @@ bool upstream_generate(struct upstream *u, struct upstream_request *q,
     if (no_client(u, err))
         return false;
     own.user_data = q;
-    if (nvllm_generate_start(u->client, &q->id, &own, err) != NVLLM_OK)
+    return start(u, &u->computes, q, nvllm_generate_start(u->client, &q->id, &own, err));
+}
+
+bool upstream_embed(struct upstream *u, struct upstream_request *q,
+                    const struct nvllm_embed_options *options, struct nvllm_error *err)
+{
+    struct nvllm_embed_options own = *options;
+
+    if (no_client(u, err))
         return false;
-    TAILQ_INSERT_TAIL(&u->generates, q, link);
-    watch(u);
-    return true;
+    own.user_data = q;
+    return start(u, &u->computes, q, nvllm_embed_start(u->client, &q->id, &own, -1, err));
 }
 
 bool upstream_token_bytes(struct upstream *u, struct upstream_request *q, const int32_t *ids,
                           size_t n, struct nvllm_error *err)
 {
     return !no_client(u, err) &&
-           start_other(u, q, nvllm_token_bytes_start(u->client, &q->id, ids, n, ANSWER_MS, err));
+           start(u, &u->others, q,
+                 nvllm_token_bytes_start(u->client, &q->id, ids, n, ANSWER_MS, err));
 }
 
 bool upstream_status(struct upstream *u, struct upstream_request *q, struct nvllm_error *err)
 {
     return !no_client(u, err) &&
-           start_other(u, q, nvllm_get_status_start(u->client, &q->id, ANSWER_MS, err));
+           start(u, &u->others, q, nvllm_get_status_start(u->client, &q->id, ANSWER_MS, err));
 }
 
 void upstream_cancel(struct upstream *u, struct upstream_request *q)

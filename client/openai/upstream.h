@@ -45,6 +45,8 @@ const char *upstream_model(const struct upstream *u, struct nvllm_error *err);
 /* These fill *err when they fail; then there is no event. */
 bool upstream_generate(struct upstream *u, struct upstream_request *q,
                        const struct nvllm_request *request, struct nvllm_error *err);
+bool upstream_embed(struct upstream *u, struct upstream_request *q,
+                    const struct nvllm_embed_options *options, struct nvllm_error *err);
 bool upstream_token_bytes(struct upstream *u, struct upstream_request *q, const int32_t *ids,
                           size_t n, struct nvllm_error *err);
 bool upstream_status(struct upstream *u, struct upstream_request *q, struct nvllm_error *err);
