@@ -11,7 +11,8 @@
 
 generate() and chat() send their request at once and return a Stream, an iterator over the pieces of the
 answer; answer() is the whole of it. Any number of them may be in progress, in one thread or in many: a
-client is one connection, which a thread of its own serves. With asyncio, wait in a thread:
+client is one connection, which a thread of its own serves. embed() turns texts into embeddings, if the model
+makes them. With asyncio, wait in a thread:
 
     answer = await asyncio.to_thread(lambda: client.chat(messages).answer())
 
@@ -22,8 +23,8 @@ and when to try again. A client whose connection has ended (ConnectionLostError)
 The package is the protocol of nvllm-protocol(7) over protobuf, and nothing else. To inspect and to
 control the daemon beyond status(), requests() and cancel(), use nvllmctl(1)."""
 
-from ._client import (DEFAULT_SOCKET, Answer, Choice, Client, Piece, Stream, Timing, TokenLogprobs,
-                      Tokens, Usage)
+from ._client import (DEFAULT_SOCKET, Answer, Choice, Client, Embedding, Piece, Stream, Timing,
+                      TokenLogprobs, Tokens, Usage)
 from ._errors import (BusyError, CancelledError, ConnectionLostError, DeadlineError, DeniedError,
                       Error, InternalError, InvalidError, NotRunningError, ProtocolError,
                       TimedOutError, TooLongError, UnavailableError, UnsupportedError)
@@ -31,8 +32,8 @@ from ._pack import Parameters, ToolCall
 from ._version import __version__
 
 __all__ = [
-    "DEFAULT_SOCKET", "Answer", "Choice", "Client", "Parameters", "Piece", "Stream", "Timing",
-    "TokenLogprobs", "Tokens", "ToolCall", "Usage",
+    "DEFAULT_SOCKET", "Answer", "Choice", "Client", "Embedding", "Parameters", "Piece", "Stream",
+    "Timing", "TokenLogprobs", "Tokens", "ToolCall", "Usage",
     "BusyError", "CancelledError", "ConnectionLostError", "DeadlineError", "DeniedError", "Error",
     "InternalError", "InvalidError", "NotRunningError", "ProtocolError", "TimedOutError",
     "TooLongError", "UnavailableError", "UnsupportedError", "__version__",

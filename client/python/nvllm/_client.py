@@ -1,19 +1,21 @@
 """The client: see the package."""
 
+import collections
 import dataclasses
 import os
 import socket
 import time
 import weakref
 from types import TracebackType
-from typing import (TYPE_CHECKING, Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence,
+from typing import (TYPE_CHECKING, Any, Deque, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence,
                     Tuple, Type, Union)
 
 from ._connection import Connection, Pending, deadline_of, seconds_left
 from ._errors import (BusyError, CancelledError, ConnectionLostError, DeniedError, Error,
                       InvalidError, NotRunningError, ProtocolError, TimedOutError,
                       UnavailableError)
-from ._pack import Json, Parameters, Text, ToolCall, extend, set_chat, set_parameters, to_bytes
+from ._pack import (Json, Parameters, Text, ToolCall, embed_frame, extend, set_chat,
+                    set_parameters, set_prompt, to_bytes)
 from ._schema import ClientFrame, string
 
 if TYPE_CHECKING:
@@ -24,6 +26,7 @@ _ANSWER_TIMEOUT = 10.0
 _START_PAUSE = 0.02  # between two attempts while nobody listens
 _REPLACED = 1.0      # for attempts at a daemon that closes connections: its successor comes
 _LOADING_PAUSE = 0.2
+_EMBED_AT_ONCE = 64
 
 
 # ---- what comes back
@@ -123,6 +126,13 @@ class Answer:
         return self.text
 
 
+class Embedding(NamedTuple):
+    """What a text means, as numbers."""
+    values: List[float]  # of length 1 where the model normalizes
+    prompt_tokens: int
+    cached_tokens: int   # of the prompt, found in the prefix cache
+
+
 class Tokens(NamedTuple):
     ids: List[int]
     tokens: List[bytes]  # the bytes of each, which may be parts of a character
@@ -179,6 +189,20 @@ def _piece(delta: Any) -> Piece:
         list(delta.token_ids),
         [TokenLogprobs(p.logprob, list(zip(p.top_ids, p.top_logprobs))) for p in delta.logprobs],
         None if reason == "none" else reason)
+
+
+def _embedding(pending: Deque[Pending], deadline: Optional[float]) -> Embedding:
+    """The oldest one's, which leaves the queue once it has ended."""
+    try:
+        message = pending[0].take(deadline)
+    except TimedOutError:
+        raise
+    except Error:
+        pending.popleft()
+        raise
+    pending.popleft()
+    return Embedding(list(message.values), message.usage.prompt_tokens,
+                     message.usage.cached_tokens)
 
 
 class Stream(Iterator[Piece]):
@@ -342,11 +366,7 @@ class Client:
                  **parameters: "Unpack[Parameters]") -> Stream:
         """Continues a text, in which special tokens are matched, or token ids."""
         frame = ClientFrame()
-        if isinstance(prompt, (str, bytes)):
-            frame.generate.prompt = to_bytes(prompt, "prompt")
-        else:
-            frame.generate.prompt_ids.SetInParent()
-            extend(frame.generate.prompt_ids.ids, prompt, "prompt_ids.ids")
+        set_prompt(frame.generate, prompt)
         return self._generate(frame, dict(parameters))
 
     def chat(self, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Json] = (),
@@ -370,6 +390,40 @@ class Client:
         frame.generate.stream = True
         set_parameters(frame.generate, parameters)
         return Stream(self, frame, timeout)
+
+    # ---- embed
+
+    def embed(self, texts: Sequence[Union[Text, Sequence[int]]], *,
+              prompt_name: Optional[str] = None, dimensions: Optional[int] = None,
+              priority: Optional[str] = None, cache_salt: Optional[Text] = None,
+              deadline_ms: Optional[int] = None,
+              timeout: Optional[float] = None) -> List[Embedding]:
+        """The embeddings of texts, or of token ids; status()["embedding_dim"] is 0 for a model that
+        makes none.
+
+        prompt_name: of the model's prompts, which is put before each text, as "query". dimensions: so
+        many leading values only. timeout: seconds for all of them. Several are computed together; if
+        one fails, its error is raised and the others are cancelled."""
+        if isinstance(texts, (str, bytes)):
+            raise TypeError("texts: must be a sequence of texts, not one")
+        parameters = {"prompt_name": prompt_name, "dimensions": dimensions, "priority": priority,
+                      "cache_salt": cache_salt, "deadline_ms": deadline_ms}
+        deadline = deadline_of(timeout)
+        pending: Deque[Pending] = collections.deque()
+        out: List[Embedding] = []
+        try:
+            for text in texts:
+                if len(pending) == _EMBED_AT_ONCE:
+                    out.append(_embedding(pending, deadline))
+                pending.append(Pending("embedding"))
+                self._connection.start(pending[-1], embed_frame(text, parameters))
+            while pending:
+                out.append(_embedding(pending, deadline))
+        except BaseException:
+            for one in pending:
+                self._connection.drop(one)
+            raise
+        return out
 
     # ---- short operations
 

@@ -5,6 +5,7 @@ import json
 from typing import Any, Mapping, NamedTuple, Optional, Sequence, TypedDict, Union
 
 from ._errors import InvalidError
+from ._schema import ClientFrame
 
 Text = Union[str, bytes]
 Json = Union[str, bytes, Mapping[str, Any]]  # an object, as its text or as Python's
@@ -87,6 +88,15 @@ def extend(target: Any, values: Any, field: str) -> None:
         raise InvalidError(f"{field}: {e}", field=field) from None
 
 
+def set_prompt(out: Any, prompt: Any) -> None:
+    """A text, or ids of tokens."""
+    if isinstance(prompt, (str, bytes)):
+        out.prompt = to_bytes(prompt, "prompt")
+    else:
+        out.prompt_ids.SetInParent()
+        extend(out.prompt_ids.ids, prompt, "prompt_ids.ids")
+
+
 def _set_tool_call(out: Any, call: Any, path: str) -> None:
     """Of this package, or a mapping as OpenAI's interface has it, with a function or without."""
     if isinstance(call, ToolCall):
@@ -134,6 +144,28 @@ def set_chat(out: Any, messages: Any, tools: Any, documents: Any, kwargs: Any,
             _set(out, name, value, "chat.")
 
 
+def _set_priority(out: Any, value: Any) -> None:
+    try:
+        names = out.DESCRIPTOR.fields_by_name["priority"].enum_type.values_by_name
+        out.priority = names["PRIORITY_" + value.upper()].number
+    except (KeyError, AttributeError):
+        raise InvalidError(f"priority: {value!r} is not one of low, normal and high",
+                           field="priority") from None
+
+
+def embed_frame(text: Any, parameters: Mapping[str, Any]) -> Any:
+    frame = ClientFrame()
+    set_prompt(frame.embed, text)
+    for name, value in parameters.items():
+        if value is None:
+            continue
+        if name == "priority":
+            _set_priority(frame.embed, value)
+        else:
+            _set(frame.embed, name, to_bytes(value, name) if name == "cache_salt" else value, "")
+    return frame
+
+
 def set_parameters(out: Any, parameters: Mapping[str, Any]) -> None:
     for name, value in parameters.items():
         if value is None:
@@ -155,11 +187,6 @@ def set_parameters(out: Any, parameters: Mapping[str, Any]) -> None:
         elif name == "cache_salt":
             out.cache_salt = to_bytes(value, name)
         elif name == "priority":
-            try:
-                names = out.DESCRIPTOR.fields_by_name[name].enum_type.values_by_name
-                out.priority = names["PRIORITY_" + value.upper()].number
-            except (KeyError, AttributeError):
-                raise InvalidError(f"priority: {value!r} is not one of low, normal and high",
-                                   field=name) from None
+            _set_priority(out, value)
         else:
             raise TypeError(f"there is no parameter {name}")
