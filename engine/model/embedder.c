@@ -184,10 +184,12 @@ void embedder_read(struct embedder *out, int dir, int32_t hidden_dim, struct pro
     *out = (struct embedder){0};
     if (!modules)
         return;
-    if (matches(modules,
-                "[{'idx?': '*', 'name?': '*', 'path?': 'a string', 'type': 'a string',"
-                " 'kwargs?': '*'}, '...']",
-                MODULES_FILE ": ", p))
+    if (!json_is_array(modules))
+        problems_add(p, -EINVAL, MODULES_FILE ": is %s, not an array", json_type_name(modules));
+    else if (matches(modules,
+                     "[{'idx?': '*', 'name?': '*', 'path?': 'a string', 'type': 'a string',"
+                     " 'kwargs?': '*'}, '...']",
+                     MODULES_FILE ": ", p))
         read_modules(out, dir, modules, hidden_dim, p);
     json_decref(modules);
     read_prompts(out, dir, p);

@@ -1,0 +1,474 @@
+"""Embeddings, from the folder to all who ask for them: over the wire, by nvllmctl, HTTP and Python.
+
+nvllm-tiny becomes an embedder by the files that Sentence Transformers writes; the embeddings of
+tests/golden are transformers' own."""
+
+import base64
+import json
+import math
+import shutil
+import struct
+import sys
+import time
+import unittest
+
+try:
+    import openai
+except ImportError:
+    openai = None
+
+import harness
+from gateway import Gateway
+from harness import Case, Daemon, SMALL, parse_jsonl, scaled
+from test_python import needs_protobuf, nvllm
+
+CASES = json.loads((harness.GOLDEN / "nvllm-tiny-embeddings.json").read_text())
+DIM = len(CASES[0]["lasttoken"])
+MODULES = ["Transformer", "Pooling", "Normalize"]
+END = 1991  # <|endoftext|>
+
+
+def cosine(a, b):
+    return sum(x * y for x, y in zip(a, b)) / math.sqrt(
+        sum(x * x for x in a) * sum(y * y for y in b))
+
+
+def edit(path, change):
+    value = json.loads(path.read_text())
+    change(value)
+    path.write_text(json.dumps(value))
+
+
+class Embedder(Case):
+    def folder(self, mode="lasttoken", modules=MODULES, prompts=None):
+        """A copy of nvllm-tiny that pools in this way."""
+        folder = self.temporary_folder() / "embedder"
+        shutil.copytree(harness.MODEL, folder)
+        (folder / "modules.json").write_text(json.dumps([
+            {"idx": i, "name": str(i), "path": f"{i}_{name}" if i else "",
+             "type": "sentence_transformers.models." + name} for i, name in enumerate(modules)]))
+        (folder / "1_Pooling").mkdir()
+        (folder / "1_Pooling" / "config.json").write_text(json.dumps({
+            "word_embedding_dimension": DIM, "pooling_mode_cls_token": False,
+            "pooling_mode_mean_tokens": False, "pooling_mode_lasttoken": False,
+            "pooling_mode_" + mode: True, "include_prompt": True}))
+        if prompts:
+            (folder / "config_sentence_transformers.json").write_text(json.dumps(prompts))
+        return folder
+
+    def start(self, *options, **shape):
+        d = Daemon(SMALL, *options, model=self.folder(**shape))
+        self.addCleanup(d.close)
+        return d
+
+    def embed(self, w, text, **more):
+        reply = w.ask(embed={"prompt": text, **more})
+        self.assertIn("embedding", reply)
+        return reply["embedding"]
+
+
+class Pooling(Embedder):
+    def check(self, mode, *options, cached):
+        with self.start(*options, mode=mode) as d, d.connect() as w:
+            self.assertEqual(w.status()["embedding_dim"], DIM)
+            for round_ in range(2):
+                for case in CASES:
+                    for key, value in ("prompt", case["text"]), ("prompt_ids", {"ids": case["ids"]}):
+                        e = w.ask(embed={key: value})["embedding"]
+                        self.assertGreater(cosine(e["values"], case[mode]), 0.9999)
+                        self.assertAlmostEqual(sum(x * x for x in e["values"]), 1, delta=1e-4)
+                        self.assertEqual(e["usage"]["prompt_tokens"], len(case["ids"]))
+                # The last text has been computed before, but a mean takes all of it again.
+                self.assertEqual(e["usage"].get("cached_tokens", 0) > 0, cached)
+            d.wait_idle()
+
+    def test_last_token(self):
+        self.check("lasttoken", cached=True)
+
+    def test_mean(self):
+        self.check("mean_tokens", cached=False)
+
+    def test_in_chunks(self):
+        """Neither the rows of a step nor what else runs make a difference."""
+        self.check("mean_tokens", "scheduler.max_batch_tokens=64", "model.tensor_parallel=2",
+                   cached=False)
+
+    def test_beside_answers_without_room(self):
+        """Where blocks are short, what was summed up before a preemption does not count."""
+        with self.start("cache.kv_memory=40M", mode="mean_tokens") as d, d.connect() as w:
+            case, n = CASES[-1], scaled(40, 10)
+            for i in range(n):
+                w.send(1000 + i, generate={"prompt_ids": {"ids": [i + 5] * 40}, "max_tokens": 200,
+                                           "sampling": {"ignore_eos": True}})
+                w.send(2000 + i, embed={"prompt_ids": {"ids": case["ids"]}})
+            left, done = 2 * n, 0
+            while left:
+                reply = w.receive()
+                if reply["id"] >= 2000:
+                    self.assertGreater(cosine(reply["embedding"]["values"], case["mean_tokens"]),
+                                       0.9999)
+                    done += 1
+                left -= "delta" not in reply
+            self.assertEqual(done, n)
+            self.assertGreater(w.status()["preemptions"], 0)
+            d.wait_idle()
+
+    def test_not_normalized(self):
+        """Without such a module they have any length; the first dimensions alone are the same."""
+        with self.start(modules=MODULES[:2]) as d, d.connect() as w:
+            whole = self.embed(w, "Spell lion.")["values"]
+            self.assertGreater(sum(x * x for x in whole), 2)
+            self.assertGreater(cosine(whole, CASES[0]["lasttoken"]), 0.9999)
+            self.assertEqual(self.embed(w, "Spell lion.", dimensions=7)["values"], whole[:7])
+
+    def test_saved_without_a_head(self):
+        """A model without an LM head has no prefix in its tensors' names, and only embeds."""
+        folder = self.folder()
+        edit(folder / "config.json", lambda c: c.update(architectures=["Qwen3Model"]))
+        raw = (folder / "model.safetensors").read_bytes()
+        n, = struct.unpack_from("<Q", raw)
+        header = {k.removeprefix("model."): v for k, v in json.loads(raw[8:8 + n]).items()}
+        head = json.dumps(header).encode()
+        head += b" " * (-len(head) % 8)
+        (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(head)) + head + raw[8 + n:])
+        shutil.rmtree(folder / "1_Pooling")
+        (folder / "modules.json").unlink()
+        with Daemon(SMALL, model=folder) as d, d.connect() as w:
+            e = self.embed(w, CASES[1]["text"])
+            self.assertGreater(cosine(e["values"], CASES[1]["lasttoken"]), 0.9999)
+            error = w.generate(prompt="Hello", max_tokens=1).error
+            self.assertEqual(error["code"], "ERROR_UNSUPPORTED")
+            self.assertIn("no LM head", error["message"])
+
+
+class Requests(Embedder):
+    PROMPTS = {"prompts": {"query": "Find: ", "plain": ""}, "default_prompt_name": "query"}
+
+    def test_prompts(self):
+        """One of the model's prompts is put before a text, by name or by default."""
+        with self.start(prompts=self.PROMPTS) as d, d.connect() as w:
+            own = self.embed(w, "Find: lions", prompt_name="plain")
+            for more in {}, {"prompt_name": "query"}:
+                e = self.embed(w, "lions", **more)
+                self.assertGreater(cosine(e["values"], own["values"]), 0.99999)
+            error = w.ask(embed={"prompt": "x", "prompt_name": "no\nne"})["error"]
+            self.assertEqual((error["code"], error["field"]), ("ERROR_INVALID", "prompt_name"))
+            self.assertIn('"no?ne"', error["message"])
+
+    def test_tokens_behind_a_text(self):
+        """A tokenizer may end a text, whose last token is then that one."""
+        folder = self.folder()
+        template = {"type": "TemplateProcessing", "pair": [],
+                    "single": [{"Sequence": {"id": "A", "type_id": 0}},
+                               {"SpecialToken": {"id": "<|endoftext|>", "type_id": 0}}],
+                    "special_tokens": {"<|endoftext|>": {"id": "<|endoftext|>", "ids": [END],
+                                                         "tokens": ["<|endoftext|>"]}}}
+        edit(folder / "tokenizer.json", lambda t: t.update(post_processor=template))
+        with Daemon(SMALL, model=folder) as d, d.connect() as w:
+            for text, ids in (CASES[0]["text"], CASES[0]["ids"]), (CASES[1]["text"], CASES[1]["ids"]):
+                e = self.embed(w, text)
+                self.assertEqual(e["usage"]["prompt_tokens"], len(ids) + 1)
+                by_ids = w.ask(embed={"prompt_ids": {"ids": [*ids, END]}})["embedding"]
+                self.assertGreater(cosine(e["values"], by_ids["values"]), 0.99999)
+            tokens = w.ask(tokenize={"text": "Hello"})["tokens"]["ids"]
+            self.assertNotIn(END, tokens)
+
+    def test_wrong(self):
+        """Each error names its field, and all of it goes on."""
+        with self.start("scheduler.max_seq_len=64", "limits.prompt_tokens=48") as d, \
+                d.connect() as w:
+            for request, code, field in (
+                    ({}, "INVALID", "input"),
+                    ({"prompt": ""}, "INVALID", "prompt"),
+                    ({"prompt": b"\xff"}, "INVALID", "prompt"),
+                    ({"prompt": "x", "prompt_name": b"\xff"}, "INVALID", "prompt_name"),
+                    ({"prompt": "x", "dimensions": 0}, "INVALID", "dimensions"),
+                    ({"prompt": "x", "dimensions": DIM + 1}, "INVALID", "dimensions"),
+                    ({"prompt": "x", "dimensions": 0xffffffff}, "INVALID", "dimensions"),
+                    ({"prompt": "x", "priority": 7}, "INVALID", "priority"),
+                    ({"prompt_ids": {"ids": []}}, "INVALID", "prompt_ids"),
+                    ({"prompt_ids": {"ids": [1, 99999]}}, "INVALID", "prompt_ids.ids[1]"),
+                    ({"prompt_ids": {"ids": [-1]}}, "INVALID", "prompt_ids.ids[0]"),
+                    ({"prompt_ids": {"ids": [1] * 49}}, "TOO_LONG", "prompt_ids"),
+                    ({"prompt": "x " * 300}, "TOO_LONG", "prompt")):
+                with self.subTest(request):
+                    error = w.ask(embed=request)["error"]
+                    self.assertEqual((error["code"], error.get("field")), ("ERROR_" + code, field))
+            self.assertEqual(len(self.embed(w, "x")["values"]), DIM)
+            d.wait_idle()
+
+    def test_longest(self):
+        """A text may be as long as the longest sequence: no token follows it."""
+        with self.start("scheduler.max_seq_len=64") as d, d.connect() as w:
+            e = w.ask(embed={"prompt_ids": {"ids": [5] * 64}})["embedding"]
+            self.assertEqual(e["usage"]["prompt_tokens"], 64)
+            error = w.ask(embed={"prompt_ids": {"ids": [5] * 65}})["error"]
+            self.assertEqual((error["code"], error["field"]), ("ERROR_TOO_LONG", "prompt_ids"))
+
+    def test_ends(self):
+        """A deadline, a cancel and a client that leaves end it, and its blocks return."""
+        ids = [7] * scaled(30000, 8000)
+        with self.start("cache.kv_memory=600M") as d, d.connect() as w:
+            error = w.ask(embed={"prompt_ids": {"ids": ids}, "deadline_ms": 20})["error"]
+            self.assertEqual(error["code"], "ERROR_DEADLINE")
+            w.send(77, embed={"prompt_ids": {"ids": ids}})
+            time.sleep(0.05)
+            w.send(78, cancel={"target": 77})
+            got = {}
+            for _ in range(2):
+                reply = w.receive()
+                got[reply["id"]] = reply
+            self.assertEqual(got[77]["error"]["code"], "ERROR_CANCELLED")
+            self.assertTrue(got[78]["cancelled"]["found"])
+            with d.connect() as leaves:
+                leaves.send(1, embed={"prompt_ids": {"ids": ids}})
+                time.sleep(0.05)
+            d.wait_idle()
+
+    def test_a_model_that_makes_none(self):
+        with Daemon(SMALL) as d, d.connect() as w:
+            self.assertEqual(w.status()["embedding_dim"], 0)
+            error = w.ask(embed={"prompt": "x"})["error"]
+            self.assertEqual(error["code"], "ERROR_UNSUPPORTED")
+            self.assertIn("modules.json", error["message"])
+            done = d.ctl("embed", "x", check=False)
+            self.assertEqual((done.returncode, done.stdout), (1, b""))
+            with Gateway(d.socket) as gateway:
+                self.assertEqual(gateway.post("embeddings", {"input": "x"}).error[:2],
+                                 (501, "unsupported"))
+
+    def test_counted(self):
+        """Metrics count them among the requests that have ended."""
+        path = self.temporary_folder() / "metrics.prom"
+        with self.start(f"metrics.path={path}", "metrics.interval_s=1") as d, d.connect() as w:
+            self.embed(w, "x")
+
+            def counted():
+                return path.exists() and 'outcome="stop"} 1\n' in path.read_text()
+
+            harness.wait_for(counted, scaled(30, 60), "an embedding is counted")
+
+
+class Folders(Embedder):
+    """What a folder asks for and is not computed is refused by name."""
+
+    def refused(self, folder, *expected):
+        done = harness.run_command([harness.config.nvllmd, "check", "--model", folder], check=False)
+        self.assertEqual(done.returncode, 1)
+        said = (done.stdout + done.stderr).decode()
+        for text in expected:
+            self.assertIn(text, said)
+
+    def test_check(self):
+        done = harness.run_command([harness.config.nvllmd, "check", "--model", self.folder()])
+        self.assertIn(b"embeddings by last token, of length 1", done.stdout)
+
+    def test_pooling(self):
+        for change, expected in (
+                ({"pooling_mode_lasttoken": False}, "exactly one pooling_mode must be on, not 0"),
+                ({"pooling_mode_cls_token": True}, "exactly one pooling_mode must be on, not 2"),
+                ({"pooling_mode_lasttoken": False, "pooling_mode_weightedmean_tokens": True},
+                 '"weightedmean_tokens" is not supported'),
+                ({"pooling_mode_lasttoken": False, "pooling_mode_mean_tokens": True,
+                  "include_prompt": False}, "include_prompt: only true"),
+                ({"word_embedding_dimension": DIM + 1}, "word_embedding_dimension: is not")):
+            with self.subTest(change):
+                folder = self.folder()
+                edit(folder / "1_Pooling" / "config.json", lambda c, new=change: c.update(new))
+                self.refused(folder, "1_Pooling/config.json: ", expected)
+
+    def test_modules(self):
+        for modules, expected in (
+                ([*MODULES, "Dense"], "not 4 modules"),
+                (["Transformer", "Pooling", "Dense"], '[2].type: "sentence_transformers.models.Dense"'),
+                (["Transformer"], "not 1 modules"),
+                (["Pooling", "Transformer"], "[0].type")):
+            with self.subTest(modules):
+                self.refused(self.folder(modules=modules), "modules.json: ", expected)
+
+    def test_files(self):
+        for name, text, expected in (
+                ("modules.json", "[", "modules.json: not JSON"),
+                ("modules.json", "{}", "modules.json: is an object, not an array"),
+                ("modules.json", '[{"type": 5}]', "[0].type: is an integer, not a string"),
+                ("1_Pooling/config.json", "[]", "1_Pooling/config.json: must be a JSON object"),
+                ("config_sentence_transformers.json", '{"prompts": []}', "prompts: is an array"),
+                ("config_sentence_transformers.json", '{"prompts": {"a": 1}}', "prompts.a: is an"),
+                ("config_sentence_transformers.json", '{"default_prompt_name": "q"}',
+                 'there is no prompt "q"')):
+            with self.subTest(name=name, text=text):
+                folder = self.folder()
+                (folder / name).write_text(text)
+                self.refused(folder, expected)
+
+    def test_path_of_the_pooling(self):
+        """It cannot lead out of the folder."""
+        for path in "../1_Pooling", "/etc", ".", "", "a/b", None:
+            with self.subTest(path):
+                folder = self.folder()
+                edit(folder / "modules.json", lambda m, new=path: m[1].update(path=new))
+                self.refused(folder, "modules.json: [1]")
+
+    def test_attention(self):
+        for change in {"is_causal": False}, {"use_bidirectional_attention": True}:
+            folder = self.folder()
+            edit(folder / "config.json", lambda c, new=change: c.update(new))
+            self.refused(folder, f"config.json: {next(iter(change))}: ", "is not supported")
+
+
+class Clients(Embedder):
+    PROMPTS = {"prompts": {"query": "Find: "}}
+
+    def setUp(self):
+        self.daemon = self.start(prompts=self.PROMPTS)
+        with self.daemon.connect() as w:
+            self.texts = [c["text"] for c in CASES]
+            self.values = [self.embed(w, t)["values"] for t in self.texts]
+            self.query = self.embed(w, "lions", prompt_name="query", dimensions=9)["values"]
+
+    def tearDown(self):
+        with self.daemon:
+            pass
+
+    def same(self, values, expected):
+        self.assertEqual(len(values), len(expected))
+        self.assertGreater(cosine(values, expected), 0.99999)
+
+    def test_nvllmctl(self):
+        d = self.daemon
+        self.same(json.loads(d.ctl("embed", self.texts[0]).stdout), self.values[0])
+        self.same(json.loads(d.ctl("embed", stdin=self.texts[1]).stdout), self.values[1])
+        one = json.loads(d.ctl("embed", "--json", "--prompt-name", "query", "--dimensions", 9,
+                               "lions").stdout)
+        self.same(one["embedding"], self.query)
+        self.assertEqual(set(one), {"embedding", "usage", "timing"})
+        lines = "".join(json.dumps(t) + "\n" for t in self.texts) + "5\n"
+        done = d.ctl("embed", "--jsonl", stdin=lines, check=False)
+        *good, bad = parse_jsonl(done.stdout)
+        for object_, values in zip(good, self.values):
+            self.same(object_["embedding"], values)
+        self.assertEqual((done.returncode, len(good), bad["error"]["code"]), (1, 3, "invalid"))
+        self.assertIn(b"256 values", d.ctl("status").stdout)
+
+    def test_batch(self):
+        """In order, beside prompts, and more than are in progress at a time."""
+        n = scaled(300, 60)
+        lines = [{"embed": self.texts[i % 2], "id": i} for i in range(n)]
+        lines += [{"prompt": "Hello", "max_tokens": 2},
+                  {"embed_ids": CASES[0]["ids"], "dimensions": 5},
+                  {"embed": "lions", "prompt_name": "query", "dimensions": 9},
+                  {"embed": "x", "prompt": "y"}, {"prompt": "y", "dimensions": 3},
+                  {"embed": "x", "prompt_name": "none"}]
+        out, summary, done = self.daemon.batch(lines, check=False)
+        self.assertEqual([o["id"] for o in out[:n]], list(range(n)))
+        for i, o in enumerate(out[:n]):
+            self.same(o["embedding"], self.values[i % 2])
+        self.assertIn("text", out[n])
+        self.same(out[n + 1]["embedding"], self.values[0][:5])
+        self.same(out[n + 2]["embedding"], self.query)
+        self.assertEqual([o["error"]["code"] for o in out[n + 3:]], ["invalid"] * 3)
+        self.assertEqual((summary["failed"], done.returncode), (3, 1))
+
+    def test_http(self):
+        with Gateway(self.daemon.socket) as gateway:
+            r = gateway.post("embeddings", {"input": self.texts, "model": "embedder"})
+            self.assertEqual((r.status, r.json["object"], r.json["model"]), (200, "list", "embedder"))
+            n = sum(len(c["ids"]) for c in CASES)
+            self.assertEqual(r.json["usage"], {"prompt_tokens": n, "total_tokens": n})
+            for i, item in enumerate(r.json["data"]):
+                self.assertEqual((item["index"], item["object"]), (i, "embedding"))
+                self.same(item["embedding"], self.values[i])
+            r = gateway.post("embeddings", {"input": CASES[0]["ids"], "encoding_format": "base64",
+                                            "dimensions": 10})
+            raw = base64.b64decode(r.json["data"][0]["embedding"], validate=True)
+            self.same(struct.unpack("<10f", raw), self.values[0][:10])
+            for size in 1, 2, 3, 4, 5:  # each remainder of three
+                r = gateway.post("embeddings", {"input": [[5, 6], [7]], "encoding_format": "base64",
+                                                "dimensions": size})
+                for item in r.json["data"]:
+                    raw = base64.b64decode(item["embedding"], validate=True)
+                    self.assertEqual(len(raw), 4 * size)
+            r = gateway.post("embeddings", {"input": "lions", "prompt_name": "query", "dimensions": 9})
+            self.same(r.json["data"][0]["embedding"], self.query)
+            many = gateway.post("embeddings", {"input": ["a", "b"] * scaled(500, 100)})
+            data = many.json["data"]
+            self.assertEqual(len(data), scaled(1000, 200))
+            self.same(data[-2]["embedding"], data[0]["embedding"])
+            for body, param in (({}, "input"), ({"input": []}, "input"), ({"input": ""}, "input"),
+                                ({"input": [[]]}, "input"), ({"input": ["a", 5]}, "input"),
+                                ({"input": [["x"]]}, "input"), ({"input": {"a": 1}}, "input"),
+                                ({"input": [1 << 40]}, "input"), ({"input": [99999]}, "input"),
+                                ({"input": ["a"] * 2049}, "input"),
+                                ({"input": "x", "dimensions": DIM + 1}, "dimensions"),
+                                ({"input": "x", "dimensions": "7"}, "dimensions"),
+                                ({"input": "x", "encoding_format": "int8"}, "encoding_format"),
+                                ({"input": "x", "prompt_name": "none"}, "prompt_name"),
+                                ({"input": "x", "prompt_name": "a\0b"}, "prompt_name"),
+                                ({"input": "x", "model": "gpt"}, "model")):
+                with self.subTest(body=str(body)[:60]):
+                    status, _, where = gateway.post("embeddings", body).error
+                    self.assertEqual((status, where), (404 if param == "model" else 400, param))
+            self.assertEqual(gateway.post("embeddings", {"input": "a"}).status, 200)
+
+    def test_http_client_that_leaves(self):
+        """What it asked for ends, whatever was in progress."""
+        body = json.dumps({"input": [self.texts[2]] * scaled(200, 50)}).encode()
+        with Gateway(self.daemon.socket) as gateway:
+            for pause in 0, 0.01, 0.1:
+                s = gateway.open()
+                s.sendall(b"POST /v1/embeddings HTTP/1.1\r\nHost: localhost\r\nContent-Length: "
+                          b"%d\r\n\r\n" % len(body) + body)
+                time.sleep(pause)
+                s.close()
+            self.daemon.wait_idle()
+            self.assertEqual(gateway.post("embeddings", {"input": "a"}).status, 200)
+
+    def test_http_without_a_daemon(self):
+        """A daemon that goes away fails what is in progress, not the server."""
+        with Gateway(self.daemon.socket) as gateway:
+            c = gateway.connection()
+            c.request("POST", "/v1/embeddings",
+                      json.dumps({"input": [self.texts[2]] * scaled(400, 100)}))
+            time.sleep(0.1)
+            self.daemon.kill()
+            self.assertEqual(c.getresponse().status, 503)
+            c.close()
+            self.assertEqual(gateway.post("embeddings", {"input": "a"}).error[0], 503)
+
+    @unittest.skipUnless(openai, "no openai package")
+    def test_openai_package(self):
+        with Gateway(self.daemon.socket) as gateway, \
+                openai.OpenAI(base_url=f"http://127.0.0.1:{gateway.port}/v1", api_key="x") as client:
+            for more in {}, {"encoding_format": "float"}:
+                got = client.embeddings.create(model="embedder", input=self.texts, **more)
+                for item, values in zip(got.data, self.values):
+                    self.same(item.embedding, values)
+            with self.assertRaises(openai.BadRequestError):
+                client.embeddings.create(model="embedder", input="x", dimensions=DIM + 1)
+
+    @needs_protobuf
+    def test_python(self):
+        with nvllm.Client(self.daemon.socket, wait_ready=True) as client:
+            got = client.embed([*self.texts, CASES[0]["ids"]])
+            for one, values in zip(got, [*self.values, self.values[0]]):
+                self.same(one.values, values)
+            self.assertEqual([e.prompt_tokens for e in got[:3]], [len(c["ids"]) for c in CASES])
+            self.same(client.embed(["lions"], prompt_name="query", dimensions=9)[0].values,
+                      self.query)
+            self.assertEqual(len(client.embed(["a"] * scaled(200, 100))), scaled(200, 100))
+            self.assertEqual(client.embed([]), [])
+            with self.assertRaises(nvllm.InvalidError) as e:
+                client.embed(["a", "b", "c"], prompt_name="none")
+            self.assertEqual(e.exception.field, "prompt_name")
+            for wrong in (["a"], {"dimensions": -1}), (["a"], {"priority": "much"}), ([5], {}):
+                with self.assertRaises((nvllm.InvalidError, TypeError)):
+                    client.embed(wrong[0], **wrong[1])
+            with self.assertRaises(TypeError):
+                client.embed("a text")
+            with self.assertRaises(nvllm.TimedOutError):
+                client.embed([self.texts[2]] * 500, timeout=0.05)
+            harness.wait_for(lambda: not client.requests(), scaled(10, 60), "no request")
+
+
+if __name__ == "__main__":
+    sys.exit(harness.main())
