@@ -8,7 +8,7 @@
 #include "client/lib/nvllm_client.h"
 #include "tests/fuzz/fuzz.h"
 
-enum { N_CHOICES = 2, N_REQUESTS = 6, MS = 1000 };
+enum { N_CHOICES = 2, N_REQUESTS = 7, MS = 1000 };
 
 static const char welcome[] = "\x06\x12\x04\x08\x01\x18\x02"; /* protocol 1, ready */
 
@@ -46,7 +46,7 @@ static void touch_event(const struct nvllm_event *e)
     FUZZ_CHECK(e->id >= 1 && e->id <= N_REQUESTS);
     FUZZ_CHECK((e->delta != NULL) + (e->done != NULL) + (e->error != NULL) + (e->tokens != NULL) +
                    (e->text != NULL) + (e->status != NULL) + (e->trace != NULL) +
-                   (e->traced != NULL) ==
+                   (e->traced != NULL) + (e->embedding != NULL) ==
                1);
     if (e->delta)
         touch_delta(e->delta);
@@ -54,6 +54,8 @@ static void touch_event(const struct nvllm_event *e)
         FUZZ_CHECK(e->error->code != NVLLM_OK && e->error->message[0] != '\0');
     if (e->text)
         touch(e->text->data, e->text->len);
+    if (e->embedding)
+        touch(e->embedding->values, e->embedding->n_values * sizeof(float));
     if (e->status)
         touch_text(e->status->device);
     for (size_t i = 0; e->trace && i < e->trace->n_records; i++) {
@@ -66,6 +68,7 @@ static void touch_event(const struct nvllm_event *e)
 
 static void start_all(struct nvllm_client *c)
 {
+    struct nvllm_embed_options embed;
     struct nvllm_request request;
     struct nvllm_chat chat;
     uint64_t id;
@@ -79,7 +82,10 @@ static void start_all(struct nvllm_client *c)
     nvllm_chat_init(&chat);
     FUZZ_CHECK(nvllm_render_start(c, &id, &chat, -1, NULL) == NVLLM_OK);
     FUZZ_CHECK(nvllm_get_status_start(c, &id, -1, NULL) == NVLLM_OK);
-    FUZZ_CHECK(nvllm_trace_start(c, &id, NULL, -1, NULL) == NVLLM_OK && id == N_REQUESTS);
+    FUZZ_CHECK(nvllm_trace_start(c, &id, NULL, -1, NULL) == NVLLM_OK);
+    nvllm_embed_options_init(&embed);
+    embed.prompt = nvllm_str("x");
+    FUZZ_CHECK(nvllm_embed_start(c, &id, &embed, -1, NULL) == NVLLM_OK && id == N_REQUESTS);
 }
 
 static void wait_for_requests(struct nvllm_client *c)

@@ -126,6 +126,17 @@ static void check_generate(const struct engine_request *r)
     }
 }
 
+static void check_embed(const struct engine_request *r)
+{
+    FUZZ_CHECK(r->dimensions >= 0);
+    if (r->prompt_name)
+        FUZZ_CHECK(utf8_valid(r->prompt_name, strlen(r->prompt_name)));
+    if (r->input == ENGINE_PROMPT)
+        check_encoding(r->prompt, NULL, 0);
+    else
+        FUZZ_CHECK(r->input == ENGINE_PROMPT_IDS && r->n_prompt_ids > 0);
+}
+
 static void check_refusal(int r, const struct refusal *e)
 {
     if (r == -ENOMEM)
@@ -140,6 +151,7 @@ static void take_request(const Nvllm__V1__ClientFrame *f, struct unpacked *u)
     int r;
 
     if (f->op_case != NVLLM__V1__CLIENT_FRAME__OP_GENERATE &&
+        f->op_case != NVLLM__V1__CLIENT_FRAME__OP_EMBED &&
         f->op_case != NVLLM__V1__CLIENT_FRAME__OP_TOKENIZE &&
         f->op_case != NVLLM__V1__CLIENT_FRAME__OP_DETOKENIZE &&
         f->op_case != NVLLM__V1__CLIENT_FRAME__OP_RENDER)
@@ -147,6 +159,8 @@ static void take_request(const Nvllm__V1__ClientFrame *f, struct unpacked *u)
     r = request_start(&request, f, u, &rules, &(struct request_origin){1, true, 1}, &e);
     if (r == 0 && request.kind == ENGINE_GENERATE)
         check_generate(&request);
+    else if (r == 0 && request.kind == ENGINE_EMBED)
+        check_embed(&request);
     else if (r == 0 && request.kind == ENGINE_TOKENIZE)
         check_encoding(request.prompt, NULL, 0);
     else if (r == 0 && request.kind == ENGINE_RENDER)

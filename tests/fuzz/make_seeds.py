@@ -52,6 +52,9 @@ def requests():
                                     "cache_salt": b"s", "deadline_ms": 1000}),
           ids=frame(2, generate={"prompt_ids": {"ids": [1, 2, 2047]}}),
           chat=frame(3, generate={"chat": chat}) + frame(4, render={"chat": chat}),
+          embed=frame(4, embed={"prompt": "Hello<|im_end|>", "prompt_name": "query",
+                                "dimensions": 3, "cache_salt": b"s", "deadline_ms": 1000})
+          + frame(5, embed={"prompt_ids": {"ids": [1, 2]}, "priority": "PRIORITY_LOW"}),
           small=frame(5, tokenize={"text": "a\u0301b <|im_start|>", "special": True})
           + frame(6, detokenize={"ids": [1, 2, 3], "skip_special": True})
           + frame(7, cancel={"target": 1}) + frame(8, get_status={}),
@@ -152,20 +155,22 @@ def answers():
                        (3, {"text": {"text": b"a\0b"}}), (4, error),
                        (5, {"status": {"state": "STATE_READY", "model": "m", "device": "d"}})),
           requests=frames(1, delta(text=b"kept", token_ids=[7]),
-                          (7, {"request_list": {"requests": [info, {}], "total": 2}})),
-          blocks=frames(2, (7, {"block_report": {
+                          (8, {"request_list": {"requests": [info, {}], "total": 2}})),
+          blocks=frames(2, (8, {"block_report": {
               "blocks": {"total": 4, "used": 2}, "uids": [{"uid": 1, "used": 2}],
               "requests": [{"request": 9, "used": 2}], "map": b"ufcp"}})),
-          cache=frames(3, (7, {"cache_report": {
+          cache=frames(3, (8, {"cache_report": {
               "prefixes": [{"tokens": 16, "head_ids": [1, 2, 3], "pinned": True}], "total": 1}})),
-          why=frames(4, (7, {"explanation": {"info": info, "reason": "WAIT_BLOCKS",
+          why=frames(4, (8, {"explanation": {"info": info, "reason": "WAIT_BLOCKS",
                                              "other_ids": [1, 2], "text": "because"}})),
-          reload=frames(5, (7, {"reloaded": {"changed": ["a.b"], "needs_restart": ["c.d"]}})),
-          change=frames(6, (7, {"changed": {"state": "STATE_READY", "log_level": "info"}})),
+          reload=frames(5, (8, {"reloaded": {"changed": ["a.b"], "needs_restart": ["c.d"]}})),
+          change=frames(6, (8, {"changed": {"state": "STATE_READY", "log_level": "info"}})),
           trace=frames(0, (6, {"trace_chunk": {"records": [
               {"kind": "TRACE_ENDED", "at_us": 1 << 40, "request": 9, "since": "TRACE_QUEUED"},
               {"kind": "TRACE_STEP", "step": 3, "decode_tokens": 2}, {}]}}),
                        (6, {"traced": {"took_us": 5, "dropped": 1}})),
+          embedding=frames(0, (7, {"embedding": {"values": [0.5, -1.5], "usage": {
+              "prompt_tokens": 3}, "timing": {"total_ms": 1.5}}})),
           lost=frames(0, (0, error)), empty=b"\0", half=frames(0, done)[:-3])
 
 
