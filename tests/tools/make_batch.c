@@ -54,7 +54,8 @@ struct batch *make_batch(const struct batch_parts *p)
                              .max_blocks = p->max_blocks,
                              .n_masks = p->n_masks,
                              .mask_words = p->mask_words,
-                             .n_copies = p->n_copies};
+                             .n_copies = p->n_copies,
+                             .n_sums = p->n_sums};
 
     for (int32_t i = 0; i < p->n_updates; i++) {
         head.n_history += p->updates[i].n_history;
@@ -74,6 +75,7 @@ struct batch *make_batch(const struct batch_parts *p)
     put(b, b->rows_at, p->rows, (size_t)p->n_rows, sizeof(*p->rows));
     put(b, b->masks_at, p->masks, (size_t)p->n_masks * (size_t)p->mask_words, sizeof(*p->masks));
     put(b, b->copies_at, p->copies, (size_t)p->n_copies, sizeof(*p->copies));
+    put(b, b->sums_at, p->sums, (size_t)p->n_sums, sizeof(*p->sums));
     put_updates(b, p);
     batch_seal(b);
     return b;

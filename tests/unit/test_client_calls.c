@@ -68,6 +68,69 @@ TEST(tokenize_detokenize_render_status)
     ck_assert_uint_eq(status->total_bytes, 0);
 }
 
+static void embedding_script(struct server *s)
+{
+    float values[] = {0.5f, -1.5f};
+
+    for (int i = 0; i < 2; i++) {
+        const client_frame *f = server_read(s);
+        const bool first = i == 0;
+
+        ck_assert_int_eq(f->op_case, EMBED);
+        ck_assert(f->embed->has_dimensions && f->embed->dimensions == 2);
+        ck_assert(first ? f->embed->prompt.len == 3 : f->embed->prompt_ids->n_ids == 1);
+        ck_assert(first ? !f->embed->prompt_name : strcmp(f->embed->prompt_name, "query") == 0);
+        {
+            FRAME(answer, y, Embedding, EMBEDDING, embedding, EMBEDDING, f->id);
+            Nvllm__V1__Usage usage = NVLLM__V1__USAGE__INIT;
+
+            usage.has_prompt_tokens = true;
+            usage.prompt_tokens = 7;
+            y.n_values = 2;
+            y.values = values;
+            y.usage = first ? &usage : NULL;
+            server_send(s, &answer);
+        }
+    }
+    server_error(s, expect(s, EMBED), NVLLM__V1__ERROR_CODE__ERROR_DEADLINE, "late");
+}
+
+/* Embeddings come by a call that waits, and as events with the program's own pointer. */
+TEST(embeddings)
+{
+    const struct nvllm_embedding *embedding;
+    const struct nvllm_event *event;
+    struct nvllm_embed_options o;
+    const int32_t id = 5;
+    uint64_t number;
+
+    ck_assert_int_eq(serve(embedding_script, READY, false), NVLLM_OK);
+    nvllm_embed_options_init(&o);
+    ck_assert_int_eq(nvllm_embed(client, &o, 1000, &embedding, &err), NVLLM_E_INVALID);
+    ck_assert_str_eq(err.field, "input");
+    ck_assert_int_eq(nvllm_embed(client, NULL, 1000, &embedding, &err), NVLLM_E_INVALID);
+    o.prompt = (struct nvllm_text){"a\0b", 3};
+    o.dimensions = 2;
+    o.priority = 9;
+    ck_assert_int_eq(nvllm_embed(client, &o, 1000, &embedding, &err), NVLLM_E_INVALID);
+    ck_assert_str_eq(err.field, "priority");
+    o.priority = NVLLM_PRIORITY_NORMAL;
+    ck_assert_int_eq(nvllm_embed(client, &o, 1000, &embedding, &err), NVLLM_OK);
+    ck_assert(embedding->n_values == 2 && embedding->values[1] == -1.5f);
+    ck_assert_uint_eq(embedding->prompt_tokens, 7);
+    o.prompt = (struct nvllm_text){0};
+    o.prompt_ids = &id;
+    o.n_prompt_ids = 1;
+    o.prompt_name = "query";
+    o.user_data = &o;
+    ck_assert_int_eq(nvllm_embed_start(client, &number, &o, 1000, &err), NVLLM_OK);
+    ck_assert_int_eq(nvllm_next(client, 1000, &event, &err), NVLLM_OK);
+    ck_assert(event->type == NVLLM_EVENT_EMBEDDING && event->id == number && !event->error);
+    ck_assert(event->user_data == &o && event->embedding->n_values == 2);
+    ck_assert_uint_eq(nvllm_pending(client), 0);
+    ck_assert_int_eq(nvllm_embed(client, &o, 1000, &embedding, &err), NVLLM_E_DEADLINE);
+}
+
 static void late_script(struct server *s)
 {
     uint64_t first = expect(s, DETOKENIZE);

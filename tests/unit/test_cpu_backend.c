@@ -415,6 +415,36 @@ TEST(several_wanted_rows)
         ck_assert(r.ids[i] == ids[i] && r.logprobs[i] == logprobs[i]);
 }
 
+/* A sum is that of its rows' hidden states, one after another, on however many ranks; and a step's
+ * sums do not keep it from sampling. */
+TEST(sums_of_rows, .n = 3)
+{
+    static const struct batch_sum each[] = {{4, 1}, {5, 1}, {6, 1}}, all[] = {{4, 3}};
+    struct backend_options o = small_options(16, 16 << 20, 2);
+    float by_hand[256];
+    struct step_result r;
+    struct hand h;
+
+    o.tp_size = 1 << _i;
+    open_with(&o);
+    ck_assert_int_eq(info.sum_dim, N(by_hand));
+    hand_init(&h, 1, 0, 7, 1);
+    h.parts.n_sums = N(each);
+    h.parts.sums = each;
+    r = hand_run(&h);
+    ck_assert(r.n_sums == N(each) && r.sum_dim == N(by_hand) && r.n_rows == 1 && r.ids[0] >= 0);
+    for (int i = 0; i < N(by_hand); i++) {
+        by_hand[i] = r.sums[i] + r.sums[N(by_hand) + i];
+        by_hand[i] += r.sums[2 * N(by_hand) + i];
+    }
+    hand_init(&h, 2, 0, 7, 0);
+    h.parts.n_sums = 1;
+    h.parts.sums = all;
+    r = hand_run(&h);
+    ck_assert(r.n_sums == 1 && r.n_rows == 0);
+    ck_assert_mem_eq(r.sums, by_hand, sizeof(by_hand));
+}
+
 /* A mask holds for its own row; one that min_tokens leaves nothing of is broken numbers. */
 TEST(masks_by_row)
 {

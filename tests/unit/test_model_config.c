@@ -156,6 +156,15 @@ TEST(rope_scaling)
     ck_assert(p.n == 0 && c.rope.original_len == 40960 && c.rope.attention_factor == 1);
 }
 
+/* The same network without an LM head, as embedders are saved. */
+TEST(without_a_head)
+{
+    parse(qwen3, "{'architectures':['Qwen3Model'],'tie_word_embeddings':false,'is_causal':true}");
+    ck_assert(p.n == 0 && c.headless && c.tied && c.qk_norm);
+    parse(qwen3, "{}");
+    ck_assert(p.n == 0 && !c.headless);
+}
+
 static const struct {
     const char *change;
     int code;
@@ -173,6 +182,8 @@ static const struct {
     {"{'quantization_config':{'quant_method':'fp8'}}", -ENOTSUP, "quantization_config: "},
     {"{'num_experts':128}", -ENOTSUP, "num_experts: mixtures of experts"},
     {"{'moe_intermediate_size':768}", -ENOTSUP, "moe_intermediate_size: "},
+    {"{'is_causal':false}", -ENOTSUP, "is_causal: false is not supported"},
+    {"{'use_bidirectional_attention':true}", -ENOTSUP, "use_bidirectional_attention: true is not"},
     {"{'use_sliding_window':true}", -ENOTSUP, "use_sliding_window: true is not supported"},
     {"{'use_sliding_window':1}", -EINVAL, "use_sliding_window: must be true or false"},
     {"{'hidden_act':'gelu'}", -ENOTSUP, "hidden_act: \"gelu\" is not supported"},

@@ -389,6 +389,51 @@ TEST(high_priority_is_for_admins)
     ck_assert_int_eq(build(), 0);
 }
 
+/* Embed requests share most with generate; their ids may fill the longest sequence. */
+TEST(embeds_are_checked)
+{
+    Nvllm__V1__ClientFrame f = NVLLM__V1__CLIENT_FRAME__INIT;
+    Nvllm__V1__Embed m;
+    Nvllm__V1__TokenIds ids = NVLLM__V1__TOKEN_IDS__INIT;
+    int32_t one[1001] = {0};
+
+    f.op_case = NVLLM__V1__CLIENT_FRAME__OP_EMBED;
+    f.embed = &m;
+    nvllm__v1__embed__init(&m);
+    ck_assert_int_eq(start(&f), -EINVAL);
+    ck_assert_str_eq(e.field, "input");
+    m.input_case = NVLLM__V1__EMBED__INPUT_PROMPT;
+    m.prompt = g.prompt;
+    ck_assert_int_eq(start(&f), 0);
+    ck_assert(r.kind == ENGINE_EMBED && r.prompt.len == 5 && !r.prompt_name && r.dimensions == 0);
+    ck_assert(r.priority == CORE_NORMAL && r.deadline_us == 0);
+    m.prompt_name = (char *)"query";
+    m.has_dimensions = m.has_deadline_ms = m.has_priority = true;
+    m.dimensions = 64;
+    m.deadline_ms = 3;
+    m.priority = NVLLM__V1__PRIORITY__PRIORITY_LOW;
+    ck_assert_int_eq(start(&f), 0);
+    ck_assert_str_eq(r.prompt_name, "query");
+    ck_assert(r.dimensions == 64 && r.deadline_us == 8000 && r.priority == CORE_LOW);
+    m.priority = NVLLM__V1__PRIORITY__PRIORITY_HIGH;
+    ck_assert_int_eq(start(&f), -EINVAL);
+    ck_assert_int_eq(e.code, NVLLM__V1__ERROR_CODE__ERROR_DENIED);
+    m.priority = NVLLM__V1__PRIORITY__PRIORITY_NORMAL;
+    m.dimensions = 0;
+    ck_assert_int_eq(start(&f), -EINVAL);
+    ck_assert_str_eq(e.field, "dimensions");
+    m.dimensions = 1;
+    m.input_case = NVLLM__V1__EMBED__INPUT_PROMPT_IDS;
+    m.prompt_ids = &ids;
+    ids.ids = one;
+    ids.n_ids = 1000; /* a generate request of as many has no room for an answer */
+    ck_assert_int_eq(start(&f), 0);
+    ids.n_ids = 1001;
+    ck_assert_int_eq(start(&f), -EINVAL);
+    ck_assert_int_eq(e.code, NVLLM__V1__ERROR_CODE__ERROR_TOO_LONG);
+    ck_assert_str_eq(e.field, "prompt_ids");
+}
+
 /* A chat keeps what is absent apart from what is empty, and names what is broken. */
 TEST(chats_are_checked)
 {

@@ -427,8 +427,8 @@ TEST(stripped_white_space)
     expect_encoding(" <s>", "259");
 }
 
-/* What a post-processor puts before a text is known, and not added. */
-TEST(tokens_before_a_text)
+/* What a post-processor puts before a text and behind it is known, and not added. */
+TEST(tokens_around_a_text)
 {
     const int32_t *ids;
 
@@ -440,7 +440,24 @@ TEST(tokens_before_a_text)
     ck_assert_msg(parse() == 0, "%s", e.text);
     ck_assert_uint_eq(tokenizer_begin(t, &ids), 1);
     ck_assert_int_eq(ids[0], 259);
+    ck_assert_uint_eq(tokenizer_end(t, &ids), 1);
+    ck_assert_int_eq(ids[0], 260);
     expect_encoding("abc", "257");
+}
+
+/* Too many of them, and ids that are none, are refused. */
+TEST(wrong_tokens_around_a_text, .n = 3)
+{
+    static const char *const ids[] = {"[259, 259, 259, 259, 259]", "[-1]", "[999]"};
+    char processor[300];
+
+    snprintf(processor, sizeof(processor),
+             "{'type': 'TemplateProcessing', 'single': [{'Sequence': {'id': 'A'}},"
+             " {'SpecialToken': {'id': 'y'}}], 'pair': [], 'special_tokens': {'y': {'ids': %s}}}",
+             ids[_i]);
+    edit("post_processor", processor);
+    ck_assert_int_lt(parse(), 0);
+    ck_assert_ptr_nonnull(strstr(e.text, "post_processor"));
 }
 
 /* A tokenizer with ids beyond the model's vocabulary is refused by the largest. */
