@@ -307,13 +307,13 @@ static void check_tensors(struct model *m, struct problems *p)
     for (const struct tensor_spec *s = tensor_specs; s < tensor_specs + N_TENSOR_SPECS; s++) {
         const struct tensor wanted = tensor_of_spec(s, &m->config);
 
-        for (int32_t layer = 0; layer < tensor_spec_count(s, &m->config); layer++) {
+        for (int32_t i = 0; i < tensor_spec_count(s, &m->config); i++) {
             const struct model_file *file;
             struct tensor *t;
             struct err e;
             int rc;
 
-            tensor_spec_name(name, s, layer);
+            tensor_spec_name(name, s, &m->config, i);
             m->n_tensors++;
             m->n_elements += tensor_elements(&wanted);
             file = file_of(m, stored_name(m, name));
@@ -352,7 +352,7 @@ static void report_weights(const struct model *m, const struct problems *p, bool
 {
     const struct model_config *c = &m->config;
     const char *plural = m->n_files == 1 ? "" : "s";
-    char stored[64] = "";
+    char stored[64] = "", experts[64] = "";
 
     if (!shape_known && weights_right)
         problems_say(p, "ok",
@@ -365,8 +365,12 @@ static void report_weights(const struct model *m, const struct problems *p, bool
         problems_say(p, "ok", "%zu tensors in %zu file%s", m->n_tensors, m->n_files, plural);
         snprintf(stored, sizeof(stored), ", %" PRIu64 " bytes of %s", m->bytes, m->dtype);
     }
-    problems_say(p, "", "%s: %d layers of %d, %d query and %d KV heads of %d, ffn %d", c->arch,
-                 c->n_layers, c->hidden_dim, c->n_heads, c->n_kv_heads, c->head_dim, c->ffn_dim);
+    if (c->n_experts)
+        snprintf(experts, sizeof(experts), " in %d experts, %d a token", c->n_experts,
+                 c->n_experts_per_tok);
+    problems_say(p, "", "%s: %d layers of %d, %d query and %d KV heads of %d, ffn %d%s", c->arch,
+                 c->n_layers, c->hidden_dim, c->n_heads, c->n_kv_heads, c->head_dim, c->ffn_dim,
+                 experts);
     problems_say(p, "", "vocabulary %d%s, up to %d tokens, %.1f million parameters%s",
                  c->vocab_size,
                  c->headless ? " (no LM head)"
@@ -499,8 +503,9 @@ int model_fingerprint(const struct model *m, XXH128_hash_t *out, struct err *e)
 {
     enum { BEGINNING = 4096 };
     const struct model_config *c = &m->config;
-    const double numbers[] = {c->n_layers, c->n_heads,      c->n_kv_heads, c->head_dim,
-                              c->ffn_dim,  c->rms_norm_eps, rope_scale(c)};
+    const double numbers[] = {c->n_layers,          c->n_heads,      c->n_kv_heads, c->head_dim,
+                              c->ffn_dim,           c->rms_norm_eps, rope_scale(c), c->n_experts,
+                              c->n_experts_per_tok, c->norm_topk};
     float inv_freq[MODEL_MAX_HEAD_DIM / 2];
     XXH3_state_t *state = XXH3_createState();
     char bytes[BEGINNING];

@@ -72,15 +72,19 @@ struct model_config {
     int32_t n_kv_heads;
     int32_t head_dim; /* even */
     int32_t hidden_dim;
-    int32_t ffn_dim;
+    int32_t ffn_dim;     /* of an expert, where there are experts */
     int32_t vocab_size;  /* rows of the embedding, padding included */
     int32_t max_seq_len; /* the longest context that full attention computes correctly */
     float rms_norm_eps;
     double rope_theta;
-    bool tied;     /* the LM head is the embedding */
-    bool headless; /* there is no LM head, and tied is set: the model only embeds */
-    bool qkv_bias; /* q, k and v have biases */
-    bool qk_norm;  /* RMSNorm on each head of q and k */
+    bool tied;                 /* the LM head is the embedding */
+    bool headless;             /* there is no LM head, and tied is set: the model only embeds */
+    bool qkv_bias;             /* q, k and v have biases */
+    bool qk_norm;              /* RMSNorm on each head of q and k */
+    int32_t n_experts;         /* FFNs of a layer, of which a router chooses; 0: it has one */
+    int32_t n_experts_per_tok; /* for each token */
+    bool norm_topk;            /* the chosen experts' weights are divided by their sum */
+    bool block_sparse_moe;     /* the files name experts as Mixtral's do */
     struct rope_scaling rope;
 };
 

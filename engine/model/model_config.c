@@ -15,6 +15,8 @@ enum {
     MAX_HEADS = 1024,
     MAX_HIDDEN = 1 << 17,
     MAX_FFN = 1 << 20,
+    MAX_EXPERTS = 1024,
+    MAX_ALL_FFN = 1 << 24, /* of all experts of a layer, which are one matrix */
     MAX_VOCAB = 1 << 22,
     MAX_SEQ_LEN = 1 << 24,
 };
@@ -114,7 +116,10 @@ static void field_float(float *out, const struct fields *f, const char *key, dou
 struct family {
     const char *arch, *model_type;
     bool qkv_bias, qk_norm;
-    bool headless;     /* the same network without an LM head, as embedders are saved */
+    bool headless;          /* the same network without an LM head, as embedders are saved */
+    const char *expert_dim; /* the field of experts' width; NULL: there are no experts */
+    bool norm_topk;         /* whatever norm_topk_prob says */
+    bool block_sparse_moe;  /* their names in the files */
     int32_t window;    /* where sliding_window is absent; 0: there is none, whatever that says */
     int32_t head_dim;  /* where the field is absent; 0: hidden_size / num_attention_heads */
     double rope_theta; /* where it is absent; 0: it must not be */
@@ -123,8 +128,12 @@ struct family {
 static const struct family families[] = {
     {"LlamaForCausalLM", "llama", .rope_theta = 1e4},
     {"MistralForCausalLM", "mistral", .window = 4096, .rope_theta = 1e4},
+    {"MixtralForCausalLM", "mixtral", .expert_dim = "intermediate_size", .norm_topk = true,
+     .block_sparse_moe = true, .window = MAX_SEQ_LEN, .rope_theta = 1e6},
     {"Qwen2ForCausalLM", "qwen2", .qkv_bias = true},
     {"Qwen3ForCausalLM", "qwen3", .qk_norm = true, .head_dim = 128},
+    {"Qwen3MoeForCausalLM", "qwen3_moe", .qk_norm = true, .expert_dim = "moe_intermediate_size",
+     .rope_theta = 1e4},
     {"LlamaModel", "llama", .rope_theta = 1e4, .headless = true},
     {"MistralModel", "mistral", .window = 4096, .rope_theta = 1e4, .headless = true},
     {"Qwen2Model", "qwen2", .qkv_bias = true, .headless = true},
@@ -346,14 +355,61 @@ static const struct {
 } unsupported[] = {
     {"quantization_config", false,
      "quantized weights are not supported; download the model with bf16, f16 or f32 weights"},
-    {"num_experts", false, "mixtures of experts are not supported"},
-    {"num_local_experts", false, "mixtures of experts are not supported"},
-    {"moe_intermediate_size", false, "mixtures of experts are not supported"},
     {"use_sliding_window", true, "true is not supported: attention is always full"},
     {"use_bidirectional_attention", true, "true is not supported: attention is always causal"},
     {"dual_chunk_attention_config", false, "dual chunk attention is not supported"},
     {"mlp_bias", true, "true is not supported: no known architecture has it"},
 };
+
+/* Each layer must be a mixture: in one that is not, FFNs have another width. */
+static void need_experts_everywhere(const struct fields *f)
+{
+    const json_t *dense = field(f, "mlp_only_layers", 1u << JSON_ARRAY, "an array");
+    int32_t step;
+
+    if (json_array_size(dense) > 0)
+        PROBLEM(f, "mlp_only_layers", -ENOTSUP, "layers without experts are not supported");
+    if (field_int(&step, f, "decoder_sparse_step", 1, MAX_LAYERS) && step != 1)
+        PROBLEM(f, "decoder_sparse_step", -ENOTSUP, "%d is not supported; only 1 is", step);
+}
+
+/* transformers 4 wrote num_experts for Qwen's models and num_local_experts for Mixtral, 5 writes
+ * the latter for both. */
+static void parse_experts(struct model_config *c, const struct family *family,
+                          const struct fields *f)
+{
+    static const char *const of_experts[] = {"num_experts", "num_local_experts",
+                                             "moe_intermediate_size"};
+    const uint32_t before = f->problems->n;
+    struct fields required = *f;
+    int32_t n;
+
+    if (!family->expert_dim) {
+        for (size_t i = 0; i < sizeof(of_experts) / sizeof(of_experts[0]); i++) {
+            const json_t *value = json_object_get(f->object, of_experts[i]);
+
+            if (value && !json_is_null(value))
+                PROBLEM(f, of_experts[i], -ENOTSUP, "%s with experts is not supported", c->arch);
+        }
+        return;
+    }
+    for (int i = 0; i < 2; i++) {
+        if (!field_int(&n, f, of_experts[i], 1, MAX_EXPERTS))
+            continue;
+        if (c->n_experts && c->n_experts != n)
+            PROBLEM(f, of_experts[i], -EINVAL, "%d contradicts %s, %d", n, of_experts[0],
+                    c->n_experts);
+        c->n_experts = n;
+    }
+    if (c->n_experts == 0 && f->problems->n == before)
+        PROBLEM(f, of_experts[0], -EINVAL, "is missing, and so is %s", of_experts[1]);
+    required.required = true;
+    field_int(&c->n_experts_per_tok, &required, "num_experts_per_tok", 1,
+              c->n_experts ? c->n_experts : MAX_EXPERTS);
+    c->block_sparse_moe = family->block_sparse_moe;
+    c->norm_topk = family->norm_topk || json_is_true(field_flag(f, "norm_topk_prob"));
+    need_experts_everywhere(f);
+}
 
 static void parse_features(const struct model_config *c, const struct fields *f)
 {
@@ -392,7 +448,8 @@ static void parse_dims(struct model_config *c, const struct family *family, cons
     field_int(&c->hidden_dim, &required, "hidden_size", 1, MAX_HIDDEN);
     field_int(&c->n_layers, &required, "num_hidden_layers", 1, MAX_LAYERS);
     field_int(&c->n_heads, &required, "num_attention_heads", 1, MAX_HEADS);
-    field_int(&c->ffn_dim, &required, "intermediate_size", 1, MAX_FFN);
+    field_int(&c->ffn_dim, &required, family->expert_dim ? family->expert_dim : "intermediate_size",
+              1, c->n_experts > MAX_ALL_FFN / MAX_FFN ? MAX_ALL_FFN / c->n_experts : MAX_FFN);
     field_int(&c->vocab_size, &required, "vocab_size", 1, MAX_VOCAB);
     field_int(&c->max_seq_len, &required, "max_position_embeddings", 1, MAX_SEQ_LEN);
     /* The smallest bound keeps a float32 from becoming zero. */
@@ -467,6 +524,7 @@ void model_config_parse(struct model_config *c, struct model_defaults *d, const 
     if (!family)
         return; /* in another architecture the other fields mean something else */
     parse_features(c, &f);
+    parse_experts(c, family, &f);
     parse_dims(c, family, &f);
     parse_rope(c, family, &f);
     parse_window(c, family, &f);

@@ -25,28 +25,88 @@ const struct tensor_spec tensor_specs[N_TENSOR_SPECS] = {
     {LAYER "self_attn.o_proj.weight", WEIGHT_O, DIM_HIDDEN, DIM_Q, SHARD_COLUMNS, ALWAYS},
     {LAYER "post_attention_layernorm.weight", WEIGHT_MLP_NORM, DIM_HIDDEN, DIM_1, SHARD_NONE,
      ALWAYS},
-    {LAYER "mlp.gate_proj.weight", WEIGHT_GATE_UP, DIM_FFN, DIM_HIDDEN, SHARD_ROWS, ALWAYS},
-    {LAYER "mlp.up_proj.weight", WEIGHT_GATE_UP, DIM_FFN, DIM_HIDDEN, SHARD_ROWS, ALWAYS},
-    {LAYER "mlp.down_proj.weight", WEIGHT_DOWN, DIM_HIDDEN, DIM_FFN, SHARD_COLUMNS, ALWAYS},
+    {LAYER "mlp.gate.weight", WEIGHT_ROUTER, DIM_EXPERTS, DIM_HIDDEN, SHARD_NONE, WITH_MLP_EXPERTS},
+    {LAYER "block_sparse_moe.gate.weight", WEIGHT_ROUTER, DIM_EXPERTS, DIM_HIDDEN, SHARD_NONE,
+     WITH_BLOCK_SPARSE_MOE},
+    {LAYER "mlp.gate_proj.weight", WEIGHT_GATE_UP, DIM_FFN, DIM_HIDDEN, SHARD_ROWS,
+     WITHOUT_EXPERTS},
+    {LAYER "mlp.up_proj.weight", WEIGHT_GATE_UP, DIM_FFN, DIM_HIDDEN, SHARD_ROWS, WITHOUT_EXPERTS},
+    {LAYER "mlp.experts.{expert}.gate_proj.weight", WEIGHT_GATE_UP, DIM_FFN, DIM_HIDDEN, SHARD_ROWS,
+     WITH_MLP_EXPERTS},
+    {LAYER "mlp.experts.{expert}.up_proj.weight", WEIGHT_GATE_UP, DIM_FFN, DIM_HIDDEN, SHARD_ROWS,
+     WITH_MLP_EXPERTS},
+    {LAYER "block_sparse_moe.experts.{expert}.w1.weight", WEIGHT_GATE_UP, DIM_FFN, DIM_HIDDEN,
+     SHARD_ROWS, WITH_BLOCK_SPARSE_MOE},
+    {LAYER "block_sparse_moe.experts.{expert}.w3.weight", WEIGHT_GATE_UP, DIM_FFN, DIM_HIDDEN,
+     SHARD_ROWS, WITH_BLOCK_SPARSE_MOE},
+    {LAYER "mlp.down_proj.weight", WEIGHT_DOWN, DIM_HIDDEN, DIM_FFN, SHARD_COLUMNS,
+     WITHOUT_EXPERTS},
+    {LAYER "mlp.experts.{expert}.down_proj.weight", WEIGHT_DOWN, DIM_HIDDEN, DIM_FFN, SHARD_COLUMNS,
+     WITH_MLP_EXPERTS},
+    {LAYER "block_sparse_moe.experts.{expert}.w2.weight", WEIGHT_DOWN, DIM_HIDDEN, DIM_FFN,
+     SHARD_COLUMNS, WITH_BLOCK_SPARSE_MOE},
 };
+
+static const char layer_mark[] = "{layer}", expert_mark[] = "{expert}";
+
+static bool has_spec(const struct tensor_spec *t, const struct model_config *c)
+{
+    switch (t->when) {
+    case WITH_QKV_BIAS:
+        return c->qkv_bias;
+    case WITH_QK_NORM:
+        return c->qk_norm;
+    case UNLESS_TIED:
+        return !c->tied;
+    case WITHOUT_EXPERTS:
+        return c->n_experts == 0;
+    case WITH_MLP_EXPERTS:
+        return c->n_experts > 0 && !c->block_sparse_moe;
+    case WITH_BLOCK_SPARSE_MOE:
+        return c->n_experts > 0 && c->block_sparse_moe;
+    default:
+        return true;
+    }
+}
+
+int32_t tensor_spec_experts(const struct tensor_spec *t, const struct model_config *c)
+{
+    if (!has_spec(t, c))
+        return 0;
+    return strstr(t->name, expert_mark) ? c->n_experts : 1;
+}
 
 int32_t tensor_spec_count(const struct tensor_spec *t, const struct model_config *c)
 {
-    if ((t->when == WITH_QKV_BIAS && !c->qkv_bias) || (t->when == WITH_QK_NORM && !c->qk_norm) ||
-        (t->when == UNLESS_TIED && c->tied))
-        return 0;
-    return t->role < N_MODEL_WEIGHTS ? 1 : c->n_layers;
+    return tensor_spec_experts(t, c) * (t->role < N_MODEL_WEIGHTS ? 1 : c->n_layers);
 }
 
-void tensor_spec_name(char out[TENSOR_NAME_BYTES], const struct tensor_spec *t, int32_t layer)
+/* Writes name with a number in place of the mark, if it has that, and returns what follows it. */
+static const char *put_number(char **out, const char *name, const char *mark, int32_t number,
+                              const char *end)
 {
-    static const char mark[] = "{layer}";
-    const char *at = strstr(t->name, mark);
-    int n = at ? snprintf(out, TENSOR_NAME_BYTES, "%.*s%d%s", (int)(at - t->name), t->name, layer,
-                          at + strlen(mark))
-               : snprintf(out, TENSOR_NAME_BYTES, "%s", t->name);
+    const char *at = strstr(name, mark);
+    int n;
 
-    must(n < TENSOR_NAME_BYTES);
+    if (!at)
+        return name;
+    n = snprintf(*out, (size_t)(end - *out), "%.*s%d", (int)(at - name), name, number);
+    must(n < end - *out);
+    *out += n;
+    return at + strlen(mark);
+}
+
+void tensor_spec_name(char out[TENSOR_NAME_BYTES], const struct tensor_spec *t,
+                      const struct model_config *c, int32_t i)
+{
+    const int32_t n_experts = tensor_spec_experts(t, c);
+    const char *const end = out + TENSOR_NAME_BYTES, *rest;
+    int n;
+
+    rest = put_number(&out, t->name, layer_mark, i / n_experts, end);
+    rest = put_number(&out, rest, expert_mark, i % n_experts, end);
+    n = snprintf(out, (size_t)(end - out), "%s", rest);
+    must(n < end - out);
 }
 
 /* The limits of model_config.c keep every product of two sizes far below 2^63. */
@@ -60,6 +120,7 @@ int64_t tensor_dim_size(const struct model_config *c, enum tensor_dim dim)
         [DIM_KV] = (int64_t)c->n_kv_heads * c->head_dim,
         [DIM_FFN] = c->ffn_dim,
         [DIM_HEAD] = c->head_dim,
+        [DIM_EXPERTS] = c->n_experts,
     };
 
     return sizes[dim];

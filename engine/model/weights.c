@@ -19,8 +19,9 @@ static uint64_t rounded_up(uint64_t n, uint64_t to)
     return (n + to - 1) / to * to;
 }
 
-/* Shapes the matrix of a part and cuts the part into pieces. False: no memory. */
-static bool add_part(struct weights *w, const struct weight_part *part, int32_t layer)
+/* Shapes the matrix of a part and cuts the part of one expert into pieces. False: no memory. */
+static bool add_part(struct weights *w, const struct weight_part *part, int32_t n_experts,
+                     int32_t layer, int32_t expert)
 {
     const struct weights_layout *l = &w->layout;
     const enum weight_role role = part->tensor->role;
@@ -28,9 +29,9 @@ static bool add_part(struct weights *w, const struct weight_part *part, int32_t 
         role < N_MODEL_WEIGHTS ? &w->of[role] : &w->layers[layer].of[role - N_MODEL_WEIGHTS];
     const bool vector = part->n_cols == 1;
 
-    if (part->to_row == 0) {
+    if (part->to_row == 0 && expert == 0) {
         *m = (struct matrix){.dtype = vector ? l->vectors : DTYPE_BF16,
-                             .n = (int32_t)part->to_rows,
+                             .n = (int32_t)part->to_rows * n_experts,
                              .k = (int32_t)part->n_cols,
                              .ld = vector ? 1
                                           : (int64_t)rounded_up((uint64_t)part->n_cols,
@@ -45,11 +46,25 @@ static bool add_part(struct weights *w, const struct weight_part *part, int32_t 
         n = part->n_cols >= l->piece_elements ? 1 : l->piece_elements / part->n_cols;
         n = n < part->n_rows - at ? n : part->n_rows - at;
         p = &w->pieces[w->n_pieces++];
-        *p = (struct weight_piece){.part = *part, .layer = layer, .to = m};
+        *p = (struct weight_piece){.part = *part, .number = layer * n_experts + expert, .to = m};
         p->part.row += at;
-        p->part.to_row += at;
+        p->part.to_row += expert * part->to_rows + at;
         p->part.n_rows = n;
     }
+    return true;
+}
+
+/* A part of a layer, of all its experts; that of the whole model is with layer 0. */
+static bool add_tensors(struct weights *w, const struct weight_part *part,
+                        const struct model_config *c, int32_t layer)
+{
+    const int32_t n = tensor_spec_experts(part->tensor, c);
+
+    if (layer > 0 && part->tensor->role < N_MODEL_WEIGHTS)
+        return true;
+    for (int32_t expert = 0; expert < n; expert++)
+        if (!add_part(w, part, n, layer, expert))
+            return false;
     return true;
 }
 
@@ -67,7 +82,7 @@ int weights_init(struct weights *w, const struct model_config *c, struct shard s
         goto no_memory;
     for (int32_t layer = 0; layer < c->n_layers; layer++)
         for (int i = 0; i < n_parts; i++)
-            if (layer < tensor_spec_count(parts[i].tensor, c) && !add_part(w, &parts[i], layer))
+            if (!add_tensors(w, &parts[i], c, layer))
                 goto no_memory;
     return 0;
 no_memory:
@@ -134,7 +149,7 @@ int weight_piece_read(const struct model *m, const struct weight_piece *p, void 
     uint16_t *row = dst;
     int r = 0;
 
-    tensor_spec_name(name, part->tensor, p->layer);
+    tensor_spec_name(name, part->tensor, model_config(m), p->number);
     t = model_tensor(m, name);
     must(t);
     width = t->rank == 2 ? (uint64_t)t->shape[1] : 1;

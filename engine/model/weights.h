@@ -31,8 +31,9 @@ struct layer_weights {
             struct matrix q_norm, k_norm; /* [head_dim] or absent */
             struct matrix o;              /* [hidden_dim, n_heads * head_dim] */
             struct matrix mlp_norm;       /* [hidden_dim] */
-            struct matrix gate_up;        /* [2 * ffn_dim, hidden_dim] */
-            struct matrix down;           /* [hidden_dim, ffn_dim] */
+            struct matrix router;         /* [n_experts, hidden_dim] or absent */
+            struct matrix gate_up;        /* [2 * ffn_dim, hidden_dim], of each expert in turn */
+            struct matrix down;           /* [hidden_dim, ffn_dim], of each expert in turn */
         };
     };
 };
@@ -58,7 +59,7 @@ struct weights {
 /* Whole rows of one tensor, or of a rank's columns of it, read at once. */
 struct weight_piece {
     struct weight_part part; /* of these rows alone */
-    int32_t layer;
+    int32_t number;          /* of the tensor among those of its kind */
     struct matrix *to;
 };
 

@@ -71,10 +71,28 @@ static json_t *rope_scaling(const struct rope_scaling *s)
 /* "qwen3" of "Qwen3ForCausalLM". */
 static const char *model_type(const char *arch)
 {
-    return strncmp(arch, "Llama", 5) == 0     ? "llama"
-           : strncmp(arch, "Mistral", 7) == 0 ? "mistral"
-           : strncmp(arch, "Qwen2", 5) == 0   ? "qwen2"
-                                              : "qwen3";
+    return strncmp(arch, "Llama", 5) == 0      ? "llama"
+           : strncmp(arch, "Mistral", 7) == 0  ? "mistral"
+           : strncmp(arch, "Mixtral", 7) == 0  ? "mixtral"
+           : strncmp(arch, "Qwen2", 5) == 0    ? "qwen2"
+           : strncmp(arch, "Qwen3Moe", 8) == 0 ? "qwen3_moe"
+                                               : "qwen3";
+}
+
+/* Adds what config.json says of experts, as the families' published folders do. */
+static void set_experts(json_t *root, const struct model_config *c)
+{
+    json_object_set_new(root, "num_experts_per_tok", json_integer(c->n_experts_per_tok));
+    json_object_set_new(root, c->block_sparse_moe ? "num_local_experts" : "num_experts",
+                        json_integer(c->n_experts));
+    json_object_set_new(root, "output_router_logits", json_false());
+    json_object_set_new(root, "router_aux_loss_coef", json_real(0.001));
+    if (c->block_sparse_moe)
+        return;
+    json_object_set_new(root, "decoder_sparse_step", json_integer(1));
+    json_object_set_new(root, "mlp_only_layers", json_array());
+    json_object_set_new(root, "moe_intermediate_size", json_integer(c->ffn_dim));
+    json_object_set_new(root, "norm_topk_prob", json_boolean(c->norm_topk));
 }
 
 static int write_config(const struct writer *w, int dir, int32_t end, int32_t end_of_turn,
@@ -98,6 +116,8 @@ static int write_config(const struct writer *w, int dir, int32_t end, int32_t en
         json_object_set_new(root, "attention_bias", json_false());
     if (root && (c->qk_norm || (int64_t)c->head_dim * c->n_heads != c->hidden_dim))
         json_object_set_new(root, "head_dim", json_integer(c->head_dim));
+    if (root && c->n_experts)
+        set_experts(root, c);
     return write_json(dir, MODEL_CONFIG_FILE, root, e);
 }
 
@@ -187,12 +207,12 @@ static int list_tensors(struct writer *w, struct err *e)
     if (!w->tensors.all || !w->tensors.names)
         return err_set(e, -ENOMEM, "no memory for %zu tensors", n);
     for (int i = 0; i < N_TENSOR_SPECS; i++) {
-        for (int layer = 0; layer < tensor_spec_count(&tensor_specs[i], &w->config); layer++) {
+        for (int k = 0; k < tensor_spec_count(&tensor_specs[i], &w->config); k++) {
             struct tensor *t = &w->tensors.all[w->tensors.n];
 
             *t = tensor_of_spec(&tensor_specs[i], &w->config);
             t->name = w->tensors.names[w->tensors.n++];
-            tensor_spec_name((char *)t->name, &tensor_specs[i], layer);
+            tensor_spec_name((char *)t->name, &tensor_specs[i], &w->config, k);
             w->tensors.n_elements += tensor_elements(t);
         }
     }

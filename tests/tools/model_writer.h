@@ -20,6 +20,12 @@ enum { WRITER_MAX_SHARDS = 256 };
 #define WRITER_MISTRAL .arch = "MistralForCausalLM"
 #define WRITER_QWEN2   .qkv_bias = true, .arch = "Qwen2ForCausalLM"
 #define WRITER_QWEN3   .qk_norm = true, .arch = "Qwen3ForCausalLM"
+/* With the number of experts, and of those of a token; ffn_dim is an expert's. */
+#define WRITER_MIXTRAL(n, n_of_token)                                                              \
+    .n_experts = n, .n_experts_per_tok = n_of_token, .norm_topk = true, .block_sparse_moe = true,  \
+    .arch = "MixtralForCausalLM"
+#define WRITER_QWEN3_MOE(n, n_of_token)                                                            \
+    .n_experts = n, .n_experts_per_tok = n_of_token, .qk_norm = true, .arch = "Qwen3MoeForCausalLM"
 
 struct writer_shard {
     char name[64];

@@ -487,6 +487,33 @@ TEST(report_of_right_folder)
     free(text);
 }
 
+/* It says how many experts there are, and how many of them a token goes through. */
+TEST(report_of_experts)
+{
+    struct writer w = {.folder = dir,
+                       .tokenizer = TEST_MODEL_DIR,
+                       .n_shards = 2,
+                       .config = {WRITER_MIXTRAL(6, 2), 2, 4, 2, 16, 64, 32, 2048, 4096, 1e-6f,
+                                  1e6}};
+    char *text;
+
+    ck_assert_msg(writer_open(&w, &e) == 0, "%s", e.text);
+    ck_assert_int_eq(writer_close(&w, &e), 0);
+    text = check_text(0);
+    check_says(text, "ok     53 tensors in 2 files\n");
+    check_says(text,
+               "MixtralForCausalLM: 2 layers of 64, 4 query and 2 KV heads of 16, ffn 32 in 6 "
+               "experts, 2 a token\n");
+    free(text);
+    replace("config.json", "\"num_local_experts\": 6", "\"num_local_experts\": 7");
+    text = check_text(-EINVAL);
+    check_says(text, "6 of 59 tensors are missing: "
+                     "model.layers.0.block_sparse_moe.experts.6.w1.weight, ");
+    check_says(text, "block_sparse_moe.gate.weight: shape: is [6, 64], but config.json implies "
+                     "[7, 64]");
+    free(text);
+}
+
 /* The report lists the problems of all parts and counts missing tensors. */
 TEST(report_of_wrong_folder)
 {

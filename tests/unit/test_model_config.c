@@ -23,6 +23,26 @@ static const char *const qwen2 =
     "rms_norm_eps':1e-06,'rope_parameters':{'rope_theta':1000000.0,'rope_type':'default'},'sliding_"
     "window':32768,'use_sliding_window':false,'vocab_size':151936}";
 
+/* As Qwen3-30B-A3B and Mixtral-8x7B have them. */
+static const char *const qwen3_moe =
+    "{'architectures':['Qwen3MoeForCausalLM'],'model_type':'qwen3_moe','attention_bias':false,"
+    "'decoder_sparse_step':1,'eos_token_id':151645,'head_dim':128,'hidden_act':'silu','hidden_size'"
+    ":2048,'intermediate_size':6144,'max_position_embeddings':40960,'max_window_layers':48,"
+    "'mlp_only_layers':[],'moe_intermediate_size':768,'norm_topk_prob':true,'num_attention_heads':"
+    "32,'num_experts':128,'num_experts_per_tok':8,'num_hidden_layers':48,'num_key_value_heads':4,"
+    "'output_router_logits':false,'rms_norm_eps':1e-06,'rope_scaling':null,'rope_theta':1000000.0,"
+    "'router_aux_loss_coef':0.001,'sliding_window':null,'tie_word_embeddings':false,'torch_dtype':"
+    "'bfloat16','use_sliding_window':false,'vocab_size':151936}";
+
+static const char *const mixtral =
+    "{'architectures':['MixtralForCausalLM'],'model_type':'mixtral','attention_dropout':0.0,"
+    "'bos_token_id':1,'eos_token_id':2,'hidden_act':'silu','hidden_size':4096,'intermediate_size':"
+    "14336,'max_position_embeddings':32768,'num_attention_heads':32,'num_experts_per_tok':2,"
+    "'num_hidden_layers':32,'num_key_value_heads':8,'num_local_experts':8,'output_router_logits':"
+    "false,'rms_norm_eps':1e-05,'rope_theta':1000000.0,'router_aux_loss_coef':0.02,"
+    "'sliding_window':null,'tie_word_embeddings':false,'torch_dtype':'bfloat16','vocab_size':"
+    "32000}";
+
 static struct model_config c;
 static struct model_defaults d;
 static struct problems p;
@@ -132,6 +152,33 @@ TEST(llama_and_mistral)
     ck_assert(p.n == 0 && c.max_seq_len == 40960);
 }
 
+/* Experts, their width and how they are weighed; a field that one version of transformers writes is
+ * as good as the other's. */
+TEST(mixtures_of_experts)
+{
+    parse(qwen3_moe, "{}");
+    ck_assert_msg(p.n == 0, "%s", p.first.text);
+    ck_assert(c.n_experts == 128 && c.n_experts_per_tok == 8 && c.ffn_dim == 768);
+    ck_assert(c.norm_topk && c.qk_norm && !c.block_sparse_moe && c.head_dim == 128);
+    parse(qwen3_moe, "{'norm_topk_prob':'-','head_dim':'-','rope_theta':'-','mlp_only_layers':null,"
+                     "'decoder_sparse_step':'-','num_experts':'-','num_local_experts':64}");
+    ck_assert_msg(p.n == 0, "%s", p.first.text);
+    ck_assert(c.n_experts == 64 && !c.norm_topk && c.head_dim == 64 && c.rope_theta == 1e4);
+    parse(qwen3_moe, "{'num_local_experts':128,'intermediate_size':'-','num_experts_per_tok':128}");
+    ck_assert(p.n == 0 && c.n_experts == 128 && c.n_experts_per_tok == 128);
+    parse(mixtral, "{}");
+    ck_assert_msg(p.n == 0, "%s", p.first.text);
+    ck_assert(c.n_experts == 8 && c.n_experts_per_tok == 2 && c.ffn_dim == 14336);
+    ck_assert(c.norm_topk && !c.qk_norm && c.block_sparse_moe && c.head_dim == 128);
+    ck_assert_int_eq(c.max_seq_len, 32768);
+    parse(mixtral, "{'sliding_window':4096,'rope_theta':'-','router_jitter_noise':0.1}");
+    ck_assert(p.n == 0 && c.max_seq_len == 4096 && c.rope_theta == 1e6);
+    parse(mixtral, "{'sliding_window':'-'}");
+    ck_assert(p.n == 0 && c.max_seq_len == 32768);
+    parse(qwen3, "{'num_experts':null}");
+    ck_assert(p.n == 0 && c.n_experts == 0);
+}
+
 /* Scaling in both spellings; YaRN is asked for to go beyond the original length. */
 TEST(rope_scaling)
 {
@@ -165,22 +212,25 @@ TEST(without_a_head)
     ck_assert(p.n == 0 && !c.headless);
 }
 
-static const struct {
+struct refused {
     const char *change;
     int code;
     const char *text; /* after "config.json: " */
-} refused[] = {
+};
+
+static const struct refused refused[] = {
     {"{'architectures':['GemmaForCausalLM']}", -ENOTSUP,
      "architectures: \"GemmaForCausalLM\" is not supported; these are: LlamaForCausalLM, Mistral"},
-    {"{'architectures':['Qwen3MoeForCausalLM']}", -ENOTSUP,
-     "architectures: \"Qwen3MoeForCausalLM\""},
+    {"{'architectures':['Qwen2MoeForCausalLM']}", -ENOTSUP,
+     "architectures: \"Qwen2MoeForCausalLM\""},
     {"{'architectures':[]}", -EINVAL, "architectures: must be"},
     {"{'architectures':'Qwen3ForCausalLM'}", -EINVAL, "architectures: must be"},
     {"{'architectures':'-'}", -EINVAL, "architectures: must be"},
     {"{'architectures':['Qwen3ForCausalLM','Qwen2ForCausalLM']}", -EINVAL, "architectures: "},
     {"{'model_type':'qwen2'}", -EINVAL, "model_type: \"qwen2\" contradicts"},
     {"{'quantization_config':{'quant_method':'fp8'}}", -ENOTSUP, "quantization_config: "},
-    {"{'num_experts':128}", -ENOTSUP, "num_experts: mixtures of experts"},
+    {"{'num_experts':128}", -ENOTSUP, "num_experts: Qwen3ForCausalLM with experts"},
+    {"{'num_local_experts':8}", -ENOTSUP, "num_local_experts: Qwen3ForCausalLM with experts"},
     {"{'moe_intermediate_size':768}", -ENOTSUP, "moe_intermediate_size: "},
     {"{'is_causal':false}", -ENOTSUP, "is_causal: false is not supported"},
     {"{'use_bidirectional_attention':true}", -ENOTSUP, "use_bidirectional_attention: true is not"},
@@ -261,17 +311,56 @@ static const struct {
      "eos_token_id: has 17 ids"},
 };
 
-/* What is not computed, or makes no sense, is refused; the message names file and field. */
-TEST(bad_config_is_refused, .n = N(refused))
+/* Of a mixture of experts. */
+static const struct refused refused_moe[] = {
+    {"{'num_experts':0}", -EINVAL, "num_experts: 0 is not in 1 .. 1024"},
+    {"{'num_experts':-128}", -EINVAL, "num_experts: -128 is not in"},
+    {"{'num_experts':1025}", -EINVAL, "num_experts: 1025 is not in"},
+    {"{'num_experts':4294967424}", -EINVAL, "num_experts: 4294967424 is not in"},
+    {"{'num_experts':'128'}", -EINVAL, "num_experts: must be an integer, not a string"},
+    {"{'num_experts':[128]}", -EINVAL, "num_experts: must be an integer, not an array"},
+    {"{'num_experts':'-'}", -EINVAL, "num_experts: is missing, and so is num_local_experts"},
+    {"{'num_experts':null}", -EINVAL, "num_experts: is missing, and so is num_local_experts"},
+    {"{'num_local_experts':8}", -EINVAL, "num_local_experts: 8 contradicts num_experts, 128"},
+    {"{'num_experts_per_tok':0}", -EINVAL, "num_experts_per_tok: 0 is not in 1 .. 128"},
+    {"{'num_experts_per_tok':129}", -EINVAL, "num_experts_per_tok: 129 is not in 1 .. 128"},
+    {"{'num_experts_per_tok':-8}", -EINVAL, "num_experts_per_tok: -8 is not in"},
+    {"{'num_experts_per_tok':'-'}", -EINVAL, "num_experts_per_tok: is missing"},
+    {"{'num_experts_per_tok':2.0}", -EINVAL, "num_experts_per_tok: must be an integer"},
+    {"{'moe_intermediate_size':'-'}", -EINVAL, "moe_intermediate_size: is missing"},
+    {"{'moe_intermediate_size':0}", -EINVAL, "moe_intermediate_size: 0 is not in"},
+    {"{'moe_intermediate_size':1048576}", -EINVAL, "moe_intermediate_size: 1048576 is not in 1 .."},
+    {"{'num_experts':1024,'moe_intermediate_size':16385}", -EINVAL,
+     "moe_intermediate_size: 16385 is not in 1 .. 16384"},
+    {"{'norm_topk_prob':1}", -EINVAL, "norm_topk_prob: must be true or false"},
+    {"{'decoder_sparse_step':2}", -ENOTSUP, "decoder_sparse_step: 2 is not supported"},
+    {"{'decoder_sparse_step':0}", -EINVAL, "decoder_sparse_step: 0 is not in"},
+    {"{'mlp_only_layers':[0]}", -ENOTSUP, "mlp_only_layers: layers without experts"},
+    {"{'mlp_only_layers':{}}", -EINVAL, "mlp_only_layers: must be an array"},
+    {"{'quantization_config':{'quant_method':'fp8'}}", -ENOTSUP, "quantization_config: "},
+};
+
+static void check_refusal(const char *base, const struct refused *r)
 {
     char text[256];
 
-    parse(qwen3, refused[_i].change);
-    ck_assert_msg(p.n > 0, "%s passes", refused[_i].change);
-    snprintf(text, sizeof(text), "config.json: %s", refused[_i].text);
-    ck_assert_msg(strncmp(p.first.text, text, strlen(text)) == 0, "%s: %s", refused[_i].change,
+    parse(base, r->change);
+    ck_assert_msg(p.n > 0, "%s passes", r->change);
+    snprintf(text, sizeof(text), "config.json: %s", r->text);
+    ck_assert_msg(strncmp(p.first.text, text, strlen(text)) == 0, "%s: %s", r->change,
                   p.first.text);
-    ck_assert_int_eq(p.code, refused[_i].code);
+    ck_assert_int_eq(p.code, r->code);
+}
+
+/* What is not computed, or makes no sense, is refused; the message names file and field. */
+TEST(bad_config_is_refused, .n = N(refused))
+{
+    check_refusal(qwen3, &refused[_i]);
+}
+
+TEST(bad_experts_are_refused, .n = N(refused_moe))
+{
+    check_refusal(qwen3_moe, &refused_moe[_i]);
 }
 
 /* A Qwen2 whose biases are said to be absent is another network. */

@@ -4,7 +4,9 @@
 #include <string.h>
 
 #include "engine/model/weights.h"
+#include "tests/tools/model_writer.h"
 #include "tests/unit/run_suite.h"
+#include "tests/unit/temp_dir.h"
 
 enum { MAX_RANKS = 8 };
 
@@ -14,6 +16,8 @@ static const struct model_config shapes[] = {
     {"", 3, 8, 8, 4, 12, 16, 37, .qk_norm = true},
     {"", 2, 16, 2, 2, 9, 24, 3, .qkv_bias = true},
     {"", 1, 8, 1, 6, 5, 8, 9, .tied = true, .qk_norm = true},
+    {"", 3, 8, 8, 4, 12, 16, 37, .qk_norm = true, .n_experts = 5, .n_experts_per_tok = 2},
+    {"", 2, 8, 4, 2, 9, 24, 3, .n_experts = 3, .n_experts_per_tok = 1, .block_sparse_moe = true},
 };
 
 enum { N_SHAPES = N(shapes) };
@@ -119,15 +123,16 @@ TEST(query_heads_find_their_kv_heads, .n = 4 * N_SHAPES)
 }
 
 /* What cannot be divided is refused with its number. */
-TEST(uneven_shapes_are_refused, .n = 3)
+TEST(uneven_shapes_are_refused, .n = 4)
 {
     static const struct {
-        int32_t n_heads, n_kv_heads, ffn_dim, tp_size;
+        int32_t n_heads, n_kv_heads, ffn_dim, tp_size, n_experts;
         const char *text;
     } bad[] = {
-        {14, 2, 64, 4, "14 query heads"},
-        {12, 6, 64, 4, "6 KV heads"},
-        {8, 8, 100, 8, "FFN of 100"},
+        {14, 2, 64, 4, 0, "14 query heads"},
+        {12, 6, 64, 4, 0, "6 KV heads"},
+        {8, 8, 100, 8, 0, "FFN of 100"},
+        {8, 8, 100, 8, 4, "FFN of 100"},
     };
     struct weight_part parts[N_TENSOR_SPECS];
     struct model_config c = shapes[0];
@@ -136,6 +141,7 @@ TEST(uneven_shapes_are_refused, .n = 3)
     c.n_heads = bad[_i].n_heads;
     c.n_kv_heads = bad[_i].n_kv_heads;
     c.ffn_dim = bad[_i].ffn_dim;
+    c.n_experts = bad[_i].n_experts;
     ck_assert_int_eq(weight_parts(parts, &c, (struct shard){0, bad[_i].tp_size}, &e), -ENOTSUP);
     ck_assert_ptr_nonnull(strstr(e.text, bad[_i].text));
 }
@@ -214,6 +220,134 @@ TEST(pieces_cover_the_memory, .n = 4 * N_SHAPES)
         free(base);
         free(covered);
     }
+}
+
+/* Two layers of experts, and the names of their tensors. */
+static const struct {
+    struct model_config config;
+    const char *router, *gate, *up, *down;
+} moe[] = {
+    {{WRITER_QWEN3_MOE(5, 2), 2, 8, 8, 4, 24, 64, 2048, 64, 1e-6f, 1e6, true},
+     "model.layers.%d.mlp.gate.weight",
+     "model.layers.%d.mlp.experts.%d.gate_proj.weight",
+     "model.layers.%d.mlp.experts.%d.up_proj.weight",
+     "model.layers.%d.mlp.experts.%d.down_proj.weight"},
+    {{WRITER_MIXTRAL(3, 1), 2, 8, 2, 4, 20, 40, 2048, 64, 1e-6f, 1e6, true},
+     "model.layers.%d.block_sparse_moe.gate.weight",
+     "model.layers.%d.block_sparse_moe.experts.%d.w1.weight",
+     "model.layers.%d.block_sparse_moe.experts.%d.w3.weight",
+     "model.layers.%d.block_sparse_moe.experts.%d.w2.weight"},
+};
+
+/* Every value is a hash of its tensor's name and its place. */
+static uint16_t value(const char *name, uint64_t i)
+{
+    return (uint16_t)XXH3_64bits_withSeed(name, strlen(name), i);
+}
+
+static void write_moe(const struct model_config *c)
+{
+    struct writer w = {.folder = dir,
+                       .tokenizer = TEST_MODEL_DIR,
+                       .config = *c,
+                       .dtype = DTYPE_BF16,
+                       .n_shards = 2};
+    struct err e;
+
+    ck_assert_msg(writer_open(&w, &e) == 0, "%s", e.text);
+    for (size_t i = 0; i < w.tensors.n; i++) {
+        const struct tensor *t = &w.tensors.all[i];
+        uint16_t *data = malloc(t->bytes);
+
+        for (uint64_t k = 0; k < tensor_elements(t); k++)
+            data[k] = value(t->name, k);
+        ck_assert_int_eq(pwrite(w.shards[t->file].fd, data, t->bytes, (off_t)t->offset),
+                         (ssize_t)t->bytes);
+        free(data);
+    }
+    ck_assert_int_eq(writer_close(&w, &e), 0);
+}
+
+/* Rows of a rank's matrix from `to` on are the tensor's rows from row on, and of each the columns
+ * from col on. */
+static void check_rows(const struct matrix *m, int64_t to, int64_t n_rows, const char *name,
+                       int64_t row, int64_t col, int64_t width)
+{
+    for (int64_t y = 0; y < n_rows; y++) {
+        const uint16_t *got = matrix_row(m, to + y);
+
+        for (int64_t x = 0; x < m->k; x++)
+            ck_assert_msg(got[x] == value(name, (uint64_t)((row + y) * width + col + x)),
+                          "%s [%d, %d]", name, (int)(row + y), (int)(col + x));
+    }
+}
+
+static const char *named(const char *format, int layer, int expert)
+{
+    static char name[TENSOR_NAME_BYTES];
+
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wformat-nonliteral"
+    snprintf(name, sizeof(name), format, layer, expert);
+#pragma GCC diagnostic pop
+    return name;
+}
+
+static int read_piece(void *model, int thread, const struct weight_piece *p, struct err *e)
+{
+    (void)thread;
+    return weight_piece_read(model, p, matrix_row(p->to, p->part.to_row), e);
+}
+
+/* Every byte of every expert is in its place on every rank: gate above up, expert after expert, of
+ * each expert the rank's FFN columns. */
+TEST(experts_are_in_their_places, .n = 4 * N(moe))
+{
+    static const struct weights_layout layout = {.vectors = DTYPE_F32,
+                                                 .k_align = 16,
+                                                 .align = 64,
+                                                 .piece_elements = 100};
+    const struct model_config *c = &moe[_i / 4].config;
+    const int tp_size = 1 << _i % 4;
+    struct model *model;
+    struct err e;
+
+    make_dir();
+    write_moe(c);
+    ck_assert_msg(model_open(&model, dir, &e) == 0, "%s", e.text);
+    for (int rank = 0; rank < tp_size; rank++) {
+        int64_t first, n;
+        struct weights w;
+        void *base;
+
+        shard_range(&first, &n, c, DIM_FFN, (struct shard){rank, tp_size});
+        ck_assert_int_eq(weights_init(&w, c, (struct shard){rank, tp_size}, &layout, &e), 0);
+        base = aligned_alloc(64, w.bytes);
+        memset(base, 0, w.bytes);
+        weights_place(&w, base);
+        ck_assert_int_eq(weights_load(&w, 2, read_piece, model, NULL, NULL, &e), 0);
+        for (int layer = 0; layer < c->n_layers; layer++) {
+            const struct layer_weights *y = &w.layers[layer];
+
+            ck_assert_int_eq(y->gate_up.n, c->n_experts * 2 * n);
+            ck_assert_int_eq(y->down.n, c->n_experts * c->hidden_dim);
+            ck_assert_int_eq(y->down.k, n);
+            check_rows(&y->router, 0, c->n_experts, named(moe[_i / 4].router, layer, 0), 0, 0,
+                       c->hidden_dim);
+            for (int x = 0; x < c->n_experts; x++) {
+                check_rows(&y->gate_up, x * 2 * n, n, named(moe[_i / 4].gate, layer, x), first, 0,
+                           c->hidden_dim);
+                check_rows(&y->gate_up, x * 2 * n + n, n, named(moe[_i / 4].up, layer, x), first, 0,
+                           c->hidden_dim);
+                check_rows(&y->down, (int64_t)x * c->hidden_dim, c->hidden_dim,
+                           named(moe[_i / 4].down, layer, x), 0, first, c->ffn_dim);
+            }
+        }
+        weights_deinit(&w);
+        free(base);
+    }
+    model_close(model);
+    remove_dir();
 }
 
 RUN_TESTS("weights", NULL, NULL)
