@@ -1,5 +1,5 @@
-/* make_model.c - writes a model folder of any Qwen3 or Qwen2.5 shape with seeded random weights,
- * for tests and benchmarks.
+/* make_model.c - writes a model folder of any family and shape with seeded random weights, for
+ * tests and benchmarks.
  *
  * Weights are normal with deviation 0.02, norms 1 + 0.1 * normal: each is an entry of a table of
  * 65,536 normal quantiles, chosen by 16 bits of a counter-based generator. So a value depends on
@@ -207,6 +207,11 @@ static const struct {
                .high_freq_factor = 4}}},
     {"mistral-nemo",
      {WRITER_MISTRAL, 40, 32, 8, 128, 5120, 14336, 131072, 131072, 1e-5f, 1e6, false}},
+    {"qwen3-30b-a3b",
+     {WRITER_QWEN3_MOE(128, 8), 48, 32, 4, 128, 2048, 768, 151936, 40960, 1e-6f, 1e6, false,
+      .norm_topk = true}},
+    {"mixtral-8x7b",
+     {WRITER_MIXTRAL(8, 2), 32, 32, 8, 128, 4096, 14336, 32000, 32768, 1e-5f, 1e6, false}},
     {"test-llama3",
      {WRITER_LLAMA, 2, 4, 2, 16, 64, 160, 2048, 4096, 1e-6f, 5e5, true,
       .rope = {.kind = ROPE_LLAMA3,
@@ -223,6 +228,10 @@ static const struct {
       .rope = {.kind = ROPE_LINEAR, .factor = 4}}},
     {"test-qwen3", {WRITER_QWEN3, 2, 4, 2, 16, 64, 160, 2048, 4096, 1e-6f, 1e6, true}},
     {"test-qwen2", {WRITER_QWEN2, 2, 4, 2, 16, 64, 160, 2048, 4096, 1e-6f, 1e6, false}},
+    {"test-qwen3-moe",
+     {WRITER_QWEN3_MOE(16, 4), 2, 4, 2, 16, 64, 96, 2048, 4096, 1e-6f, 1e6, false,
+      .norm_topk = true}},
+    {"test-mixtral", {WRITER_MIXTRAL(8, 2), 2, 4, 2, 16, 64, 160, 2048, 4096, 1e-6f, 1e6, false}},
 };
 
 enum { N_PRESETS = sizeof(presets) / sizeof(presets[0]) };
@@ -233,16 +242,19 @@ static void usage(FILE *out)
                  "  --preset NAME        the shape to begin with (test-qwen3):");
     for (int i = 0; i < N_PRESETS; i++)
         fprintf(out, "%s %s", i % 6 == 0 ? "\n                      " : "", presets[i].name);
-    fprintf(out, "\n"
-                 "  --arch llama|mistral|qwen2|qwen3, and each dimension that is to be another:\n"
-                 "  --layers N --heads N --kv-heads N --head-dim N --hidden N --ffn N --vocab N\n"
-                 "  --max-seq-len N --tied --untied\n"
-                 "  --dtype bf16|f16|f32 how weights are stored (bf16)\n"
-                 "  --shards N           files, at most (1)\n"
-                 "  --seed N             (1)\n"
-                 "  --threads N          (one a core)\n"
-                 "  --tokenizer DIR      whose tokenizer to copy (nvllm-tiny's)\n"
-                 "An existing folder's files are overwritten.\n");
+    fprintf(out,
+            "\n"
+            "  --arch llama|mistral|mixtral|qwen2|qwen3|qwen3-moe, and each dimension that is\n"
+            "  to be another:\n"
+            "  --layers N --heads N --kv-heads N --head-dim N --hidden N --ffn N --vocab N\n"
+            "  --max-seq-len N --tied --untied\n"
+            "  --experts N --experts-per-tok N --norm-topk\n"
+            "  --dtype bf16|f16|f32 how weights are stored (bf16)\n"
+            "  --shards N           files, at most (1)\n"
+            "  --seed N             (1)\n"
+            "  --threads N          (one a core)\n"
+            "  --tokenizer DIR      whose tokenizer to copy (nvllm-tiny's)\n"
+            "An existing folder's files are overwritten.\n");
 }
 
 /* A number from the command line; exits with 2 if it is none. */
@@ -271,27 +283,45 @@ static int choice(const char *option, const char *text, const char *const *list)
     exit(2);
 }
 
-static const char *const family_names[] = {"llama", "mistral", "qwen2", "qwen3", NULL};
+static const char *const family_names[] = {"llama", "mistral",   "mixtral", "qwen2",
+                                           "qwen3", "qwen3-moe", NULL};
 
 static void set_family(struct model_config *c, int family)
 {
-    static const struct model_config families[] = {{WRITER_LLAMA},
-                                                   {WRITER_MISTRAL},
-                                                   {WRITER_QWEN2},
-                                                   {WRITER_QWEN3}};
+    static const struct model_config families[] = {
+        {WRITER_LLAMA}, {WRITER_MISTRAL}, {WRITER_MIXTRAL(8, 2)},
+        {WRITER_QWEN2}, {WRITER_QWEN3},   {WRITER_QWEN3_MOE(128, 8)}};
     const struct model_config *from = &families[family];
 
     c->arch = from->arch;
     c->qkv_bias = from->qkv_bias;
     c->qk_norm = from->qk_norm;
+    c->n_experts = from->n_experts;
+    c->n_experts_per_tok = from->n_experts_per_tok;
+    c->norm_topk = from->norm_topk;
+    c->block_sparse_moe = from->block_sparse_moe;
 }
 
 static void parse(struct writer *w, int *n_threads, int argc, char **argv)
 {
-    enum { PRESET, ARCH, DTYPE, SHARDS, SEED, THREADS, TOKENIZER, TIED, UNTIED, HELP, DIMS };
+    enum {
+        PRESET,
+        ARCH,
+        DTYPE,
+        SHARDS,
+        SEED,
+        THREADS,
+        TOKENIZER,
+        TIED,
+        UNTIED,
+        NORM_TOPK,
+        HELP,
+        DIMS
+    };
     struct model_config *c = &w->config;
-    int32_t *const dims[] = {&c->n_layers,   &c->n_heads, &c->n_kv_heads, &c->head_dim,
-                             &c->hidden_dim, &c->ffn_dim, &c->vocab_size, &c->max_seq_len};
+    int32_t *const dims[] = {&c->n_layers,   &c->n_heads,          &c->n_kv_heads, &c->head_dim,
+                             &c->hidden_dim, &c->ffn_dim,          &c->vocab_size, &c->max_seq_len,
+                             &c->n_experts,  &c->n_experts_per_tok};
     static const struct option options[] = {
         {"preset", 1, NULL, PRESET},
         {"arch", 1, NULL, ARCH},
@@ -302,6 +332,7 @@ static void parse(struct writer *w, int *n_threads, int argc, char **argv)
         {"tokenizer", 1, NULL, TOKENIZER},
         {"tied", 0, NULL, TIED},
         {"untied", 0, NULL, UNTIED},
+        {"norm-topk", 0, NULL, NORM_TOPK},
         {"help", 0, NULL, HELP},
         {"layers", 1, NULL, DIMS},
         {"heads", 1, NULL, DIMS + 1},
@@ -311,6 +342,8 @@ static void parse(struct writer *w, int *n_threads, int argc, char **argv)
         {"ffn", 1, NULL, DIMS + 5},
         {"vocab", 1, NULL, DIMS + 6},
         {"max-seq-len", 1, NULL, DIMS + 7},
+        {"experts", 1, NULL, DIMS + 8},
+        {"experts-per-tok", 1, NULL, DIMS + 9},
         {NULL, 0, NULL, 0},
     };
     const char *names[N_PRESETS + 1] = {NULL};
@@ -351,6 +384,9 @@ static void parse(struct writer *w, int *n_threads, int argc, char **argv)
             case TIED:
             case UNTIED:
                 c->tied = o == TIED;
+                break;
+            case NORM_TOPK:
+                c->norm_topk = true;
                 break;
             case HELP:
                 usage(stdout);
