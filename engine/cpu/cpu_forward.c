@@ -5,7 +5,11 @@
  * result depends on where slices, tiles or tasks begin.
  *
  * The ranks of a team have the same residual stream to the bit: what o and down add to it is the
- * sum of all ranks' products, added in the order of ranks. */
+ * sum of all ranks' products, added in the order of ranks. So they choose the same experts.
+ *
+ * Of a mixture of experts, each row of a slice is copied once for each expert that it goes through,
+ * those of one expert side by side. The results are summed by ascending expert, so a row does not
+ * depend on what else is computed. */
 #include "engine/cpu/cpu_forward.h"
 
 #include <errno.h>
@@ -13,6 +17,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "engine/cpu/cpu_experts.h"
 #include "engine/model/rope.h"
 #include "engine/util/machine.h"
 #include "engine/util/must.h"
@@ -20,8 +25,8 @@
 enum {
     SLICE_ROWS = 512,
     MATMUL_ROWS = 96,        /* rows of a matmul task: their inputs stay in the L2 cache */
-    MATMUL_OUTS = 64,        /* outputs of a matmul task when there are many rows */
-    MATMUL_BYTES = 16 << 10, /* least weight bytes of a matmul task when there are few */
+    MATMUL_OUTS = 64,        /* most outputs of a matmul task where there are several groups */
+    MATMUL_BYTES = 16 << 10, /* least weight bytes of a matmul task */
     TASK_ROWS = 16,          /* rows of a task of the row-wise operations */
 };
 
@@ -44,8 +49,14 @@ struct forward {
     float *normed;                  /* [SLICE_ROWS, hidden] */
     float *qkv_out;                 /* [SLICE_ROWS, qkv] */
     float *attn;                    /* [SLICE_ROWS, heads] */
-    float *gate_up;                 /* [SLICE_ROWS, 2 * ffn_dim] */
-    float *act;                     /* [SLICE_ROWS, ffn] */
+    int n_picks;                    /* of a row: its experts; 1 where there are none */
+    float *gate_up;                 /* [SLICE_ROWS * n_picks, 2 * ffn_dim] */
+    float *act;                     /* [SLICE_ROWS * n_picks, ffn] */
+    float *scores;                  /* [SLICE_ROWS, n_experts] the router's */
+    float *picked;                  /* [SLICE_ROWS * n_picks, hidden] to experts, and from them */
+    struct pick *picks;             /* [SLICE_ROWS, n_picks] by ascending expert */
+    struct row_groups groups;       /* of the picked rows */
+    int *n_picked;                  /* [n_experts] rows */
     float *cos, *sin;               /* [SLICE_ROWS, head_dim / 2] */
     float *wanted;   /* [max_seqs, hidden] final norm of the rows that are sampled from */
     float *parts[2]; /* [SLICE_ROWS, hidden] of a team's sums, see there */
@@ -78,6 +89,7 @@ static size_t place(struct forward *f, char *base)
     const size_t rows = SLICE_ROWS, half = (size_t)c->head_dim / 2;
     const size_t n_threads = (size_t)cpu_pool_threads(f->o.pool);
     const size_t part = f->o.team ? rows * f->hidden : 0;
+    const size_t n_picked = rows * (size_t)f->n_picks;
     struct {
         float **at;
         size_t n;
@@ -86,8 +98,10 @@ static size_t place(struct forward *f, char *base)
         {&f->normed, rows * f->hidden},
         {&f->qkv_out, rows * f->qkv},
         {&f->attn, rows * f->heads},
-        {&f->gate_up, rows * 2 * (size_t)c->ffn_dim},
-        {&f->act, rows * f->ffn},
+        {&f->gate_up, n_picked * 2 * (size_t)c->ffn_dim},
+        {&f->act, n_picked * f->ffn},
+        {&f->scores, rows * (size_t)c->n_experts},
+        {&f->picked, c->n_experts ? n_picked * f->hidden : 0},
         {&f->cos, rows * half},
         {&f->sin, rows * half},
         {&f->wanted, (size_t)f->o.max_seqs * f->hidden},
@@ -131,9 +145,24 @@ static void measure(struct forward *f)
     f->qkv = (size_t)(f->c.n_heads + 2 * f->c.n_kv_heads) * (size_t)f->c.head_dim;
     f->heads = cpu_padded(f->c.n_heads * f->c.head_dim);
     f->ffn = cpu_padded(f->c.ffn_dim);
+    f->n_picks = f->c.n_experts ? f->c.n_experts_per_tok : 1;
     f->scratch_floats =
         cpu_attend_scratch(f->group > CPU_ATTEND_ROWS ? f->group : CPU_ATTEND_ROWS, f->c.head_dim);
     f->scratch_floats = (f->scratch_floats + 15) & ~(size_t)15;
+}
+
+/* False: no memory. */
+static bool take_picks(struct forward *f)
+{
+    const size_t n_experts = (size_t)f->c.n_experts, n = SLICE_ROWS * (size_t)f->n_picks;
+
+    if (n_experts == 0)
+        return true;
+    f->picks = calloc(n, sizeof(*f->picks));
+    f->groups.all = calloc(n_experts + n / MATMUL_ROWS, sizeof(*f->groups.all));
+    f->groups.n_experts = f->c.n_experts;
+    f->n_picked = calloc(n_experts, sizeof(*f->n_picked));
+    return f->picks && f->groups.all && f->n_picked;
 }
 
 int forward_new(struct forward **out, const struct forward_options *o, struct err *e)
@@ -146,8 +175,10 @@ int forward_new(struct forward **out, const struct forward_options *o, struct er
     f->o = *o;
     measure(f);
     r = region_init(&f->memory, "activations", place(f, NULL), e);
+    if (r == 0 && !take_picks(f))
+        r = err_set(e, -ENOMEM, "out of memory");
     if (r < 0) {
-        free(f);
+        forward_free(f);
         return r;
     }
     place(f, f->memory.base);
@@ -167,13 +198,17 @@ void forward_free(struct forward *f)
     if (!f)
         return;
     region_deinit(&f->memory);
+    free(f->picks);
+    free(f->groups.all);
+    free(f->n_picked);
     free(f);
 }
 
 /* A matrix product in tasks. */
 struct product {
     const struct forward *f;
-    struct matmul whole;
+    struct matmul whole; /* n_outs are those of an expert */
+    const struct row_group *groups;
     int outs; /* of a task */
     int n_out_tasks;
 };
@@ -181,22 +216,29 @@ struct product {
 static void product_task(void *ctx, int task, int thread)
 {
     const struct product *p = ctx;
-    const int row = task / p->n_out_tasks * MATMUL_ROWS, out = task % p->n_out_tasks * p->outs;
+    const struct row_group *g = &p->groups[task / p->n_out_tasks];
+    const int out = task % p->n_out_tasks * p->outs;
     struct matmul m = p->whole;
 
     (void)thread;
-    m.y += (size_t)row * m.y_stride + (size_t)out;
-    m.x += (size_t)row * m.x_stride;
-    m.w += (size_t)out * (size_t)m.k;
-    m.n_rows = min_int(m.n_rows - row, MATMUL_ROWS);
+    m.y += (size_t)g->row * m.y_stride + (size_t)out;
+    m.x += (size_t)g->row * m.x_stride;
+    m.w += ((size_t)g->expert * (size_t)m.n_outs + (size_t)out) * (size_t)m.k;
+    m.n_rows = g->n_rows;
     m.n_outs = min_int(m.n_outs - out, p->outs);
     p->f->o.ops->matmul(&m);
 }
 
-/* y [n_rows, n_outs] (+)= x [n_rows, k] * w */
-static void product(const struct forward *f, float *y, size_t y_stride, const float *x,
-                    size_t x_stride, const struct matrix *w, int n_rows, bool add)
+/* y [n_rows, n_outs] (+)= x [n_rows, k] * w for each group's rows and expert. */
+static void grouped_product(const struct forward *f, float *y, size_t y_stride, const float *x,
+                            size_t x_stride, const struct matrix *w,
+                            const struct row_groups *groups, bool add)
 {
+    const int n_outs = w->n / groups->n_experts, n_threads = cpu_pool_threads(f->o.pool);
+    const int64_t share =
+        (int64_t)n_outs * groups->n / (8 * n_threads); /* several tasks a thread */
+    const int64_t least = MATMUL_BYTES / (2 * w->ld);
+    int64_t outs = ((share > least ? share : least) + 7) & ~7;
     struct product p = {
         .f = f,
         .whole = {.y = y,
@@ -204,23 +246,27 @@ static void product(const struct forward *f, float *y, size_t y_stride, const fl
                   .w = w->data,
                   .y_stride = y_stride,
                   .x_stride = x_stride,
-                  .n_rows = n_rows,
-                  .n_outs = w->n,
+                  .n_outs = n_outs,
                   .k = (int)w->ld,
                   .add = add},
-        .outs = MATMUL_OUTS,
+        .groups = groups->all,
     };
-    const int row_tasks = (n_rows + MATMUL_ROWS - 1) / MATMUL_ROWS;
 
-    if (row_tasks == 1) { /* several tasks a thread, none too small */
-        const int share = w->n / (8 * cpu_pool_threads(f->o.pool));
-        const int least = MATMUL_BYTES / (2 * (int)w->ld);
+    if (groups->n > 1 && outs > MATMUL_OUTS)
+        outs = MATMUL_OUTS;
+    p.outs = outs < 8 ? 8 : (int)outs;
+    p.n_out_tasks = (n_outs + p.outs - 1) / p.outs;
+    cpu_pool_run(f->o.pool, groups->n * p.n_out_tasks, product_task, &p);
+}
 
-        p.outs = ((share > least ? share : least) + 7) & ~7;
-        p.outs = p.outs < 8 ? 8 : p.outs;
-    }
-    p.n_out_tasks = (w->n + p.outs - 1) / p.outs;
-    cpu_pool_run(f->o.pool, row_tasks * p.n_out_tasks, product_task, &p);
+/* y [n_rows, n_outs] (+)= x [n_rows, k] * w; n_rows <= SLICE_ROWS */
+static void product(const struct forward *f, float *y, size_t y_stride, const float *x,
+                    size_t x_stride, const struct matrix *w, int n_rows, bool add)
+{
+    struct row_group all[SLICE_ROWS / MATMUL_ROWS + 1];
+    const struct row_groups groups = {all, row_groups_cut(all, MATMUL_ROWS, 0, 0, n_rows), 1};
+
+    grouped_product(f, y, y_stride, x, x_stride, w, &groups, add);
 }
 
 static void rows_task(void *ctx, int task, int thread)
@@ -372,6 +418,14 @@ static void add_parts_row(const struct forward *f, int i)
         f->o.ops->add(f->x + at, f->o.team->parts[f->turn][rank] + at, f->c.hidden_dim);
 }
 
+/* Adds to the residual stream the sum of all ranks' parts. */
+static void add_parts(struct forward *f)
+{
+    cpu_barrier_wait(&f->o.team->barrier);
+    each_row(f, add_parts_row);
+    f->turn ^= 1;
+}
+
 /* Adds to the residual stream x * w, where the ranks divide the columns of x and w: the sum over
  * all ranks. */
 static void add_product(struct forward *f, const float *x, size_t x_stride, const struct matrix *w)
@@ -381,9 +435,70 @@ static void add_product(struct forward *f, const float *x, size_t x_stride, cons
         return;
     }
     product(f, f->parts[f->turn], f->hidden, x, x_stride, w, f->n_rows, false);
-    cpu_barrier_wait(&f->o.team->barrier);
-    each_row(f, add_parts_row);
-    f->turn ^= 1;
+    add_parts(f);
+}
+
+static struct pick *picks_of_row(const struct forward *f, int i)
+{
+    return f->picks + (size_t)i * (size_t)f->n_picks;
+}
+
+/* Chooses a row's experts. */
+static void route_row(const struct forward *f, int i)
+{
+    route(picks_of_row(f, i), f->n_picks, f->scores + (size_t)i * (size_t)f->c.n_experts,
+          f->c.n_experts, f->c.norm_topk, f->o.ops);
+}
+
+static void copy_row(const struct forward *f, int i)
+{
+    const struct pick *picks = picks_of_row(f, i);
+
+    for (int k = 0; k < f->n_picks; k++)
+        memcpy(f->picked + (size_t)picks[k].at * f->hidden, f->normed + (size_t)i * f->hidden,
+               f->hidden * sizeof(float));
+}
+
+static void silu_picks_row(const struct forward *f, int i)
+{
+    const struct pick *picks = picks_of_row(f, i);
+
+    for (int k = 0; k < f->n_picks; k++)
+        silu_row(f, picks[k].at);
+}
+
+/* Sums what a row's experts give, and adds it to the residual stream or hands it to the team. */
+static void sum_picks_row(const struct forward *f, int i)
+{
+    const struct pick *picks = picks_of_row(f, i);
+    const size_t at = (size_t)i * f->hidden;
+    float *sum = (f->o.team ? f->parts[f->turn] : f->normed) + at;
+
+    memset(sum, 0, f->hidden * sizeof(*sum));
+    for (int k = 0; k < f->n_picks; k++)
+        f->o.ops->add_scaled(sum, f->picked + (size_t)picks[k].at * f->hidden, picks[k].weight,
+                             f->c.hidden_dim);
+    if (!f->o.team)
+        f->o.ops->add(f->x + at, sum, f->c.hidden_dim);
+}
+
+/* All rows of an expert are multiplied together. */
+static void run_experts(struct forward *f)
+{
+    const struct layer_weights *y = f->layer;
+
+    product(f, f->scores, (size_t)f->c.n_experts, f->normed, f->hidden, &y->router, f->n_rows,
+            false);
+    each_row(f, route_row);
+    row_groups_of_picks(&f->groups, MATMUL_ROWS, f->picks, f->n_rows * f->n_picks, f->n_picked);
+    each_row(f, copy_row);
+    grouped_product(f, f->gate_up, 2 * (size_t)f->c.ffn_dim, f->picked, f->hidden, &y->gate_up,
+                    &f->groups, false);
+    each_row(f, silu_picks_row);
+    grouped_product(f, f->picked, f->hidden, f->act, f->ffn, &y->down, &f->groups, false);
+    each_row(f, sum_picks_row);
+    if (f->o.team)
+        add_parts(f);
 }
 
 static void run_layer(struct forward *f)
@@ -398,6 +513,10 @@ static void run_layer(struct forward *f)
     add_product(f, f->attn, f->heads, &y->o);
 
     norm_rows(f, &y->mlp_norm);
+    if (f->c.n_experts) {
+        run_experts(f);
+        return;
+    }
     product(f, f->gate_up, 2 * (size_t)f->c.ffn_dim, f->normed, f->hidden, &y->gate_up, n, false);
     each_row(f, silu_row);
     add_product(f, f->act, f->ffn, &y->down);

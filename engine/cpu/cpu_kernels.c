@@ -146,6 +146,14 @@ static void add(float *y, const float *x, int n)
         vec_store_n(y + i, vec_add(vec_load_n(y + i, n - i), vec_load_n(x + i, n - i)), n - i);
 }
 
+static void add_scaled(float *y, const float *x, float scale, int n)
+{
+    const struct vec by = vec_set1(scale);
+
+    for (int i = 0; i < n; i += VEC)
+        vec_store_n(y + i, vec_fma(vec_load_n(x + i, n - i), by, vec_load_n(y + i, n - i)), n - i);
+}
+
 static void from_bf16(float *y, const uint16_t *x, int n)
 {
     int i = 0;
@@ -474,6 +482,7 @@ const struct cpu_ops CPU_OPS = {
     .rope = rope,
     .silu_mul = silu_mul,
     .add = add,
+    .add_scaled = add_scaled,
     .from_bf16 = from_bf16,
     .to_bf16 = to_bf16,
     .row_max = row_max,

@@ -60,6 +60,7 @@ struct cpu_ops {
     void (*rope)(float *x, const float *cos, const float *sin, int half);
     void (*silu_mul)(float *y, const float *gate, const float *up, int n); /* silu(gate) * up */
     void (*add)(float *y, const float *x, int n);                          /* y += x */
+    void (*add_scaled)(float *y, const float *x, float scale, int n);      /* y += x * scale */
     void (*from_bf16)(float *y, const uint16_t *x, int n);
     void (*to_bf16)(uint16_t *y, const float *x, int n); /* nearest even */
     /* The largest; false if one is NaN or Inf. */

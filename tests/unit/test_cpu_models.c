@@ -27,8 +27,23 @@ static double uniform(uint64_t *x) /* -1 .. 1 */
     return (double)(int32_t)(*x >> 32) / 0x1p31;
 }
 
+/* What is to be special about weights. */
+enum flaw { SOUND, NAN_EMBEDDING, NAN_SCORE, EQUAL_SCORES };
+
+/* NaN in the embedding of NAN_TOKEN, or in the weights that score the second expert; or scores that
+ * are all zero, so that all rows go to the same experts. */
+static void add_flaw(uint16_t *data, const struct tensor *t, enum flaw flaw)
+{
+    if (flaw == NAN_EMBEDDING && strstr(t->name, "embed"))
+        data[NAN_TOKEN * t->shape[1]] = 0x7fc0;
+    if (flaw == NAN_SCORE && strstr(t->name, ".gate.weight"))
+        data[t->shape[1]] = 0x7fc0;
+    if (flaw == EQUAL_SCORES && strstr(t->name, ".gate.weight"))
+        memset(data, 0, (size_t)tensor_elements(t) * sizeof(*data));
+}
+
 /* Writes and opens a folder of random weights, large enough that rounding hides no error. */
-static void make_model(const struct model_config *c, bool with_nan)
+static void make_model(const struct model_config *c, enum flaw flaw)
 {
     struct writer w = {.folder = dir,
                        .tokenizer = TEST_MODEL_DIR,
@@ -48,8 +63,7 @@ static void make_model(const struct model_config *c, bool with_nan)
 
         for (size_t j = 0; j < n; j++)
             data[j] = bf16_from_f32((float)(scale * uniform(&x) + (is_norm ? 1.0 : 0.0)));
-        if (with_nan && strstr(t->name, "embed"))
-            data[NAN_TOKEN * t->shape[1]] = 0x7fc0;
+        add_flaw(data, t, flaw);
         ck_assert_int_eq(pwrite(w.shards[t->file].fd, data, n * 2, (off_t)t->offset), (int)(n * 2));
         free(data);
     }
@@ -63,8 +77,8 @@ static void drop_model(void)
     remove_dir();
 }
 
-/* A tensor as doubles. */
-static double *weights(const char *format, int layer)
+/* A tensor as doubles. The expert matters where the format has a second number. */
+static double *weights_of(const char *format, int layer, int expert)
 {
     char name[128];
     const struct tensor *t;
@@ -74,7 +88,7 @@ static double *weights(const char *format, int layer)
 
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wformat-nonliteral"
-    snprintf(name, sizeof(name), format, layer);
+    snprintf(name, sizeof(name), format, layer, expert);
 #pragma GCC diagnostic pop
     t = model_tensor(model, name);
     ck_assert_msg(t != NULL, "%s", name);
@@ -86,6 +100,11 @@ static double *weights(const char *format, int layer)
         out[i] = (double)f32_from_bf16(half[i]);
     free(half);
     return out;
+}
+
+static double *weights(const char *format, int layer)
+{
+    return weights_of(format, layer, 0);
 }
 
 /* y [n, outs] = x [n, k] * w [outs, k] + bias */
@@ -156,40 +175,110 @@ static double *attention(const struct model_config *c, const double *q, const do
     return out;
 }
 
+/* Names of an FFN's tensors. */
+struct ffn_names {
+    const char *gate, *up, *down;
+};
+
+static double *ffn(const struct model_config *c, const double *h, int n,
+                   const struct ffn_names *names, int l, int expert)
+{
+    double *w[3] = {weights_of(names->gate, l, expert), weights_of(names->up, l, expert),
+                    weights_of(names->down, l, expert)};
+    double *g = times(h, w[0], NULL, n, c->ffn_dim, c->hidden_dim);
+    double *u = times(h, w[1], NULL, n, c->ffn_dim, c->hidden_dim), *d;
+
+    for (int i = 0; i < n * c->ffn_dim; i++)
+        g[i] = g[i] / (1.0 + exp(-g[i])) * u[i];
+    d = times(g, w[2], NULL, n, c->hidden_dim, c->ffn_dim);
+    free(w[0]), free(w[1]), free(w[2]), free(g), free(u);
+    return d;
+}
+
+/* Replaces a row's scores by the weights of the experts, 0 for those that are not chosen. */
+static void choose(double *scores, const struct model_config *c)
+{
+    double all = 0.0, chosen = 0.0;
+    bool is_chosen[64] = {false};
+
+    for (int k = 0; k < c->n_experts_per_tok; k++) {
+        int best = -1;
+
+        for (int i = 0; i < c->n_experts; i++)
+            if (!is_chosen[i] && (best < 0 || scores[i] > scores[best]))
+                best = i;
+        is_chosen[best] = true;
+        chosen += exp(scores[best]);
+    }
+    for (int i = 0; i < c->n_experts; i++)
+        all += exp(scores[i]);
+    for (int i = 0; i < c->n_experts; i++)
+        scores[i] = is_chosen[i] ? exp(scores[i]) / (c->norm_topk ? chosen : all) : 0.0;
+}
+
+/* Every expert computes every row, and what it was not chosen for counts nothing. */
+static double *mixture(const struct model_config *c, const double *h, int n, int l)
+{
+    static const struct ffn_names mlp = {"model.layers.%d.mlp.experts.%d.gate_proj.weight",
+                                         "model.layers.%d.mlp.experts.%d.up_proj.weight",
+                                         "model.layers.%d.mlp.experts.%d.down_proj.weight"};
+    static const struct ffn_names sparse = {
+        "model.layers.%d.block_sparse_moe.experts.%d.w1.weight",
+        "model.layers.%d.block_sparse_moe.experts.%d.w3.weight",
+        "model.layers.%d.block_sparse_moe.experts.%d.w2.weight"};
+    double *w = weights(c->block_sparse_moe ? "model.layers.%d.block_sparse_moe.gate.weight"
+                                            : "model.layers.%d.mlp.gate.weight",
+                        l);
+    double *scores = times(h, w, NULL, n, c->n_experts, c->hidden_dim);
+    double *y = calloc((size_t)(n * c->hidden_dim), sizeof(*y));
+
+    for (int i = 0; i < n; i++)
+        choose(scores + i * c->n_experts, c);
+    for (int x = 0; x < c->n_experts; x++) {
+        double *d = ffn(c, h, n, c->block_sparse_moe ? &sparse : &mlp, l, x);
+
+        for (int i = 0; i < n * c->hidden_dim; i++)
+            y[i] += scores[i / c->hidden_dim * c->n_experts + x] * d[i];
+        free(d);
+    }
+    free(w), free(scores);
+    return y;
+}
+
 static void layer(const struct model_config *c, double *x, int n, int l)
 {
+    static const struct ffn_names dense = {"model.layers.%d.mlp.gate_proj.weight",
+                                           "model.layers.%d.mlp.up_proj.weight",
+                                           "model.layers.%d.mlp.down_proj.weight"};
     const int dim = c->head_dim, qs = c->n_heads * dim, ks = c->n_kv_heads * dim,
               hid = c->hidden_dim;
-    double *w[16] = {
+    double *w[11] = {
         weights("model.layers.%d.input_layernorm.weight", l),
         weights("model.layers.%d.post_attention_layernorm.weight", l),
         weights("model.layers.%d.self_attn.q_proj.weight", l),
         weights("model.layers.%d.self_attn.k_proj.weight", l),
         weights("model.layers.%d.self_attn.v_proj.weight", l),
         weights("model.layers.%d.self_attn.o_proj.weight", l),
-        weights("model.layers.%d.mlp.gate_proj.weight", l),
-        weights("model.layers.%d.mlp.up_proj.weight", l),
-        weights("model.layers.%d.mlp.down_proj.weight", l),
         c->qkv_bias ? weights("model.layers.%d.self_attn.q_proj.bias", l) : NULL,
         c->qkv_bias ? weights("model.layers.%d.self_attn.k_proj.bias", l) : NULL,
         c->qkv_bias ? weights("model.layers.%d.self_attn.v_proj.bias", l) : NULL,
         c->qk_norm ? weights("model.layers.%d.self_attn.q_norm.weight", l) : NULL,
         c->qk_norm ? weights("model.layers.%d.self_attn.k_norm.weight", l) : NULL,
     };
-    double *h = calloc((size_t)(n * hid), sizeof(*h)), *q, *k, *v, *a, *o, *g, *u, *d;
+    double *h = calloc((size_t)(n * hid), sizeof(*h)), *q, *k, *v, *a, *o, *d;
 
     for (int i = 0; i < n; i++)
         norm(h + i * hid, x + i * hid, w[0], hid, (double)c->rms_norm_eps);
-    q = times(h, w[2], w[9], n, qs, hid);
-    k = times(h, w[3], w[10], n, ks, hid);
-    v = times(h, w[4], w[11], n, ks, hid);
+    q = times(h, w[2], w[6], n, qs, hid);
+    k = times(h, w[3], w[7], n, ks, hid);
+    v = times(h, w[4], w[8], n, ks, hid);
     for (int i = 0; i < n; i++)
         for (int head = 0; head < c->n_heads + c->n_kv_heads; head++) {
             const bool is_q = head < c->n_heads;
             double *at = is_q ? q + i * qs + head * dim : k + i * ks + (head - c->n_heads) * dim;
 
             if (c->qk_norm)
-                norm(at, at, is_q ? w[12] : w[13], dim, (double)c->rms_norm_eps);
+                norm(at, at, is_q ? w[9] : w[10], dim, (double)c->rms_norm_eps);
             rotate(at, i, c);
         }
     a = attention(c, q, k, v, n);
@@ -198,16 +287,12 @@ static void layer(const struct model_config *c, double *x, int n, int l)
         x[i] += o[i];
     for (int i = 0; i < n; i++)
         norm(h + i * hid, x + i * hid, w[1], hid, (double)c->rms_norm_eps);
-    g = times(h, w[6], NULL, n, c->ffn_dim, hid);
-    u = times(h, w[7], NULL, n, c->ffn_dim, hid);
-    for (int i = 0; i < n * c->ffn_dim; i++)
-        g[i] = g[i] / (1.0 + exp(-g[i])) * u[i];
-    d = times(g, w[8], NULL, n, hid, c->ffn_dim);
+    d = c->n_experts ? mixture(c, h, n, l) : ffn(c, h, n, &dense, l, 0);
     for (int i = 0; i < n * hid; i++)
         x[i] += d[i];
-    for (int i = 0; i < 16; i++)
+    for (int i = 0; i < 11; i++)
         free(w[i]);
-    free(h), free(q), free(k), free(v), free(a), free(o), free(g), free(u), free(d);
+    free(h), free(q), free(k), free(v), free(a), free(o), free(d);
 }
 
 /* Log-probabilities [n, vocab_size] after each of n tokens. */
@@ -248,7 +333,7 @@ static struct driver open_backend(int max_rows, enum cpu_isa isa, int tp_size)
     options = (struct backend_options){.block_len = 16,
                                        .max_batch_tokens = max_rows,
                                        .max_seqs = 4,
-                                       .max_seq_len = 1024,
+                                       .max_seq_len = 8192,
                                        .tier_bytes = {64 << 20},
                                        .n_threads = 2,
                                        .tp_size = tp_size};
@@ -264,14 +349,27 @@ static void run_seqs(struct driver *d, struct drive_seq *seqs, int n)
     ck_assert_msg(drive(d, seqs, n, &times, &e) == 0, "%s", e.text);
 }
 
-static void run(struct drive_seq *s, const int32_t *prompt, int max_rows, enum cpu_isa isa,
-                int tp_size)
+static void run_long(struct drive_seq *s, const int32_t *prompt, int n_prompt, int max_rows,
+                     enum cpu_isa isa, int tp_size)
 {
     struct driver d = open_backend(max_rows, isa, tp_size);
 
-    drive_seq_init(s, prompt, N_PROMPT, N_OUT, SAMPLING_MAX_LOGPROBS);
+    drive_seq_init(s, prompt, n_prompt, N_OUT, SAMPLING_MAX_LOGPROBS);
     run_seqs(&d, s, 1);
     cpu_backend.close(d.backend);
+}
+
+static void run(struct drive_seq *s, const int32_t *prompt, int max_rows, enum cpu_isa isa,
+                int tp_size)
+{
+    run_long(s, prompt, N_PROMPT, max_rows, isa, tp_size);
+}
+
+static enum cpu_isa best_isa(void)
+{
+    return cpu_ops_get(CPU_ISA_AVX512) ? CPU_ISA_AVX512
+           : cpu_ops_get(CPU_ISA_AVX2) ? CPU_ISA_AVX2
+                                       : CPU_ISA_PLAIN;
 }
 
 static const struct model_config shapes[] = {
@@ -290,32 +388,36 @@ static const struct model_config shapes[] = {
     {WRITER_MISTRAL, 2, 6, 2, 32, 52, 77, 2048, 1024, 1e-6f, 1e4, false},
     {WRITER_QWEN3, 2, 4, 4, 16, 33, 50, 2053, 1024, 1e-6f, 1e6, true,
      .rope = {.kind = ROPE_YARN, .factor = 4, .original_len = 64}},
+    {WRITER_QWEN3_MOE(16, 4), 2, 4, 2, 16, 33, 50, 2053, 1024, 1e-6f, 1e6, false},
+    {WRITER_QWEN3_MOE(60, 8), 2, 4, 2, 16, 64, 48, 2048, 1024, 1e-6f, 1e6, true, .norm_topk = true},
+    {WRITER_MIXTRAL(8, 2), 2, 6, 2, 32, 52, 77, 2048, 1024, 1e-6f, 1e6, false},
+    {WRITER_MIXTRAL(3, 3), 1, 6, 2, 10, 48, 32, 2048, 1024, 1e-6f, 1e6, false}, /* all of them */
 };
 
-enum { N_SHAPES = N(shapes) };
+enum { N_SHAPES = N(shapes), MOE_SHAPE = 8 };
 
-static void make_prompt(int32_t *prompt)
+static void make_prompt(int32_t *prompt, int n)
 {
     uint64_t x = 99;
 
-    for (int i = 0; i < N_PROMPT; i++)
+    for (int i = 0; i < n; i++)
         prompt[i] = (int32_t)(fabs(uniform(&x)) * 2000) + 8;
 }
 
 /* A text of the backend agrees with the plain forward pass: its logprobs are within 1e-4, and
  * nothing better was overlooked. */
-static void check_reference(const int32_t *prompt, const struct drive_seq *s)
+static void check_reference(const struct drive_seq *s)
 {
-    const int vocab = model_config(model)->vocab_size;
-    int32_t tokens[N_PROMPT + N_OUT];
+    const int vocab = model_config(model)->vocab_size, n = s->n_prompt;
+    int32_t *tokens = calloc((size_t)n + N_OUT, sizeof(*tokens));
     double *want, worst = 0.0;
 
     ck_assert_int_eq(s->n_out, N_OUT);
-    memcpy(tokens, prompt, sizeof(*tokens) * N_PROMPT);
-    memcpy(tokens + N_PROMPT, s->out, sizeof(*tokens) * N_OUT);
-    want = reference(tokens, N_PROMPT + N_OUT);
+    memcpy(tokens, s->prompt, sizeof(*tokens) * (size_t)n);
+    memcpy(tokens + n, s->out, sizeof(*tokens) * N_OUT);
+    want = reference(tokens, n + N_OUT);
     for (int i = 0; i < N_OUT; i++) {
-        const double *row = want + (N_PROMPT - 1 + i) * vocab;
+        const double *row = want + (n - 1 + i) * vocab;
 
         for (int k = 0; k < SAMPLING_MAX_LOGPROBS; k++) {
             const int at = i * SAMPLING_MAX_LOGPROBS + k;
@@ -326,20 +428,20 @@ static void check_reference(const int32_t *prompt, const struct drive_seq *s)
             ck_assert(row[j] <= row[s->out[i]] + 2e-4);
     }
     ck_assert_msg(worst < 1e-4, "off by %g", worst);
-    free(want);
+    free(want), free(tokens);
 }
 
 /* Qwen2 with biases and Qwen3 with norms, groups of 1 to 64 heads, dimensions that fill no vector,
- * tied and untied models: all agree with the plain forward pass. */
+ * tied and untied models, mixtures of experts: all agree with the plain forward pass. */
 TEST(agrees_with_reference, .n = N_SHAPES)
 {
     int32_t prompt[N_PROMPT];
     struct drive_seq s;
 
-    make_model(&shapes[_i], false);
-    make_prompt(prompt);
-    run(&s, prompt, 512, cpu_ops_get(CPU_ISA_AVX512) ? CPU_ISA_AVX512 : CPU_ISA_PLAIN, 1);
-    check_reference(prompt, &s);
+    make_model(&shapes[_i], SOUND);
+    make_prompt(prompt, N_PROMPT);
+    run(&s, prompt, 512, best_isa(), 1);
+    check_reference(&s);
     drive_seq_deinit(&s);
     drop_model();
 }
@@ -356,6 +458,9 @@ static const struct {
     {{WRITER_QWEN2, 2, 16, 2, 64, 64, 256, 2053, 1024, 1e-6f, 1e6, true}, 8},
     {{WRITER_QWEN3, 2, 4, 4, 6, 33, 50, 2053, 1024, 1e-6f, 1e6, true}, 2},
     {{WRITER_QWEN3, 3, 8, 2, 32, 80, 96, 2048, 1024, 1e-6f, 5e5, false}, 8},
+    {{WRITER_QWEN3_MOE(16, 4), 2, 4, 2, 16, 33, 50, 2053, 1024, 1e-6f, 1e6, false}, 2},
+    {{WRITER_QWEN3_MOE(12, 3), 2, 8, 2, 16, 64, 128, 2048, 1024, 1e-6f, 1e6, true}, 4},
+    {{WRITER_MIXTRAL(8, 2), 2, 8, 2, 16, 52, 80, 2048, 1024, 1e-6f, 1e6, false}, 8},
 };
 
 /* Shards give what the whole gives, and chunks of them the same bits. */
@@ -372,10 +477,10 @@ TEST(ranks_agree_with_reference, .n = N(sharded))
                     (struct shard){tp_size - 1, tp_size});
         ck_assert_int_eq(n, 0);
     }
-    make_model(&sharded[_i].config, false);
-    make_prompt(prompt);
+    make_model(&sharded[_i].config, SOUND);
+    make_prompt(prompt, N_PROMPT);
     run(&whole, prompt, 512, CPU_ISA_PLAIN, tp_size);
-    check_reference(prompt, &whole);
+    check_reference(&whole);
     run(&cut, prompt, 17, CPU_ISA_PLAIN, tp_size);
     ck_assert_mem_eq(cut.out, whole.out, sizeof(*cut.out) * N_OUT);
     ck_assert_mem_eq(cut.logprobs, whole.logprobs, sizeof(*cut.logprobs) * N_OUT);
@@ -392,8 +497,8 @@ TEST(chunks_and_isas_change_nothing, .n = N_SHAPES)
     struct drive_seq first, s;
     int n = 0;
 
-    make_model(&shapes[_i], false);
-    make_prompt(prompt);
+    make_model(&shapes[_i], SOUND);
+    make_prompt(prompt, N_PROMPT);
     run(&first, prompt, 512, CPU_ISA_PLAIN, 1);
     for (int isa = 0; isa < CPU_N_ISAS; isa++)
         for (int c = 0; c < 3 && cpu_ops_get((enum cpu_isa)isa); c++, n++) {
@@ -407,16 +512,49 @@ TEST(chunks_and_isas_change_nothing, .n = N_SHAPES)
     drop_model();
 }
 
-/* NaN in one row's logits ends that sequence and leaves its neighbour unchanged. */
-TEST(numerics_end_one_sequence)
+/* Batches of 1 to 4,096 rows, which go to all experts or all to the same few, give the same bits on
+ * one rank, and on two; they agree with the plain forward pass. */
+TEST(batches_of_experts, .n = 4)
+{
+    static const struct model_config wide[] = {
+        {WRITER_QWEN3_MOE(60, 5), 1, 2, 2, 8, 24, 20, 2048, 8192, 1e-6f, 1e6, true},
+        {WRITER_MIXTRAL(8, 2), 1, 2, 2, 8, 24, 20, 2048, 8192, 1e-6f, 1e6, true},
+    };
+    static const int max_rows[] = {1, 2, 97, 513, 2500};
+    enum { N_LONG = 4096 };
+    struct drive_seq first[2], s;
+    int32_t prompt[N_LONG];
+
+    make_prompt(prompt, N_LONG);
+    make_model(&wide[_i % 2], _i / 2 ? EQUAL_SCORES : SOUND);
+    for (int r = 0; r < 2; r++) {
+        run_long(&first[r], prompt, N_LONG, N_LONG, best_isa(), r + 1);
+        check_reference(&first[r]);
+    }
+    for (int i = 0; i < N(max_rows); i++) {
+        const struct drive_seq *want = &first[i % 2];
+
+        run_long(&s, prompt, N_LONG, max_rows[i], best_isa(), i % 2 + 1);
+        ck_assert_mem_eq(s.out, want->out, sizeof(*s.out) * N_OUT);
+        ck_assert_mem_eq(s.logprobs, want->logprobs, sizeof(*s.logprobs) * N_OUT);
+        drive_seq_deinit(&s);
+    }
+    drive_seq_deinit(&first[0]);
+    drive_seq_deinit(&first[1]);
+    drop_model();
+}
+
+/* NaN in one row's logits ends that sequence and leaves its neighbour unchanged, also where experts
+ * are chosen. */
+TEST(numerics_end_one_sequence, .n = 2)
 {
     int32_t good[N_PROMPT], bad[N_PROMPT];
     struct drive_seq alone, both[2];
     struct driver d;
 
-    make_model(&shapes[4], true);
-    make_prompt(good);
-    make_prompt(bad);
+    make_model(&shapes[_i ? MOE_SHAPE : 4], NAN_EMBEDDING);
+    make_prompt(good, N_PROMPT);
+    make_prompt(bad, N_PROMPT);
     bad[N_PROMPT / 2] = NAN_TOKEN;
     d = open_backend(100, CPU_ISA_PLAIN, 1);
     drive_seq_init(&alone, good, N_PROMPT, N_OUT, 0);
@@ -432,6 +570,20 @@ TEST(numerics_end_one_sequence)
         drive_seq_deinit(&both[i]);
     drive_seq_deinit(&alone);
     cpu_backend.close(d.backend);
+    drop_model();
+}
+
+/* A router whose scores are no numbers ends every sequence. */
+TEST(scores_that_are_no_numbers)
+{
+    int32_t prompt[N_PROMPT];
+    struct drive_seq s;
+
+    make_model(&shapes[MOE_SHAPE], NAN_SCORE);
+    make_prompt(prompt, N_PROMPT);
+    run(&s, prompt, 100, CPU_ISA_PLAIN, 1);
+    ck_assert(s.n_out == 1 && s.out[0] == BATCH_NUMERICS);
+    drive_seq_deinit(&s);
     drop_model();
 }
 
@@ -485,7 +637,7 @@ TEST(fingerprint_has_the_frequencies)
                                                       .original_len = 128}};
     XXH128_hash_t before, same;
 
-    make_model(&yarn, false);
+    make_model(&yarn, SOUND);
     before = fingerprint();
     same = fingerprint();
     ck_assert(XXH128_isEqual(before, same));
@@ -493,6 +645,26 @@ TEST(fingerprint_has_the_frequencies)
     model_close(model);
     ck_assert_msg(model_open(&model, dir, &e) == 0, "%s", e.text);
     ck_assert(!XXH128_isEqual(before, fingerprint()));
+    drop_model();
+}
+
+/* Nor those of another number of experts for each token, or of experts weighed otherwise. */
+TEST(fingerprint_has_the_experts)
+{
+    XXH128_hash_t hashes[3];
+
+    make_model(&shapes[MOE_SHAPE], SOUND);
+    hashes[0] = fingerprint();
+    edit_config("num_experts_per_tok", "4", "5");
+    model_close(model);
+    ck_assert_msg(model_open(&model, dir, &e) == 0, "%s", e.text);
+    hashes[1] = fingerprint();
+    edit_config("norm_topk_prob", "false", "true ");
+    model_close(model);
+    ck_assert_msg(model_open(&model, dir, &e) == 0, "%s", e.text);
+    hashes[2] = fingerprint();
+    for (int i = 0; i < 3; i++)
+        ck_assert(!XXH128_isEqual(hashes[i], hashes[(i + 1) % 3]));
     drop_model();
 }
 

@@ -192,6 +192,14 @@ static void run_add(int n)
         ck_assert(out[i] == in[i] + in2[i]);
 }
 
+static void run_add_scaled(int n)
+{
+    memcpy(out, in2, (size_t)n * sizeof(*out));
+    ops->add_scaled(out, in, 0.37f, n);
+    for (int i = 0; i < n; i++)
+        ck_assert(out[i] == fmaf(in[i], 0.37f, in2[i]));
+}
+
 static void run_from_bf16(int n)
 {
     ops->from_bf16(out, half, n);
@@ -247,6 +255,7 @@ TEST(rows, .n = N_SIZES)
     each_isa(run_rope, 2 * n, 2 * n);
     each_isa(run_silu_mul, n, n);
     each_isa(run_add, n, n);
+    each_isa(run_add_scaled, n, n);
     each_isa(run_from_bf16, n, n);
     each_isa(run_to_bf16, n, n);
     each_isa(run_scans, n, 2);
