@@ -44,8 +44,13 @@ static int check_rank(const struct model_config *whole, int tp_size, struct err 
 
 static int check_model(const struct model_config *c, int tp_size, struct err *e)
 {
-    const int r = shard_check(c, tp_size, e);
+    int r;
 
+    if (c->n_experts)
+        return err_set(e, -ENOTSUP,
+                       "CUDA: %s is a mixture of experts; these run on the CPU backend only so far",
+                       c->arch);
+    r = shard_check(c, tp_size, e);
     if (r < 0)
         return r;
     if (c->head_dim != 64 && c->head_dim != 128)
