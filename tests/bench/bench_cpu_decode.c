@@ -118,6 +118,18 @@ static void bench(struct driver *d, const struct model_config *c, struct cpu_poo
     region_deinit(&memory);
 }
 
+/* What a token reads of the weights: an embedding of its own is looked up, not read, while a tied
+ * one is the head; and of experts, the token's. */
+static uint64_t step_bytes(const struct model_config *c, uint64_t weight_bytes)
+{
+    const uint64_t hidden = (uint64_t)c->hidden_dim * sizeof(uint16_t);
+    const uint64_t left_out =
+        (uint64_t)c->n_layers * (uint64_t)(c->n_experts - c->n_experts_per_tok);
+
+    return weight_bytes - (c->tied ? 0 : (uint64_t)c->vocab_size * hidden) -
+           left_out * 3 * (uint64_t)c->ffn_dim * hidden;
+}
+
 int main(int argc, char **argv)
 {
     const int n_threads = argc > 2 ? atoi(argv[2]) : machine_cores();
@@ -147,12 +159,7 @@ int main(int argc, char **argv)
     printf("device=\"%s\" model=%s\n", info.devices[0].name, basename(argv[1]));
     if (cpu_pool_new(&pool, n_threads) < 0)
         fail("out of memory");
-    /* An embedding of its own is looked up, not read; a tied one is the head. */
-    bench(&d, model_config(model), pool,
-          info.weight_bytes - (model_config(model)->tied
-                                   ? 0
-                                   : (uint64_t)model_config(model)->vocab_size *
-                                         (uint64_t)model_config(model)->hidden_dim * 2),
+    bench(&d, model_config(model), pool, step_bytes(model_config(model), info.weight_bytes),
           n_prompt, n_decode);
     cpu_pool_free(pool);
     cpu_backend.close(d.backend);
