@@ -342,7 +342,7 @@ static void check_model(struct checking *c, const struct backend_choice *choice)
     }
     if (!check_reach(c, o->model_path))
         return;
-    offline_check_folder(o, &problems);
+    offline_check_folder(o->model_path, *o->chat_template ? o->chat_template : NULL, &problems);
     if (problems.n > 0)
         return;
     say(c, OK, "model", NULL, "%s", o->model_path);

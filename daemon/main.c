@@ -119,13 +119,13 @@ static int find_command(struct command_line *c, const char *name)
     return usage_error(text);
 }
 
-/* Loads the options; only check-config goes on where they are wrong. */
+/* Loads the options; check-config goes on where they are wrong, and list needs none. */
 static int load_options(struct command_line *c)
 {
     c->loaded = load(c, &c->options, &c->why);
     if (c->loaded < 0)
         memset(&c->options, 0, sizeof(c->options));
-    if (is_command(c, "check-config"))
+    if (is_command(c, "check-config") || is_command(c, "list"))
         return 0;
     if (c->loaded < 0) {
         complain(&c->why);
@@ -357,6 +357,9 @@ int main(int argc, char **argv)
         status = serve(&c);
     else if (is_command(&c, "check-config"))
         status = check_config(&c);
+    else if (is_command(&c, "list"))
+        status = model_list_run(c.line.n_words > 0 ? c.line.words[0] : NULL,
+                                usage_value(&c.line, "json"));
     else if (is_command(&c, "tune"))
         status = tune(&c.options, &c.why) < 0 ? complain(&c.why) : EXIT_SUCCESS;
     else

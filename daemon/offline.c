@@ -394,9 +394,8 @@ static const char *template_file(const struct options *o)
     return *o->chat_template ? o->chat_template : NULL;
 }
 
-void offline_check_folder(const struct options *options, struct problems *p)
+void offline_check_folder(const char *folder, const char *chat_template, struct problems *p)
 {
-    const char *folder = options->model_path;
     struct tokenizer *tokenizer = NULL;
     struct chat_template *template = NULL;
     struct err e;
@@ -413,7 +412,7 @@ void offline_check_folder(const struct options *options, struct problems *p)
         problems_add(p, r, "%s", e.text);
     else
         problems_say(p, "ok", "tokenizer.json");
-    r = chat_template_load(&template, folder, template_file(options), &e);
+    r = chat_template_load(&template, folder, chat_template, &e);
     if (r == -ENOTSUP) /* raw prompts still work */
         problems_say(p, "note", "%s; only raw prompts can be served", e.text);
     else if (r < 0)
@@ -453,7 +452,7 @@ int offline_run(const char *command, const struct options *options, const struct
         if (strcmp(command, operations[i].name) == 0)
             t.operation = &operations[i];
     if (!t.operation) {
-        offline_check_folder(options, &problems);
+        offline_check_folder(t.model, t.template_file, &problems);
         return problems.n > 0;
     }
     status = run(&t);

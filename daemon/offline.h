@@ -1,5 +1,6 @@
 /* offline.h - sub-commands without a daemon. On a model folder: tokenize, detokenize, render and
- * check, which read stdin or one argument and write stdout. On all options: check-config. */
+ * check, which read stdin or one argument and write stdout. On a directory of folders: list. On all
+ * options: check-config. */
 #ifndef NVLLM_DAEMON_OFFLINE_H
 #define NVLLM_DAEMON_OFFLINE_H
 
@@ -13,8 +14,16 @@
  * after a message. */
 int offline_run(const char *command, const struct options *options, const struct usage_line *line);
 
-/* What check prints: a line for each part of the folder. */
-void offline_check_folder(const struct options *options, struct problems *p);
+/* What check prints: a line for each part of the folder. chat_template is a file, or NULL for the
+ * folder's own. */
+void offline_check_folder(const char *folder, const char *chat_template, struct problems *p);
+
+/* ---- model_list.c */
+
+/* Prints the model folders below a directory, or where models are installed if that is NULL: those
+ * that would run, and the first reason why others would not. Exit status: 0, or 1 after a message
+ * if a directory could not be read or holds too much. */
+int model_list_run(const char *directory, bool json);
 
 /* ---- config_check.c */
 

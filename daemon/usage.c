@@ -54,6 +54,8 @@ static const struct usage_command commands[] = {
     COMMAND("tune", "measure which algorithms are fastest here, for the next start",
             .synopsis = "[options]"),
     COMMAND("check", "find what is wrong with a model folder", .synopsis = "[options]"),
+    COMMAND("list", "list the model folders below a directory", .synopsis = "[options] [DIRECTORY]",
+            .options = {json_option}, .values = USAGE_FOLDER, .max_words = 1),
     COMMAND("tokenize", "turn text into token ids", .synopsis = "[options] [TEXT|-]",
             .options = {json_option, lines_option, tokenize_options}, .max_words = 1),
     COMMAND("detokenize", "turn token ids into text", .synopsis = "[options] [IDS|-]",

@@ -485,6 +485,16 @@ uint64_t model_weight_bytes(const struct model *m)
     return m->bytes;
 }
 
+uint64_t model_n_parameters(const struct model *m)
+{
+    return m->n_elements;
+}
+
+const char *model_dtype_name(const struct model *m)
+{
+    return m->dtype;
+}
+
 bool model_has_changed(const struct model *m)
 {
     struct stat st;
