@@ -340,6 +340,13 @@ static const struct usage_command commands[] = {
                 OPTION("json", NULL, "print one JSON object"))},
             .examples = "  sudo nvllmctl doctor\n"
                         "  nvllmctl doctor --model ~/models/Qwen3-0.6B\n"),
+    COMMAND("list", "list the models that nvllmd could serve", .synopsis = "[OPTION…] [DIRECTORY]",
+            .text = "Lists the model folders below DIRECTORY, or where models are installed: what\n"
+                    "each holds, or why nvllmd would not run it. Folders may be those of a hub's\n"
+                    "cache. Needs nvllmd installed, but not running.\n",
+            .options = {json_option}, .values = USAGE_FOLDER, .max_words = 1,
+            .examples = "  nvllmctl list\n"
+                        "  nvllmctl list ~/.cache/huggingface/hub\n"),
     COMMAND("version", "print the version", .synopsis = "",
             .text = "Prints the versions of nvllmctl and of its library.\n"),
     COMMAND("help", "print help on a command", .synopsis = "[COMMAND]",

@@ -41,10 +41,9 @@ extern const struct usage_program ctl_program;
 /* The commands. Each gives the exit code, which an interrupt overrides. */
 typedef int ctl_run(struct ctl *ctl);
 ctl_run ctl_batch, ctl_bench, ctl_blocks, ctl_cache, ctl_cancel, ctl_chat, ctl_detokenize;
-ctl_run ctl_doctor, ctl_drain, ctl_embed, ctl_explain, ctl_generate, ctl_help, ctl_log_level,
-    ctl_reload;
-ctl_run ctl_render, ctl_requests, ctl_resume, ctl_sleep, ctl_status, ctl_stop, ctl_tokenize;
-ctl_run ctl_top, ctl_trace, ctl_version, ctl_wake;
+ctl_run ctl_doctor, ctl_drain, ctl_embed, ctl_explain, ctl_generate, ctl_help, ctl_list;
+ctl_run ctl_log_level, ctl_reload, ctl_render, ctl_requests, ctl_resume, ctl_sleep, ctl_status;
+ctl_run ctl_stop, ctl_tokenize, ctl_top, ctl_trace, ctl_version, ctl_wake;
 
 /* ---- options: their names are those of commands.c, or the program aborts */
 
@@ -69,6 +68,10 @@ uint64_t ctl_request_number(const struct ctl *ctl, const char *text);
 
 /* The index of a word among the command's; any other ends the program, and the nearest is named. */
 size_t ctl_word(const struct ctl *ctl, const char *word);
+
+/* Finds the program nvllmd: beside this one, as installed and as built, or in the PATH of the shell
+ * or of root. out has PATH_MAX bytes; false: it is not here. */
+bool ctl_find_nvllmd(char *out);
 
 /* ---- messages */
 

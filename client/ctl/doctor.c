@@ -473,7 +473,7 @@ int ctl_doctor(struct ctl *ctl)
         {"memory", doctor_check_memory}, {"limits", doctor_check_limits},
     };
     const char *config = ctl_option(ctl, "config");
-    char own[PATH_MAX];
+    char own[PATH_MAX], nvllmd[PATH_MAX];
     struct doctor d = {
         .ctl = ctl,
         .config = config ? config : NVLLM_CONFIG_DIR "/nvllmd.conf",
@@ -484,9 +484,9 @@ int ctl_doctor(struct ctl *ctl)
 
     obstack_init(&d.texts);
     d.own = realpath("/proc/self/exe", own) && access(own, X_OK) == 0 ? own : "nvllmctl";
+    d.nvllmd = ctl_find_nvllmd(nvllmd) ? nvllmd : NULL;
     d.has_config = config || access(d.config, F_OK) == 0;
     choose_user(&d);
-    doctor_find_program(&d);
     for (size_t i = 0; i < sizeof(checks) / sizeof(checks[0]); i++) {
         d.about = checks[i].about;
         checks[i].run(&d);

@@ -63,7 +63,6 @@ bool doctor_read_start(char *text, size_t n, const char *path);
 bool doctor_is_of_service(const struct doctor *d);
 
 /* doctor_checks.c */
-void doctor_find_program(struct doctor *d); /* sets d->nvllmd */
 void doctor_check_config(struct doctor *d);
 void doctor_check_model(struct doctor *d);
 void doctor_check_devices(struct doctor *d);

@@ -32,21 +32,6 @@ enum {
 
 /* ---- what nvllmd finds */
 
-/* Beside this program, as installed and as built, or in the PATH of the shell or of root. */
-void doctor_find_program(struct doctor *d)
-{
-    const char *path = getenv("PATH"), *own = doctor_folder_of(d, d->own);
-    char *rest = (char *)doctor_format(d, "%s:%s/../sbin:%s/../daemon:%s:/usr/local/sbin:/usr/sbin",
-                                       own, own, own, path ? path : "");
-    char *folder, real[PATH_MAX];
-    struct stat st;
-
-    while (!d->nvllmd && (folder = strsep(&rest, ":")) != NULL)
-        if (folder[0] == '/' && realpath(doctor_format(d, "%s/nvllmd", folder), real) &&
-            stat(real, &st) == 0 && S_ISREG(st.st_mode) && access(real, X_OK) == 0)
-            d->nvllmd = doctor_format(d, "%s", real);
-}
-
 /* In the child, which drops root's rights: they would say nothing about the daemon's. */
 static void become_user(const struct user *user)
 {

@@ -43,6 +43,7 @@ static const struct {
     {"stop", ctl_stop, false},
     {"bench", ctl_bench, true},
     {"doctor", ctl_doctor, false},
+    {"list", ctl_list, false},
     {"version", ctl_version, false},
     {"help", ctl_help, false},
 };
@@ -230,10 +231,9 @@ static void parse(struct ctl *ctl, int argc, char **argv)
 static const struct usage_command *find_command(const char *name)
 {
     const struct usage_command *command = usage_find_command(&ctl_program, name);
-    const char *near = strcmp(name, "run") == 0    ? "chat" /* as other programs call it */
-                       : strcmp(name, "ps") == 0   ? "requests"
-                       : strcmp(name, "list") == 0 ? "status"
-                                                   : usage_nearest_command(&ctl_program, name);
+    const char *near = strcmp(name, "run") == 0  ? "chat" /* as other programs call it */
+                       : strcmp(name, "ps") == 0 ? "requests"
+                                                 : usage_nearest_command(&ctl_program, name);
 
     if (!command && near)
         ctl_message("there is no command “%s”: did you mean “%s”?", name, near);
