@@ -436,7 +436,7 @@ class ExitCodes(Case):
             self.assertEqual(run(command, "--help").stdout, done.stdout)
         self.assertIn(b"generate", run("genrate").stderr)
         self.assertIn("did you mean “generate”".encode(), run("gen").stderr)
-        for other, ours in ("run", "chat"), ("ps", "requests"), ("list", "status"):
+        for other, ours in ("run", "chat"), ("ps", "requests"):
             self.assertIn(f"did you mean “{ours}”".encode(), run(other).stderr)
         self.assertEqual((run().returncode, run().stdout), (2, run("help").stdout))
         self.assertIn(b"--temperature", run("generate", "--temprature", "1", "x").stderr)
