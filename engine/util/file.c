@@ -17,6 +17,8 @@ int file_open(int *fd, uint64_t *bytes, int dir, const char *name, struct err *e
     do
         f = openat(dir, name, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
     while (f < 0 && errno == EINTR);
+    if (f < 0 && errno == ENOENT && fstatat(dir, name, &st, AT_SYMLINK_NOFOLLOW) == 0)
+        return err_set(e, -EINVAL, "%s: is a broken link", name);
     if (f < 0 && errno == ENXIO) /* a socket, or a device with nothing behind it */
         return err_set(e, -EINVAL, "%s: is not a regular file", name);
     if (f < 0)

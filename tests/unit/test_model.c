@@ -203,7 +203,8 @@ TEST(fifo_does_not_hang, .n = 3, .timeout = 5)
     refused(-EINVAL, text);
 }
 
-/* Links, as in a hub's cache, are followed; a broken one is named. */
+/* Links, as in a hub's cache, are followed; a broken one is named, and no file that may be absent.
+ */
 TEST(links_are_followed)
 {
     struct model *m;
@@ -215,7 +216,12 @@ TEST(links_are_followed)
     model_close(m);
     unlink(in_dir("model.safetensors"));
     ck_assert_int_eq(symlink("../blobs/gone", path_buf), 0);
-    refused(-ENOENT, "model.safetensors: cannot be opened");
+    refused(-EINVAL, "model.safetensors: is a broken link");
+    unlink(in_dir("model.safetensors"));
+    copy_bundled();
+    unlink(in_dir("generation_config.json"));
+    ck_assert_int_eq(symlink("../blobs/gone", path_buf), 0);
+    refused(-EINVAL, "generation_config.json: is a broken link");
 }
 
 /* A file truncated within the length, the header or the data is refused. */
