@@ -271,6 +271,24 @@ bool pretokenize_is_space(uint32_t cp)
     return kind == CLASS_SPACE || kind == CLASS_NEWLINE;
 }
 
+/* Letters, marks, decimal digits and connectors, and what Unicode calls alphabetic beside letters
+ * or has to join them: as the reference's regular expressions have it. */
+bool pretokenize_is_word(uint32_t cp)
+{
+    static const uint32_t others[][2] = {{0x200c, 0x200d},
+                                         {0x24b6, 0x24e9},
+                                         {0x1f130, 0x1f149},
+                                         {0x1f150, 0x1f169},
+                                         {0x1f170, 0x1f189}};
+    const int category = utf8proc_get_property((int32_t)cp)->category;
+
+    for (size_t i = 0; i < sizeof(others) / sizeof(*others); i++)
+        if (cp >= others[i][0] && cp <= others[i][1])
+            return true;
+    return (category >= UTF8PROC_CATEGORY_LU && category <= UTF8PROC_CATEGORY_NL) ||
+           category == UTF8PROC_CATEGORY_PC;
+}
+
 size_t pretokenize_next(enum pretokenizer kind, const char *p, size_t n)
 {
     switch (kind) {

@@ -33,7 +33,8 @@ struct matches {
     const struct text_range *ranges;
     size_t n_ranges; /* the ranges that are left */
     size_t start, end;
-    int32_t id; /* of bytes [start, end), the last match */
+    int32_t id;      /* of bytes [start, end), the last match */
+    size_t searched; /* as far as here; before end by the white space that the match has taken */
 };
 
 int tokenizer_load(struct tokenizer **out, const char *folder, struct err *e)
@@ -196,11 +197,30 @@ static bool is_space(struct text text, size_t at, size_t *len)
     return *len && cp != UTF8_BROKEN && pretokenize_is_space(cp);
 }
 
-/* Takes the white space around a match that its token wants, back to `from` at most. */
-static void strip_around(struct matches *m, const struct added *a, size_t from)
+static bool is_word_at(struct text text, size_t at)
+{
+    uint32_t cp;
+
+    return utf8_read(text.data + at, text.len - at, &cp) && pretokenize_is_word(cp);
+}
+
+/* Whether a word's character is just before or behind bytes [start, end). */
+static bool is_in_word(struct text text, size_t start, size_t end)
+{
+    return (start > 0 && is_word_at(text, start - utf8_last(text.data, start))) ||
+           (end < text.len && is_word_at(text, end));
+}
+
+/* Takes the white space around a match that its token wants, back to `from` at most: what is before
+ * that has been looked at. False: nothing is left of a match that began there. */
+static bool strip_around(struct matches *m, const struct added *a, size_t from)
 {
     size_t len;
 
+    if (a->lstrip && m->start < from)
+        m->start = from;
+    if (a->rstrip && m->end < from)
+        m->end = from;
     while (a->lstrip && m->start > from) {
         const size_t last = m->start - utf8_last(m->text.data, m->start);
 
@@ -210,12 +230,15 @@ static void strip_around(struct matches *m, const struct added *a, size_t from)
     }
     while (a->rstrip && m->end < m->text.len && is_space(m->text, m->end, &len))
         m->end += len;
+    return m->start < m->end;
 }
 
+/* As the reference does, a token that begins with the white space that the last match has taken is
+ * matched there all the same: then start is before the last end. */
 static bool next_match(struct matches *m)
 {
     const size_t from = m->end;
-    size_t at = from;
+    size_t at = m->searched;
 
     for (; m->n_ranges; m->ranges++, m->n_ranges--) {
         if (at < m->ranges->start)
@@ -223,19 +246,26 @@ static bool next_match(struct matches *m)
         for (; at < m->ranges->end; at++) {
             const struct added *a = find_added(m, m->text.data + at, m->ranges->end - at);
 
-            if (a) {
-                m->id = a->id;
-                m->start = at;
-                m->end = at + a->len;
-                strip_around(m, a, from);
-                return true;
+            if (!a)
+                continue;
+            if (a->single_word && is_in_word(m->text, at, at + a->len)) {
+                at += a->len - 1; /* nor does another token match there */
+                continue;
             }
+            m->id = a->id;
+            m->start = at;
+            m->end = m->searched = at + a->len;
+            if (strip_around(m, a, from))
+                return true;
+            m->end = from;
+            at = m->searched - 1;
         }
     }
     return false;
 }
 
-/* Encodes bytes [start, end) of the text of m, in which no token matches before normalization. */
+/* Encodes bytes [start, end) of the text of m, if any, in which no token matches before
+ * normalization. */
 static int encode_segment(struct encoder *enc, const struct matches *m, size_t start, size_t end)
 {
     struct matches normalized = {.t = enc->t, .normalized = true};
@@ -243,6 +273,8 @@ static int encode_segment(struct encoder *enc, const struct matches *m, size_t s
     size_t done = 0, n = 0;
     int r;
 
+    if (start >= end)
+        return 0;
     for (size_t i = 0; enc->t->n_normalized && i < m->n_ranges && m->ranges[i].start < end; i++) {
         const struct text_range range = m->ranges[i];
 
@@ -252,8 +284,6 @@ static int encode_segment(struct encoder *enc, const struct matches *m, size_t s
             enc->ranges[n++] = (struct text_range){range.start > start ? range.start - start : 0,
                                                    (range.end < end ? range.end : end) - start};
     }
-    if (!source.len)
-        return 0;
     r = tokenizer_normalize(enc->t, m->is_first && start == 0, source, enc->ranges, n,
                             &enc->normal);
     if (r)
@@ -262,7 +292,8 @@ static int encode_segment(struct encoder *enc, const struct matches *m, size_t s
     normalized.ranges = enc->ranges;
     normalized.n_ranges = n;
     while (next_match(&normalized)) {
-        r = encode_plain(enc, normalized.text.data + done, normalized.start - done);
+        if (done < normalized.start)
+            r = encode_plain(enc, normalized.text.data + done, normalized.start - done);
         if (!r)
             r = push_id(enc, normalized.id);
         if (r)

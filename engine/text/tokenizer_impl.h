@@ -24,11 +24,12 @@ struct token {
 };
 
 /* An added token as it is matched: if normalized, its normal form in the text's. With lstrip and
- * rstrip it takes the white space before and behind it. */
+ * rstrip it takes the white space before and behind it; with single_word it does not match as a
+ * part of a word. */
 struct added {
     uint32_t at, len; /* in bytes */
     int32_t id;
-    bool normalized, lstrip, rstrip;
+    bool normalized, lstrip, rstrip, single_word;
 };
 
 /* Tokens that the post-processor puts before a text, or behind it. */
@@ -99,6 +100,7 @@ int tokenizer_normalize(const struct tokenizer *t, bool is_first, struct text so
 extern const char *const pretokenize_patterns[N_PRETOKENIZERS];
 
 bool pretokenize_is_space(uint32_t cp); /* \s */
+bool pretokenize_is_word(uint32_t cp);  /* \w */
 
 /* The length of the first piece of p[0..n), n > 0: valid UTF-8, up to the end of the text. */
 size_t pretokenize_next(enum pretokenizer kind, const char *p, size_t n);

@@ -312,12 +312,14 @@ static int read_added(struct reader *r, const json_t *v, size_t i)
         nfc_text_deinit(&form);
         return no_memory(r);
     }
-    t->added[t->n_added++] = (struct added){.at = put_bytes(t, form.text),
-                                            .len = (uint32_t)form.text.len,
-                                            .id = id,
-                                            .normalized = normalized,
-                                            .lstrip = json_is_true(json_object_get(v, "lstrip")),
-                                            .rstrip = json_is_true(json_object_get(v, "rstrip"))};
+    t->added[t->n_added++] =
+        (struct added){.at = put_bytes(t, form.text),
+                       .len = (uint32_t)form.text.len,
+                       .id = id,
+                       .normalized = normalized,
+                       .lstrip = json_is_true(json_object_get(v, "lstrip")),
+                       .rstrip = json_is_true(json_object_get(v, "rstrip")),
+                       .single_word = json_is_true(json_object_get(v, "single_word"))};
     t->n_normalized += normalized;
     nfc_text_deinit(&form);
     token = &t->tokens[id];

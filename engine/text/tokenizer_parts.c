@@ -21,7 +21,7 @@ static const char file_pattern[] =
     " 'truncation?': '*', 'padding?': '*'," /* how somebody last called the tokenizer */
     " 'normalizer?': '*', 'pre_tokenizer?': '*', 'post_processor?': '*', 'decoder': '*',"
     " 'model': '*',"
-    " 'added_tokens?': [{'id?': '*', 'content?': '*', 'single_word': false,"
+    " 'added_tokens?': [{'id?': '*', 'content?': '*', 'single_word': 'true or false',"
     "  'lstrip': 'true or false', 'rstrip': 'true or false', 'normalized': 'true or false',"
     "  'special': 'true or false'}, '...']}";
 

@@ -244,7 +244,7 @@ static const struct refusal refused[] = {
     {"added_tokens/0/id", "260", "added_tokens[1]: id 260"},
     {"added_tokens/0/lstrip", "1", "added_tokens[0].lstrip"},
     {"added_tokens/0/rstrip", NULL, "added_tokens[0].rstrip"},
-    {"added_tokens/0/single_word", "true", "added_tokens[0].single_word"},
+    {"added_tokens/0/single_word", "1", "added_tokens[0].single_word"},
     {"added_tokens/0/normalized", "1", "added_tokens[0].normalized"},
     {"added_tokens/0/special", NULL, "added_tokens[0].special"},
     {"added_tokens/0/color", "1", "added_tokens[0].color"},
@@ -425,6 +425,96 @@ TEST(stripped_white_space)
     expect_encoding("a<n> \tb", "97 260 98");
     expect_encoding("<n>  <s>", "260 259");
     expect_encoding(" <s>", "259");
+}
+
+/* Tokens of single words, as the reference matches them: <n> in normalized text. */
+static const char *const single_words[][2] = {
+    {"foo", "259"},
+    {"foo foo", "259 32 259"},
+    {"(foo)", "40 259 41"},
+    {"foofoo", "102 111 111 102 111 111"},
+    {"foo_", "102 111 111 95"},
+    {"1foo", "49 102 111 111"},
+    {"foo\u0663", "102 111 111 217 163"},     /* a decimal digit */
+    {"foo\u00b2", "259 194 178"},             /* a number that is none */
+    {"foo\u2177", "102 111 111 226 133 183"}, /* a letter number */
+    {"foo\u203f", "102 111 111 226 128 191"}, /* a connector */
+    {"\u203f(foo", "226 128 191 40 259"},
+    {"foo\u0301", "102 111 195 179"}, /* marks */
+    {"foo\u20dd", "102 111 111 226 131 157"},
+    {"foo\u200d", "102 111 111 226 128 141"}, /* joins letters */
+    {"foo\u200b", "259 226 128 139"},
+    {"foo\u24d0", "102 111 111 226 147 144"}, /* alphabetic symbols */
+    {"foo\U0001f170", "102 111 111 240 159 133 176"},
+    {"foo\U0001f600", "259 240 159 152 128"},
+    {"a<n>", "97 60 110 62"},
+    {"<n>a", "60 110 62 97"},
+    {"-<n>-", "45 260 45"},
+    {"a <n>", "97 32 260"},
+    {"e\u0301<n>", "195 169 60 110 62"},
+};
+
+TEST(tokens_of_single_words)
+{
+    edit("added_tokens/0/content", "'foo'");
+    edit("added_tokens/0/single_word", "true");
+    edit("added_tokens/1/single_word", "true");
+    ck_assert_msg(parse() == 0, "%s", e.text);
+    for (size_t i = 0; i < N(single_words); i++)
+        expect_encoding(single_words[i][0], single_words[i][1]);
+}
+
+/* Where a token of single words does not match, no other takes its bytes; it strips white space
+ * where it does. */
+TEST(single_words_beside_others)
+{
+    edit("added_tokens/0/content", "'foo'");
+    edit("added_tokens/0/single_word", "true");
+    edit("added_tokens/1/content", "'oo'");
+    edit("added_tokens/1/normalized", "false");
+    ck_assert_msg(parse() == 0, "%s", e.text);
+    expect_encoding("xfoo", "120 102 111 111");
+    expect_encoding("xoo", "120 260");
+    expect_encoding("foooo", "102 111 111 260");
+    tokenizer_free(t);
+    edit("added_tokens/0/lstrip", "true");
+    edit("added_tokens/0/rstrip", "true");
+    edit("added_tokens/1/content", "' x'");
+    ck_assert_msg(parse() == 0, "%s", e.text);
+    expect_encoding("a foo b", "97 259 98");
+    expect_encoding("a  foob", "97 32 32 102 111 111 98");
+    expect_encoding("foo  foo", "259 259");
+    expect_encoding("foo  xa", "259 260 97"); /* white space that is taken twice */
+}
+
+/* A normalized token is sought in what is between the others, as if that were the whole text. */
+TEST(single_words_between_others)
+{
+    edit("added_tokens/0/content", "'_'");
+    edit("added_tokens/0/id", "95");
+    edit("added_tokens/1/content", "'oo'");
+    edit("added_tokens/1/single_word", "true");
+    ck_assert_msg(parse() == 0, "%s", e.text);
+    expect_encoding("_oo", "95 260");
+    expect_encoding("oo_", "260 95");
+    expect_encoding("aoo", "97 111 111");
+    tokenizer_free(t);
+    edit("added_tokens/1/normalized", "false");
+    ck_assert_msg(parse() == 0, "%s", e.text);
+    expect_encoding("_oo", "95 111 111");
+}
+
+/* White space that a match has taken is none for a later token that takes it, too. */
+TEST(white_space_that_is_taken)
+{
+    edit("added_tokens/0/rstrip", "true");
+    edit("added_tokens/1/content", "'\\n'");
+    edit("added_tokens/1/normalized", "false");
+    edit("added_tokens/1/lstrip", "true");
+    ck_assert_msg(parse() == 0, "%s", e.text);
+    expect_encoding("<s>\n", "259");
+    expect_encoding("<s>\n\na", "259 97");
+    expect_encoding("a\n\n", "97 260 260");
 }
 
 /* What a post-processor puts before a text and behind it is known, and not added. */
