@@ -281,6 +281,13 @@ static uint32_t put_bytes(struct tokenizer *t, struct text text)
     return at;
 }
 
+/* Whether text of these bytes becomes the id without merges. */
+static bool is_found(const struct tokenizer *t, int32_t id, const struct token *bytes)
+{
+    return bytes->len &&
+           t->by_bytes[tokenizer_slot(t, t->bytes + bytes->at, bytes->len)] == (uint32_t)id + 1;
+}
+
 static int read_added(struct reader *r, const json_t *v, size_t i)
 {
     struct tokenizer *t = r->t;
@@ -288,8 +295,9 @@ static int read_added(struct reader *r, const json_t *v, size_t i)
                            json_string_length(json_object_get(v, "content"))};
     const bool normalized = json_is_true(json_object_get(v, "normalized"));
     struct nfc_text form = {.text = content}; /* in which it is matched */
-    struct token *token;
+    struct token *token, old;
     int32_t id, same;
+    bool was_found;
     int rc;
 
     if (!content.len || content.len > TOKENIZER_MAX_SPECIAL)
@@ -329,6 +337,8 @@ static int read_added(struct reader *r, const json_t *v, size_t i)
                       id);
     if (token->flags & TOKENIZER_ADDED)
         return REFUSE(r, "added_tokens[%zu]: \"%.64s\" is listed twice", i, content.data);
+    old = *token;
+    was_found = is_found(t, id, &old);
     *token = (struct token){.at = put_bytes(t, content),
                             .len = (uint32_t)content.len,
                             .flags = TOKENIZER_ADDED};
@@ -340,6 +350,9 @@ static int read_added(struct reader *r, const json_t *v, size_t i)
     }
     if (json_is_true(json_object_get(v, "special")))
         token->flags |= TOKENIZER_SPECIAL;
+    if (was_found && !is_found(t, id, &old))
+        return REFUSE(r, "added_tokens[%zu]: \"%.64s\" stands for other bytes in model.vocab", i,
+                      content.data);
     return 0;
 }
 

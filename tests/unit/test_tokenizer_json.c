@@ -264,6 +264,10 @@ static const struct refusal refused_spaces[] = {
      "{'id': 311, 'content': '<n>', 'single_word': false, 'lstrip': true, 'rstrip': false, "
      "'normalized': true, 'special': false}",
      "added_tokens[1]: lstrip and rstrip"},
+    {"added_tokens/1",
+     "{'id': 301, 'content': 'a', 'single_word': false, 'lstrip': false, 'rstrip': false, "
+     "'normalized': true, 'special': false}",
+     "added_tokens[1]: \"a\" stands for other bytes"},
 };
 
 static const struct refusal refused_metaspace[] = {
