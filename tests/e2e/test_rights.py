@@ -6,6 +6,7 @@ import harness
 import roles
 import wire
 from harness import Case, Daemon, scaled
+from test_embed import Embedder
 
 PROMPT = b"The quick brown fox jumps over the lazy dog, again and again and again."
 LONG = {**harness.LONG, "prompt": PROMPT}
@@ -18,6 +19,7 @@ OPERATIONS = {
     "cancel": ("owner", {"request": NUMBER}),
     "tokenize": ("user", {"text": b"a"}),
     "detokenize": ("user", {"ids": [5]}),
+    "embed": ("user", {"prompt": "Hello"}),
     "render": ("user", {"chat": {"messages": [{"role": "user", "content": "Hi"}]}}),
     "get_status": ("user", {}),
     "list_requests": ("user", {}),
@@ -59,7 +61,8 @@ class Rights(Case):
         return Daemon(f"daemon.admin_group={self.group}",
                       f"daemon.admin_socket={folder / 'admin.sock'}",
                       "daemon.admin_socket_mode=0660", "cache.kv_memory=64M", "scheduler.max_seq_len=2100",
-                      "daemon.drain_timeout_s=1", *options, folder=folder)
+                      "daemon.drain_timeout_s=1", *options, folder=folder,
+                      model=Embedder.folder(self))
 
     def allowed(self, w, op, body):
         """Asks; False where it is denied. Any other error is a failure."""
