@@ -35,6 +35,8 @@ struct matches {
     size_t start, end;
     int32_t id;      /* of bytes [start, end), the last match */
     size_t searched; /* as far as here; before end by the white space that the match has taken */
+    size_t spaces;   /* where the last white space that a match took ends: from `searched` on, all
+                      * before is white space */
 };
 
 int tokenizer_load(struct tokenizer **out, const char *folder, struct err *e)
@@ -204,7 +206,7 @@ static bool is_word_at(struct text text, size_t at)
     return utf8_read(text.data + at, text.len - at, &cp) && pretokenize_is_word(cp);
 }
 
-/* Whether a word's character is just before or behind bytes [start, end). */
+/* Whether a word's character is just before or after bytes [start, end). */
 static bool is_in_word(struct text text, size_t start, size_t end)
 {
     return (start > 0 && is_word_at(text, start - utf8_last(text.data, start))) ||
@@ -219,8 +221,8 @@ static bool strip_around(struct matches *m, const struct added *a, size_t from)
 
     if (a->lstrip && m->start < from)
         m->start = from;
-    if (a->rstrip && m->end < from)
-        m->end = from;
+    if (a->rstrip && m->end < m->spaces) /* so none is read twice */
+        m->end = m->spaces;
     while (a->lstrip && m->start > from) {
         const size_t last = m->start - utf8_last(m->text.data, m->start);
 
@@ -230,6 +232,8 @@ static bool strip_around(struct matches *m, const struct added *a, size_t from)
     }
     while (a->rstrip && m->end < m->text.len && is_space(m->text, m->end, &len))
         m->end += len;
+    if (a->rstrip)
+        m->spaces = m->end;
     return m->start < m->end;
 }
 

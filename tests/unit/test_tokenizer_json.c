@@ -7,6 +7,7 @@
 
 #include "engine/text/tokenizer.h"
 #include "engine/text/utf8.h"
+#include "tests/unit/cpu_time.h"
 #include "tests/unit/quotes.h"
 #include "tests/unit/run_suite.h"
 
@@ -521,7 +522,35 @@ TEST(white_space_that_is_taken)
     expect_encoding("a\n\n", "97 260 260");
 }
 
-/* What a post-processor puts before a text and behind it is known, and not added. */
+/* White space that one match has taken is found there by others, and read once. */
+TEST(white_space_that_is_taken_often)
+{
+    static const char unit[] = "\n \t";
+    const size_t len = sizeof(unit) - 1, n = 300000;
+    char *text = malloc(n * len + 1);
+    struct token_list list = {0};
+    double start, took;
+
+    edit("added_tokens/0/content", "' \\t'");
+    edit("added_tokens/0/rstrip", "true");
+    edit("added_tokens/1/content", "'\\n'");
+    edit("added_tokens/1/normalized", "false");
+    ck_assert_msg(parse() == 0, "%s", e.text);
+    expect_encoding("\n \t\n \ta", "260 259 260 259 97");
+    for (size_t i = 0; i < n; i++)
+        memcpy(text + i * len, unit, len);
+    start = cpu_ms();
+    ck_assert_int_eq(tokenizer_encode_all(t, (struct text){text, n * len}, true, &list), 0);
+    took = cpu_ms() - start;
+    ck_assert_msg(took < 5000, "it took %.0f ms", took);
+    ck_assert_uint_eq(list.n, 2 * n);
+    for (size_t i = 0; i < list.n; i++)
+        ck_assert_int_eq(list.ids[i], i % 2 ? 259 : 260);
+    free(list.ids);
+    free(text);
+}
+
+/* What a post-processor puts before a text and after it is known, and not added. */
 TEST(tokens_around_a_text)
 {
     const int32_t *ids;
