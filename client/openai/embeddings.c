@@ -1,9 +1,8 @@
 /* embeddings.c - POST /v1/embeddings: a text, or a list of texts, each a request of nvllmd.
  *
- * The texts are copied out of the body. So many of them are in progress at a time; the answer goes
+ * The texts are copied out of the body. At most IN_PROGRESS at a time are requests; the answer goes
  * out when all have ended, or with the first error. */
 #include <endian.h>
-#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -33,6 +32,7 @@ struct embeddings {
     bool base64;
     struct input *inputs; /* [n_inputs] */
     size_t n_inputs, n_started, n_open;
+    size_t json_bytes; /* of all inputs */
     uint64_t n_tokens;
 };
 
@@ -151,6 +151,21 @@ static void put_values(struct buf *out, const float *values, size_t n)
 
 static void go_on(struct embeddings *y);
 
+static void keep_values(struct embeddings *y, struct input *input,
+                        const struct nvllm_embedding *embedding)
+{
+    struct api_error e;
+
+    y->n_tokens += embedding->prompt_tokens;
+    (y->base64 ? put_base64 : put_values)(&input->json, embedding->values, embedding->n_values);
+    y->json_bytes += input->json.len;
+    if (!http_is_over(y->gateway->http, y->json_bytes))
+        return;
+    api_fail(&e, 503, "out_of_memory", "",
+             "There is no memory for an answer of this size: ask for fewer texts at a time.");
+    fail(y, &e);
+}
+
 static void on_event(struct upstream_request *q, const struct nvllm_event *event)
 {
     struct input *input = (struct input *)q;
@@ -161,9 +176,7 @@ static void on_event(struct upstream_request *q, const struct nvllm_event *event
     y->n_open--;
     y->gateway->n_requests--;
     if (event->type == NVLLM_EVENT_EMBEDDING && y->conn) {
-        y->n_tokens += event->embedding->prompt_tokens;
-        (y->base64 ? put_base64 : put_values)(&input->json, event->embedding->values,
-                                              event->embedding->n_values);
+        keep_values(y, input, event->embedding);
     } else if (y->conn) {
         api_error_of(&e, event->error);
         if (strncmp(e.param, "prompt", strlen("prompt")) == 0 &&
@@ -204,10 +217,17 @@ static void start_next(struct embeddings *y)
     }
 }
 
+/* Whether another may be in progress beside those that are: one always may, so that it goes on. */
+static bool has_room(const struct embeddings *y)
+{
+    return y->n_open == 0 ||
+           (y->n_open < IN_PROGRESS && y->gateway->n_requests < y->gateway->max_requests);
+}
+
 /* Starts what may be started; where all have ended, this is the end. */
 static void go_on(struct embeddings *y)
 {
-    while (y->n_started < y->n_inputs && y->n_open < IN_PROGRESS)
+    while (y->n_started < y->n_inputs && has_room(y))
         start_next(y);
     if (y->n_open > 0)
         return;
@@ -277,17 +297,19 @@ static bool read_inputs(struct intake *in, struct embeddings *y)
 {
     const json_t *input = fields_get(in->root, "input"), *first = json_array_get(input, 0);
     const bool is_list = json_is_array(input) && !json_is_integer(first);
+    size_t n;
 
     if (!input || (json_is_array(input) && !first))
         return fields_wrong(in, "input", "a text, token ids, or a list of such");
     if (is_list && json_array_size(input) > MAX_INPUTS)
         return api_fail(&in->e, 400, "invalid_value", "input",
                         "input: at most %d texts are taken at a time.", MAX_INPUTS);
-    y->n_inputs = is_list ? json_array_size(input) : 1;
-    y->inputs = calloc(y->n_inputs, sizeof(*y->inputs));
+    n = is_list ? json_array_size(input) : 1;
+    y->inputs = calloc(n, sizeof(*y->inputs));
     if (!y->inputs)
         return api_fail(&in->e, 503, "out_of_memory", "", "There is no memory for the request.");
-    for (size_t i = 0; i < y->n_inputs; i++)
+    y->n_inputs = n;
+    for (size_t i = 0; i < n; i++)
         if (!add_input(in, y, i, is_list ? json_array_get(input, i) : input))
             return false;
     return true;

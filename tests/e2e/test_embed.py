@@ -197,6 +197,13 @@ class Requests(Embedder):
             self.assertEqual(len(self.embed(w, "x")["values"]), DIM)
             d.wait_idle()
 
+    def test_http_within_limits(self):
+        """One list of texts has no more requests in progress than the gateway may have."""
+        with self.start("limits.requests_per_connection=4") as d, \
+                Gateway(d.socket, "--max-requests", 4) as gateway:
+            r = gateway.post("embeddings", {"input": [f"text {i}" for i in range(50)]})
+            self.assertEqual((r.status, len(r.json["data"])), (200, 50))
+
     def test_longest(self):
         """A text may be as long as the longest sequence: no token follows it."""
         with self.start("scheduler.max_seq_len=64") as d, d.connect() as w:
@@ -409,6 +416,14 @@ class Clients(Embedder):
                     status, _, where = gateway.post("embeddings", body).error
                     self.assertEqual((status, where), (404 if param == "model" else 400, param))
             self.assertEqual(gateway.post("embeddings", {"input": "a"}).status, 200)
+
+    def test_http_answer_that_is_too_large(self):
+        """It ends once the memory of all is used up; others go on."""
+        body = {"input": [self.texts[0]] * 1000}
+        with Gateway(self.daemon.socket, "--max-memory", "1M") as gateway:
+            self.assertEqual(gateway.post("embeddings", body).error, (503, "out_of_memory", None))
+            self.assertEqual(gateway.post("embeddings", {"input": "a"}).status, 200)
+            self.daemon.wait_idle()
 
     def test_http_client_that_leaves(self):
         """What it asked for ends, whatever was in progress."""
