@@ -262,8 +262,10 @@ static void look_at_names(struct model *m)
     m->bare = !find_tensor(m, MODEL_PREFIX "norm.weight") && find_tensor(m, "norm.weight");
     if (m->embedder.pooling != POOLING_NONE && !c->tied && !find_tensor(m, "lm_head.weight"))
         c->headless = c->tied = true;
-    if (c->headless && m->embedder.pooling == POOLING_NONE) /* as most embedders do */
-        m->embedder = (struct embedder){.pooling = POOLING_LAST, .normalize = true};
+    if (c->headless && m->embedder.pooling == POOLING_NONE) { /* as most embedders do */
+        m->embedder.pooling = POOLING_LAST;
+        m->embedder.normalize = true;
+    }
 }
 
 static void shape_text(char *out, const struct tensor *t)
