@@ -11,6 +11,7 @@
 
 #define MODULES_FILE "modules.json"
 #define PROMPTS_FILE "config_sentence_transformers.json"
+#define TEXT_FILE    "sentence_bert_config.json"
 
 enum { MAX_FILE_BYTES = 1 << 20, MAX_FOLDER = 80 };
 
@@ -114,11 +115,19 @@ static bool is_folder_name(const char *name)
            strspn(name, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.-") == n;
 }
 
+/* Whether a type is Sentence Transformers' class of that name, wherever a version has its classes:
+ * sentence_transformers.models.Pooling, sentence_transformers.….modules.pooling.Pooling. */
+static bool is_class(const char *type, const char *name)
+{
+    static const char prefix[] = "sentence_transformers.";
+
+    return strncmp(type, prefix, strlen(prefix)) == 0 && strcmp(strrchr(type, '.') + 1, name) == 0;
+}
+
 /* The model, then the pooling, then maybe the normalization. */
 static void read_modules(struct embedder *out, int dir, const json_t *modules, int32_t hidden_dim,
                          struct problems *p)
 {
-    static const char prefix[] = "sentence_transformers.models.";
     static const char *const kinds[] = {"Transformer", "Pooling", "Normalize"};
     const size_t n = json_array_size(modules);
 
@@ -132,12 +141,11 @@ static void read_modules(struct embedder *out, int dir, const json_t *modules, i
         const char *type = json_string_value(json_object_get(module, "type"));
         const char *path = json_string_value(json_object_get(module, "path"));
 
-        if (strncmp(type, prefix, strlen(prefix)) != 0 ||
-            strcmp(type + strlen(prefix), kinds[i]) != 0)
+        if (!is_class(type, kinds[i]))
             problems_add(p, -ENOTSUP,
-                         MODULES_FILE ": [%zu].type: \"%.80s\" is not supported: it "
-                                      "must be %s%s",
-                         i, type, prefix, kinds[i]);
+                         MODULES_FILE ": [%zu].type: \"%.120s\" is not supported: it "
+                                      "must be sentence_transformers.models.%s",
+                         i, type, kinds[i]);
         else if (i == 0 && path && *path)
             problems_add(p, -ENOTSUP, MODULES_FILE ": [0].path: only \"\" is supported");
         else if (i == 1 && !(path && is_folder_name(path)))
@@ -156,7 +164,13 @@ static void read_prompts(struct embedder *out, int dir, struct problems *p)
     if (!root)
         return;
     prompts = json_object_get(root, "prompts");
-    name = json_string_value(json_object_get(root, "default_prompt_name"));
+    v = json_object_get(root, "default_prompt_name");
+    name = json_string_value(v);
+    if (!json_is_object(root))
+        problems_add(p, -EINVAL, PROMPTS_FILE ": must be a JSON object");
+    if (v && !name && !json_is_null(v))
+        problems_add(p, -EINVAL, PROMPTS_FILE ": default_prompt_name: is %s, not a string",
+                     json_type_name(v));
     if (prompts && !json_is_null(prompts) && !json_is_object(prompts))
         problems_add(p, -EINVAL, PROMPTS_FILE ": prompts: is %s, not an object",
                      json_type_name(prompts));
@@ -176,6 +190,21 @@ static void read_prompts(struct embedder *out, int dir, struct problems *p)
     json_decref(root);
 }
 
+/* What the model's module does with a text: nothing is computed but its tokens. */
+static void check_text(int dir, struct problems *p)
+{
+    json_t *root = read_json(dir, TEXT_FILE, true, p);
+    const json_t *lower = json_object_get(root, "do_lower_case");
+
+    if (root && !json_is_object(root))
+        problems_add(p, -EINVAL, TEXT_FILE ": must be a JSON object");
+    if (lower && !json_is_false(lower) && !json_is_null(lower))
+        problems_add(p, -ENOTSUP,
+                     TEXT_FILE
+                     ": do_lower_case: only false is supported: a text is taken as it is");
+    json_decref(root);
+}
+
 void embedder_read(struct embedder *out, int dir, int32_t hidden_dim, struct problems *p)
 {
     const uint32_t before = p->n;
@@ -192,6 +221,9 @@ void embedder_read(struct embedder *out, int dir, int32_t hidden_dim, struct pro
                      MODULES_FILE ": ", p))
         read_modules(out, dir, modules, hidden_dim, p);
     json_decref(modules);
+    if (p->n > before)
+        return;
+    check_text(dir, p);
     read_prompts(out, dir, p);
     if (p->n == before)
         problems_say(p, "ok", MODULES_FILE ": embeddings by %s%s", pooling_names[out->pooling],

@@ -270,6 +270,24 @@ class Folders(Embedder):
         done = harness.run_command([harness.config.nvllmd, "check", "--model", self.folder()])
         self.assertIn(b"embeddings by last token, of length 1", done.stdout)
 
+    def test_other_spellings(self):
+        """Newer versions have their classes elsewhere; files may name what is the default."""
+        folder = self.folder()
+        types = ("base.modules.transformer.Transformer",
+                 "sentence_transformer.modules.pooling.Pooling",
+                 "sentence_transformer.modules.normalize.Normalize")
+        edit(folder / "modules.json", lambda modules: [
+            m.update(type="sentence_transformers." + t) for m, t in zip(modules, types)])
+        (folder / "sentence_bert_config.json").write_text(
+            '{"max_seq_length": 512, "do_lower_case": false}')
+        (folder / "config_sentence_transformers.json").write_text(
+            '{"prompts": null, "default_prompt_name": null}')
+        done = harness.run_command([harness.config.nvllmd, "check", "--model", folder])
+        self.assertIn(b"embeddings by last token, of length 1", done.stdout)
+        for other in "x.models.Transformer", "sentence_transformers.", "Transformer", "":
+            edit(folder / "modules.json", lambda modules, new=other: modules[0].update(type=new))
+            self.refused(folder, "modules.json: [0].type")
+
     def test_pooling(self):
         for change, expected in (
                 ({"pooling_mode_lasttoken": False}, "exactly one pooling_mode must be on, not 0"),
@@ -302,7 +320,14 @@ class Folders(Embedder):
                 ("config_sentence_transformers.json", '{"prompts": []}', "prompts: is an array"),
                 ("config_sentence_transformers.json", '{"prompts": {"a": 1}}', "prompts.a: is an"),
                 ("config_sentence_transformers.json", '{"default_prompt_name": "q"}',
-                 'there is no prompt "q"')):
+                 'there is no prompt "q"'),
+                ("config_sentence_transformers.json", "[]",
+                 "config_sentence_transformers.json: must be a JSON object"),
+                ("config_sentence_transformers.json", '{"default_prompt_name": 5}',
+                 "config_sentence_transformers.json: default_prompt_name: is an integer"),
+                ("sentence_bert_config.json", '{"do_lower_case": true}',
+                 "sentence_bert_config.json: do_lower_case: only false"),
+                ("sentence_bert_config.json", "[]", "sentence_bert_config.json: must be a JSON")):
             with self.subTest(name=name, text=text):
                 folder = self.folder()
                 (folder / name).write_text(text)
