@@ -454,6 +454,8 @@ static void take_embed(struct checker *c, struct engine_request *r, const Nvllm_
     r->prompt_name = m->prompt_name;
     if (m->prompt_name && !utf8_valid(m->prompt_name, strlen(m->prompt_name)))
         refuse(c, CODE(INVALID), "prompt_name", "is not UTF-8");
+    if (m->prompt_name && m->input_case == NVLLM__V1__EMBED__INPUT_PROMPT_IDS)
+        refuse(c, CODE(INVALID), "prompt_name", "is for a text, not for prompt_ids");
     if (m->has_dimensions)
         take_uint(c, &r->dimensions, m->dimensions, 1, INT32_MAX, "dimensions");
     take_common(c, r, m->priority, &m->cache_salt, m->deadline_ms);

@@ -387,12 +387,12 @@ size_t nvllm_pending(const struct nvllm_client *client);
 struct nvllm_embed_options {
     size_t size;
     /* One of these is the input. Special tokens spelled out in a text are plain text; tokens that
-     * the tokenizer puts before and behind a text are put there. Ids are taken as they are. */
+     * the tokenizer puts before and after a text are put there. Ids are taken as they are. */
     struct nvllm_text prompt;
     const int32_t *prompt_ids; /* [n_prompt_ids] */
     size_t n_prompt_ids;
     const char *prompt_name; /* of the model's prompts, which is put before the text: "query"; NULL:
-                                its default one, if it has one */
+                                its default one, if it has one. Not with prompt_ids */
     int64_t dimensions;      /* -1: all; else so many leading values */
     enum nvllm_priority priority;
     struct nvllm_text cache_salt; /* limits who shares this text's cached prefix */

@@ -182,6 +182,7 @@ class Requests(Embedder):
                     ({"prompt": ""}, "INVALID", "prompt"),
                     ({"prompt": b"\xff"}, "INVALID", "prompt"),
                     ({"prompt": "x", "prompt_name": b"\xff"}, "INVALID", "prompt_name"),
+                    ({"prompt_ids": {"ids": [5]}, "prompt_name": "q"}, "INVALID", "prompt_name"),
                     ({"prompt": "x", "dimensions": 0}, "INVALID", "dimensions"),
                     ({"prompt": "x", "dimensions": DIM + 1}, "INVALID", "dimensions"),
                     ({"prompt": "x", "dimensions": 0xffffffff}, "INVALID", "dimensions"),
@@ -435,6 +436,7 @@ class Clients(Embedder):
                                 ({"input": "x", "dimensions": "7"}, "dimensions"),
                                 ({"input": "x", "encoding_format": "int8"}, "encoding_format"),
                                 ({"input": "x", "prompt_name": "none"}, "prompt_name"),
+                                ({"input": [5], "prompt_name": "query"}, "prompt_name"),
                                 ({"input": "x", "prompt_name": "a\0b"}, "prompt_name"),
                                 ({"input": "x", "model": "gpt"}, "model")):
                 with self.subTest(body=str(body)[:60]):

@@ -426,6 +426,10 @@ TEST(embeds_are_checked)
     m.input_case = NVLLM__V1__EMBED__INPUT_PROMPT_IDS;
     m.prompt_ids = &ids;
     ids.ids = one;
+    ids.n_ids = 1;
+    ck_assert_int_eq(start(&f), -EINVAL);
+    ck_assert_str_eq(e.field, "prompt_name");
+    m.prompt_name = NULL;
     ids.n_ids = 1000; /* a generate request of as many has no room for an answer */
     ck_assert_int_eq(start(&f), 0);
     ids.n_ids = 1001;

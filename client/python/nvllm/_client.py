@@ -401,8 +401,8 @@ class Client:
         """The embeddings of texts, or of token ids; status()["embedding_dim"] is 0 for a model that
         makes none.
 
-        prompt_name: of the model's prompts, which is put before each text, as "query". dimensions: so
-        many leading values only. timeout: seconds for all of them. Several are computed together; if
+        prompt_name: of the model's prompts, which is put before each text, as "query"; not with token
+        ids. dimensions: so many leading values only. timeout: seconds for all of them. Several are computed together; if
         one fails, its error is raised and the others are cancelled."""
         if isinstance(texts, (str, bytes)):
             raise TypeError("texts: must be a sequence of texts, not one")
