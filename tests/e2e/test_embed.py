@@ -205,6 +205,22 @@ class Requests(Embedder):
             r = gateway.post("embeddings", {"input": [f"text {i}" for i in range(50)]})
             self.assertEqual((r.status, len(r.json["data"])), (200, 50))
 
+    @needs_protobuf
+    def test_python_within_limits(self):
+        """Many texts keep within the daemon's limit, whatever it is; one alone may fail by it."""
+        with self.start("limits.requests_per_connection=4") as d, nvllm.Client(d.socket) as client:
+            texts = [f"text {i}" for i in range(50)]
+            got = client.embed(texts)
+            for text, one in zip(texts, got):
+                self.assertGreater(cosine(one.values, client.embed([text])[0].values), 0.99999)
+            streams = [client.generate("x", max_tokens=3000, ignore_eos=True) for _ in range(4)]
+            with self.assertRaises(nvllm.BusyError):
+                client.embed(texts)
+            for stream in streams:
+                stream.close()
+            d.wait_idle()
+            self.assertEqual(len(client.embed(texts)), 50)
+
     def test_longest(self):
         """A text may be as long as the longest sequence: no token follows it."""
         with self.start("scheduler.max_seq_len=64") as d, d.connect() as w:
@@ -508,7 +524,7 @@ class Clients(Embedder):
             with self.assertRaises(TypeError):
                 client.embed("a text")
             with self.assertRaises(nvllm.TimedOutError):
-                client.embed([self.texts[2]] * 500, timeout=0.05)
+                client.embed([[i] * 1000 for i in range(100)], timeout=0)  # none is cached
             harness.wait_for(lambda: not client.requests(), scaled(10, 60), "no request")
 
 

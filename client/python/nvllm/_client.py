@@ -191,18 +191,61 @@ def _piece(delta: Any) -> Piece:
         None if reason == "none" else reason)
 
 
-def _embedding(pending: Deque[Pending], deadline: Optional[float]) -> Embedding:
-    """The oldest one's, which leaves the queue once it has ended."""
-    try:
-        message = pending[0].take(deadline)
-    except TimedOutError:
-        raise
-    except Error:
-        pending.popleft()
-        raise
-    pending.popleft()
-    return Embedding(list(message.values), message.usage.prompt_tokens,
-                     message.usage.cached_tokens)
+class _Embeds:
+    """The texts of one call of embed(): as many in progress as may be."""
+
+    def __init__(self, connection: Connection, texts: Sequence[Any], parameters: Dict[str, Any]):
+        self._connection = connection
+        self._texts = texts
+        self._parameters = parameters
+        self._left = collections.deque(range(len(texts)))
+        # Which text, its request, and how many others were in progress when it began.
+        self._begun: Deque[Tuple[int, Pending, int]] = collections.deque()
+        self._at_once = _EMBED_AT_ONCE
+        self._done: Dict[int, Embedding] = {}
+
+    def run(self, deadline: Optional[float]) -> List[Embedding]:
+        try:
+            while self._left or self._begun:
+                if self._left and len(self._begun) < self._at_once:
+                    self._start(self._left.popleft())
+                else:
+                    self._take(deadline)
+        except BaseException:
+            for _, pending, _ in self._begun:
+                self._connection.drop(pending)
+            raise
+        return [self._done[i] for i in range(len(self._texts))]
+
+    def _start(self, i: int) -> None:
+        n_others = len(self._begun)
+        pending = Pending("embedding")
+        self._begun.append((i, pending, n_others))
+        try:
+            self._connection.start(pending, embed_frame(self._texts[i], self._parameters))
+        except BusyError as e:
+            self._begun.pop()
+            self._wait_with(i, n_others, e)
+
+    def _take(self, deadline: Optional[float]) -> None:
+        """The oldest one's answer."""
+        i, pending, n_others = self._begun[0]
+        try:
+            message = pending.take(deadline)
+        except BusyError as e:
+            self._begun.popleft()
+            self._wait_with(i, n_others, e)
+            return
+        self._begun.popleft()
+        self._done[i] = Embedding(list(message.values), message.usage.prompt_tokens,
+                                  message.usage.cached_tokens)
+
+    def _wait_with(self, i: int, n_others: int, error: BusyError) -> None:
+        """There was no room for a text beside so many others: it begins again after one of them."""
+        if n_others == 0:
+            raise error
+        self._at_once = min(self._at_once, n_others)
+        self._left.appendleft(i)
 
 
 class Stream(Iterator[Piece]):
@@ -402,28 +445,14 @@ class Client:
         makes none.
 
         prompt_name: of the model's prompts, which is put before each text, as "query"; not with token
-        ids. dimensions: so many leading values only. timeout: seconds for all of them. Several are computed together; if
-        one fails, its error is raised and the others are cancelled."""
+        ids. dimensions: so many leading values only. deadline_ms: of each text, from its arrival at the
+        daemon. timeout: seconds for all of them. Several are computed together, as many as the daemon's
+        limits allow; if one fails, its error is raised and the others are cancelled."""
         if isinstance(texts, (str, bytes)):
             raise TypeError("texts: must be a sequence of texts, not one")
         parameters = {"prompt_name": prompt_name, "dimensions": dimensions, "priority": priority,
                       "cache_salt": cache_salt, "deadline_ms": deadline_ms}
-        deadline = deadline_of(timeout)
-        pending: Deque[Pending] = collections.deque()
-        out: List[Embedding] = []
-        try:
-            for text in texts:
-                if len(pending) == _EMBED_AT_ONCE:
-                    out.append(_embedding(pending, deadline))
-                pending.append(Pending("embedding"))
-                self._connection.start(pending[-1], embed_frame(text, parameters))
-            while pending:
-                out.append(_embedding(pending, deadline))
-        except BaseException:
-            for one in pending:
-                self._connection.drop(one)
-            raise
-        return out
+        return _Embeds(self._connection, list(texts), parameters).run(deadline_of(timeout))
 
     # ---- short operations
 

@@ -51,7 +51,7 @@ class BusyError(Error):
 
 
 class DeadlineError(Error):
-    """Not used by nvllmd so far: a deadline ends an answer with finish_reason "deadline"."""
+    """deadline_ms of an embedding; that of an answer ends it with finish_reason "deadline"."""
     code = "deadline"
 
 
