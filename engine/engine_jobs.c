@@ -143,7 +143,7 @@ static int encode_prompt(struct job *j, struct err *e)
     return begin_prompt(j->engine, prompt);
 }
 
-/* A text to embed, behind one of the model's prompts and before the tokens that end a text. Special
+/* A text to embed, after one of the model's prompts and before the tokens that end a text. Special
  * tokens are matched in the model's prompt alone. */
 static int encode_text(struct job *j, const char **field, struct err *e)
 {
@@ -163,7 +163,7 @@ static int encode_text(struct job *j, const char **field, struct err *e)
                        j->request.prompt_name);
     }
     if (!size_add(&bytes, before.len, text.len))
-        return -EINVAL;
+        return err_set(e, -EINVAL, "prompt: too long");
     both = malloc(bytes + 1);
     if (!both)
         return -ENOMEM;
@@ -237,17 +237,21 @@ static int encode(struct job *j, const char **field, struct err *e)
 /* -ENOTSUP: it is not what the model is for. */
 static int check_kind(const struct job *j, const char **field, struct err *e)
 {
-    const struct model *m = j->engine->model;
-    const int32_t dim = model_config(m)->hidden_dim;
+    const struct engine *g = j->engine;
+    const struct model *m = g->model;
+    const int32_t dim = g->status.embedding_dim; /* does not change any more */
 
     if (j->request.kind == ENGINE_GENERATE && model_config(m)->headless)
-        return err_set(e, -ENOTSUP, "the model has no LM head: it makes embeddings alone");
+        return err_set(e, -ENOTSUP, "the model has no LM head: it only makes embeddings");
     if (j->request.kind != ENGINE_EMBED)
         return 0;
     if (model_embedder(m)->pooling == POOLING_NONE)
         return err_set(
             e, -ENOTSUP,
             "the model makes no embeddings: its folder has no modules.json that says how");
+    if (dim == 0)
+        return err_set(e, -ENOTSUP, "the %s backend makes no embeddings yet",
+                       g->options.backend->name);
     if (j->request.dimensions <= dim)
         return 0;
     *field = "dimensions";
@@ -260,10 +264,13 @@ static int run_encode(struct job *j, const char **field, struct event_list *out,
 {
     struct engine *g = j->engine;
     const int32_t most = j->request.most_prompt_tokens;
-    int r = check_kind(j, field, e);
+    int r = 0;
 
-    if (r == 0 && !j->cancelled)
-        r = encode(j, field, e);
+    if (!j->cancelled) {
+        r = check_kind(j, field, e);
+        if (r == 0)
+            r = encode(j, field, e);
+    }
     if (r < 0)
         return r;
     if (most && j->prompt.n > (size_t)most) {

@@ -90,7 +90,7 @@ static int new_answer(struct engine *g, struct job *j)
     return j->embedding ? 0 : -ENOMEM;
 }
 
-/* Adds what an embed request is, where the others have their sampling and answer. */
+/* Sets the fields that an embed request has in place of sampling. */
 static void embed(struct core_request *cr, struct sampling *s, const struct embedder *how)
 {
     *s = (struct sampling){.top_p = 1.0f, .repetition_penalty = 1.0f, .n_logprobs = -1};
@@ -119,11 +119,6 @@ static int admit(struct engine *g, struct job *j, struct err *e)
     int ret;
 
     if (r->kind == ENGINE_EMBED) {
-        if (g->status.backend.sum_dim == 0) {
-            job_fail(j, &g->out, ENGINE_E_UNSUPPORTED, NULL,
-                     "the %s backend makes no embeddings yet", g->options.backend->name);
-            return 1;
-        }
         embed(&cr, &sampling, model_embedder(g->model));
     } else {
         if (!r->max_tokens)

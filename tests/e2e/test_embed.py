@@ -261,6 +261,17 @@ class Requests(Embedder):
                 self.assertEqual(gateway.post("embeddings", {"input": "x"}).error[:2],
                                  (501, "unsupported"))
 
+    def test_backend_with_its_own_size(self):
+        """What the backend sums decides how many values there are, not the model's folder."""
+        with Daemon(f"backend.module={harness.config.module}", backend="cuda",
+                    model=self.folder()) as d, d.connect() as w:
+            dim = w.status()["embedding_dim"]
+            self.assertLess(dim, DIM)
+            self.assertEqual(len(self.embed(w, "x")["values"]), dim)
+            self.assertEqual(len(self.embed(w, "x", dimensions=dim)["values"]), dim)
+            error = w.ask(embed={"prompt": "x", "dimensions": dim + 1})["error"]
+            self.assertEqual((error["code"], error["field"]), ("ERROR_INVALID", "dimensions"))
+
     def test_counted(self):
         """Metrics count them among the requests that have ended."""
         path = self.temporary_folder() / "metrics.prom"
