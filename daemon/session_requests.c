@@ -308,10 +308,14 @@ static int tell_error(const struct pending *p, const struct engine_event *ev)
     return reply_error(p->session->connection, p->client_id, &e);
 }
 
-/* Counts how a generate or embed request ends: by why its first choice did, or by its error. */
-static void count(struct pending *p, const struct engine_event *ev)
+/* Counts how a generate or embed request ends, as its client is told: by why its first choice did,
+ * or by its error. is_large: the answer is over the limit. */
+static void count(struct pending *p, const struct engine_event *ev, bool is_large)
 {
-    if (ev->type == ENGINE_DELTA && ev->choice == 0 && ev->reason != CORE_REASON_NONE)
+    if (is_large && p->computes) {
+        metrics_count_error(p->server->metrics, CODE(TOO_LONG));
+        p->computes = false; /* it has been counted */
+    } else if (ev->type == ENGINE_DELTA && ev->choice == 0 && ev->reason != CORE_REASON_NONE)
         p->reason = ev->reason;
     else if (ev->type == ENGINE_DONE && p->computes)
         metrics_count_end(p->server->metrics, reply_finish(p->reason));
@@ -369,18 +373,15 @@ void requests_event(struct server *s, struct engine_event *ev)
     if (!p)
         return;
     leave_queue(p);
-    count(p, ev);
     one = p->session;
     if (one)
         r = tell(p, ev);
+    count(p, ev, r == CONNECTION_E_LARGE);
     if (r == CONNECTION_E_LARGE) {
         r = refuse_answer(p);
         if (!is_last) { /* the client has its answer, the engine goes on */
             must(id_map_take(&one->requests, p->client_id) == p);
             p->session = NULL;
-            if (p->computes)
-                metrics_count_error(s->metrics, CODE(TOO_LONG));
-            p->computes = false; /* it has been counted */
             engine_cancel(s->parts.engine, p->id);
         }
     }

@@ -167,7 +167,7 @@ static void finish(struct engine *g, struct job *j, const struct core_usage *usa
 
     j->terminal.usage = *usage;
     j->terminal.usage.arrival_us = j->arrival_us;
-    engine_count_end(g, &j->terminal.usage);
+    engine_count_end(g, j);
     if (error == -EDQUOT)
         job_fail(j, &g->out, ENGINE_E_MEMORY_LIMIT, NULL,
                  "the answer takes more memory than the limits allow");
@@ -185,7 +185,7 @@ static void finish_embedding(struct engine *g, struct job *j, const struct core_
 
     j->terminal.usage = ev->usage;
     j->terminal.usage.arrival_us = j->arrival_us;
-    engine_count_end(g, &j->terminal.usage);
+    engine_count_end(g, j);
     if (ev->reason == CORE_REASON_CANCELLED) {
         job_fail(j, &g->out, ENGINE_E_CANCELLED, NULL, "cancelled");
     } else if (ev->reason == CORE_REASON_DEADLINE) {

@@ -188,7 +188,7 @@ void engine_spend(struct engine *g, enum engine_part part);
 /* Counts a token; it is told at now_us. */
 void engine_count_token(struct engine *g, struct job *j, const struct core_event *ev,
                         uint64_t now_us);
-void engine_count_end(struct engine *g, const struct core_usage *usage);
+void engine_count_end(struct engine *g, const struct job *j); /* with its terminal usage */
 /* Counts a step whose result has come, and learns from it what steps cost. Sets committed_us. */
 void engine_count_step(struct engine *g, uint64_t step);
 

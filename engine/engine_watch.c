@@ -45,8 +45,9 @@ void engine_count_token(struct engine *g, struct job *j, const struct core_event
     j->has_token = true;
 }
 
-void engine_count_end(struct engine *g, const struct core_usage *u)
+void engine_count_end(struct engine *g, const struct job *j)
 {
+    const struct core_usage *u = &j->terminal.usage;
     const uint64_t start_us = u->start_us ? u->start_us : u->end_us;
 
     count_time(g, HISTOGRAM_QUEUE, u->arrival_us, start_us);
@@ -54,7 +55,8 @@ void engine_count_end(struct engine *g, const struct core_usage *u)
     if (u->prompt_tokens == 0) /* cancelled before it reached the core */
         return;
     count(g, HISTOGRAM_PROMPT_TOKENS, (uint64_t)u->prompt_tokens);
-    count(g, HISTOGRAM_OUTPUT_TOKENS, (uint64_t)u->completion_tokens);
+    if (j->request.kind == ENGINE_GENERATE)
+        count(g, HISTOGRAM_OUTPUT_TOKENS, (uint64_t)u->completion_tokens);
 }
 
 static void count_step(struct engine *g, const struct batch *b, uint64_t begin_us, uint64_t now_us)

@@ -180,7 +180,8 @@ static void begin(struct core *c, struct sequence *s, int32_t n_found, uint64_t 
         prefix_cache_first(prefix_cache_node(c->cache, chain))->hits++;
     if (s->n_preempted > 0)
         return;
-    c->stats.queried_tokens += (uint64_t)q->n_prompt;
+    if (q->pooling != CORE_POOL_ALL) /* of which nothing is looked up */
+        c->stats.queried_tokens += (uint64_t)q->n_prompt;
     c->stats.hit_tokens += (uint64_t)s->n_written;
     if (q->usage.start_us) /* another choice has begun, and this one may find what it computed */
         return;

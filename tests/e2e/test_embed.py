@@ -275,15 +275,21 @@ class Requests(Embedder):
             self.assertEqual((error["code"], error["field"]), ("ERROR_INVALID", "dimensions"))
 
     def test_counted(self):
-        """Metrics count them among the requests that have ended."""
+        """Metrics count them among the requests that have ended, though not their answers, nor what
+        a mean does not look for in the cache."""
         path = self.temporary_folder() / "metrics.prom"
-        with self.start(f"metrics.path={path}", "metrics.interval_s=1") as d, d.connect() as w:
+        with self.start(f"metrics.path={path}", "metrics.interval_s=1", mode="mean_tokens") as d, \
+                d.connect() as w:
             self.embed(w, "x")
 
             def counted():
                 return path.exists() and 'outcome="stop"} 1\n' in path.read_text()
 
             harness.wait_for(counted, scaled(30, 60), "an embedding is counted")
+            lines = path.read_text().splitlines()
+            for line in ("nvllm_request_prompt_tokens_count 1", "nvllm_request_output_tokens_count 0",
+                         "nvllm_prefix_cache_queried_tokens_total 0"):
+                self.assertIn(line, lines)
 
 
 class Folders(Embedder):
