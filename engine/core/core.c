@@ -200,7 +200,7 @@ static int32_t room_on_device(const struct core *c, const struct core_request *r
     int32_t n_pinned = c->cache->n_pinned;
     struct cache_namespace *ns;
 
-    if (n_pinned == 0 || r->pooling == CORE_POOL_ALL) /* which uses no block that there is */
+    if (n_pinned == 0 || r->pooling == CORE_POOL_ALL) /* it shares no cached block */
         return c->options.n_blocks - n_pinned;
     ns = prefix_cache_find(c->cache, c->options.share_all ? 0 : r->client, r->cache_salt);
     return c->options.n_blocks - n_pinned + core_pinned_prefix(c, ns, r->prompt, r->n_prompt);

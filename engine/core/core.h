@@ -117,7 +117,7 @@ struct core_event {
     enum core_reason reason;        /* TOKEN: NONE unless it is the choice's last; CHOICE_DONE: why;
                                      * FINISHED: of choice 0 */
     struct token_logprobs logprobs; /* with n_logprobs >= 0 */
-    const float *sum;               /* SUM: [sum_dim], the result's that was committed */
+    const float *sum; /* SUM: [sum_dim], the committed result's: valid until the next core_commit */
     int32_t sum_dim;
     int32_t position;        /* SUM: of the first token. Sums follow one another; where this is 0,
                               * they begin anew */

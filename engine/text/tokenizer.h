@@ -42,7 +42,7 @@ int tokenizer_encode_all(const struct tokenizer *t, struct text text, bool speci
 /* The tokens with which the model expects a prompt to begin, as the file's post-processor has them:
  * encoding does not add them. Their number. */
 size_t tokenizer_begin(const struct tokenizer *t, const int32_t **ids);
-/* The same of those that end a text which is complete, as embedders expect them. */
+/* The same for the tokens that end a complete text, as embedders expect them. */
 size_t tokenizer_end(const struct tokenizer *t, const int32_t **ids);
 
 /* The bytes of an id, not NUL-terminated: maybe part of a character, empty for padding ids, and

@@ -13,7 +13,7 @@ enum {
     TOKENIZER_MAX_ID = 1 << 24,     /* ids are below this */
     TOKENIZER_MAX_FILE = 256 << 20, /* bytes of tokenizer.json */
     TOKENIZER_MAX_SPECIAL = 512,    /* bytes of one added token: bounds matching */
-    TOKENIZER_MAX_AFFIX = 4,        /* tokens before a text, or behind it */
+    TOKENIZER_MAX_AFFIX = 4,        /* tokens before a text, or after it */
     TOKENIZER_ADDED = 1,            /* token.flags */
     TOKENIZER_SPECIAL = 2,
 };
@@ -24,7 +24,7 @@ struct token {
 };
 
 /* An added token as it is matched: if normalized, its normal form in the text's. With lstrip and
- * rstrip it takes the white space before and behind it; with single_word it does not match as a
+ * rstrip it takes the white space before and after it; with single_word it does not match as a
  * part of a word. */
 struct added {
     uint32_t at, len; /* in bytes */
@@ -32,7 +32,7 @@ struct added {
     bool normalized, lstrip, rstrip, single_word;
 };
 
-/* Tokens that the post-processor puts before a text, or behind it. */
+/* Tokens that the post-processor puts before a text, or after it. */
 struct affix {
     int32_t ids[TOKENIZER_MAX_AFFIX]; /* [n] */
     size_t n;

@@ -197,7 +197,7 @@ static int read_decoder(struct parts *p)
     return 0;
 }
 
-/* The tokens that a template has before the text and behind it. */
+/* The tokens that a template has before the text and after it. */
 static int read_template(struct parts *p, const json_t *v, const char *path)
 {
     const json_t *tokens = json_object_get(v, "special_tokens"), *piece, *ids, *id;
@@ -221,7 +221,7 @@ static int read_template(struct parts *p, const json_t *v, const char *path)
         {
             if (to->n == TOKENIZER_MAX_AFFIX || !json_is_integer(id) ||
                 json_integer_value(id) < 0 || json_integer_value(id) >= TOKENIZER_MAX_ID)
-                return REFUSE(p, "%s.special_tokens: not at most %d ids before or behind a text",
+                return REFUSE(p, "%s.special_tokens: not at most %d ids before or after a text",
                               path, TOKENIZER_MAX_AFFIX);
             to->ids[to->n++] = (int32_t)json_integer_value(id);
         }

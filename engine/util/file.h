@@ -11,8 +11,8 @@
 #include "engine/util/err.h"
 
 /* Opens a file in the folder dir, following links. -ENOENT if there is none of that name; -EINVAL
- * unless it is a regular file: a FIFO or a device is neither waited for nor read, and a link that
- * leads nowhere is no absent file. */
+ * unless it is a regular file: a FIFO or a device is neither waited for nor read, and a broken
+ * link is not an absent file. */
 int file_open(int *fd, uint64_t *bytes, int dir, const char *name, struct err *e);
 
 /* Reads exactly bytes at offset; -EIO if the file ends before. name is for the message. */
