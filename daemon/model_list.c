@@ -47,6 +47,16 @@ struct level {
 
 /* ---- the walk */
 
+/* A folder with modules.json but no config.json is one of an embedding model, too: that it has none
+ * is then said of it, and those of its modules, such as 1_Pooling/config.json, make no models. */
+static bool is_model_folder(int fd)
+{
+    struct stat st;
+
+    return fstatat(fd, MODEL_CONFIG_FILE, &st, AT_SYMLINK_NOFOLLOW) == 0 ||
+           fstatat(fd, "modules.json", &st, AT_SYMLINK_NOFOLLOW) == 0;
+}
+
 /* Takes the path over. */
 static void add(struct model_list *l, char *path, int why)
 {
@@ -86,7 +96,7 @@ static void enter(struct model_list *l, char *path, const struct level *above)
     }
     if (is_above(above, &st)) {
         free(path);
-    } else if (fstatat(fd, MODEL_CONFIG_FILE, &(struct stat){0}, AT_SYMLINK_NOFOLLOW) == 0) {
+    } else if (is_model_folder(fd)) {
         add(l, path, 0);
     } else {
         if (above->depth + 1 < MAX_DEPTH)
@@ -133,16 +143,25 @@ static int compare(const void *a, const void *b)
     return strcmp(((const struct found *)a)->path, ((const struct found *)b)->path);
 }
 
-/* Adds what is below a directory; a negative errno if that cannot be opened. */
+/* Adds a directory that is a model folder, or what is below it; a negative errno if it cannot be
+ * opened. */
 static int find(struct model_list *l, const char *directory)
 {
     DIR *folder = *directory ? opendir(directory) : (errno = ENOENT, NULL);
     const size_t before = l->n_found;
     struct stat st;
+    char *path;
     int r = folder && fstat(dirfd(folder), &st) == 0 ? 0 : -errno;
 
-    if (r == 0)
+    if (r == 0 && is_model_folder(dirfd(folder))) {
+        path = strdup(directory);
+        if (path)
+            add(l, path, 0);
+        else
+            l->r = -ENOMEM;
+    } else if (r == 0) {
         walk(l, folder, directory, &(struct level){NULL, 0, st.st_dev, st.st_ino});
+    }
     if (folder)
         closedir(folder);
     qsort(l->found + before, l->n_found - before, sizeof(*l->found), compare);

@@ -20,9 +20,9 @@ void offline_check_folder(const char *folder, const char *chat_template, struct 
 
 /* ---- model_list.c */
 
-/* Prints the model folders below a directory, or where models are installed if that is NULL: those
- * that would run, and the first reason why others would not. Exit status: 0, or 1 after a message
- * if a directory could not be read or holds too much. */
+/* Prints the model folder that a directory is or those below it, or where models are installed if
+ * it is NULL: those that would run, and the first reason why others would not. Exit status: 0, or 1
+ * after a message if a directory could not be read or holds too much. */
 int model_list_run(const char *directory, bool json);
 
 /* ---- config_check.c */

@@ -341,9 +341,9 @@ static const struct usage_command commands[] = {
             .examples = "  sudo nvllmctl doctor\n"
                         "  nvllmctl doctor --model ~/models/Qwen3-0.6B\n"),
     COMMAND("list", "list the models that nvllmd could serve", .synopsis = "[OPTION…] [DIRECTORY]",
-            .text = "Lists the model folders below DIRECTORY, or where models are installed: what\n"
-                    "each holds, or why nvllmd would not run it. Folders may be those of a hub's\n"
-                    "cache. Needs nvllmd installed, but not running.\n",
+            .text = "Lists the model folder DIRECTORY or those below it, or where models are\n"
+                    "installed: what each holds, or why nvllmd would not run it. Folders may be\n"
+                    "those of a hub's cache. Needs nvllmd installed, but not running.\n",
             .options = {json_option}, .values = USAGE_FOLDER, .max_words = 1,
             .examples = "  nvllmctl list\n"
                         "  nvllmctl list ~/.cache/huggingface/hub\n"),

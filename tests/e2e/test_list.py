@@ -90,13 +90,27 @@ class List(Case):
         (folder / "self").symlink_to(".")
         (folder / ".hidden").symlink_to(MODEL)
         os.mkfifo(folder / "fifo")
-        (folder / "config.json").write_text("{}")
         done = self.list(folder)
         self.assertEqual((done.stdout, done.stderr),
                          (b"", b"nvllmd: there is no folder with a config.json\n"))
         self.assertEqual(self.found(folder), {})
         (folder / "model").symlink_to(MODEL)
         self.assertEqual(list(self.found(folder)), ["model"])
+
+    def test_model_folders_are_not_descended_into(self):
+        """A model folder that is named is listed itself; modules of embedding models are no models."""
+        folder = self.temporary_folder()
+        for name in "model", "modules":
+            model_folder(folder / name, config=None)
+            (folder / name / "modules.json").write_text("[]")
+            (folder / name / "1_Pooling").mkdir()
+            (folder / name / "1_Pooling" / "config.json").write_text("{}")
+        (folder / "model" / "modules.json").unlink()
+        (folder / "model" / "config.json").symlink_to(MODEL / "config.json")
+        for directory, found in ((folder, {"model": True, "modules": False}),
+                                 (folder / "model", {".": True}), (folder / "modules", {".": False})):
+            self.assertEqual({k: v["runs"] for k, v in self.found(directory).items()}, found)
+        self.assertIn("config.json: cannot be opened", self.found(folder)["modules"]["why"])
 
     @unittest.skipIf(os.geteuid() == 0 and not shutil.which("setpriv"), "root may read everything")
     def test_permissions(self):
