@@ -4,31 +4,29 @@
 #include <limits.h>
 #include <poll.h>
 #include <signal.h>
-#include <spawn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/pidfd.h>
+#include <sys/prctl.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include "client/ctl/ctl.h"
 
-extern char **environ;
-
 bool ctl_find_nvllmd(char *out)
 {
     const char *path = getenv("PATH");
-    char own[PATH_MAX], *folders, *rest, *folder, *program;
+    char own[PATH_MAX], *folders, *rest, *folder, *program, *from;
     bool found = false;
     struct stat st;
 
     if (!realpath("/proc/self/exe", own))
         own[0] = '\0';
-    dirname(own);
-    if (asprintf(&folders, "%s:%s/../sbin:%s/../daemon:%s:/usr/local/sbin:/usr/sbin", own, own, own,
-                 path ? path : "") < 0)
+    from = dirname(own); /* where it is not known ".", and nothing below that is taken */
+    if (asprintf(&folders, "%s:%s/../sbin:%s/../daemon:%s:/usr/local/sbin:/usr/sbin", from, from,
+                 from, path ? path : "") < 0)
         ctl_no_memory();
     for (rest = folders; !found && (folder = strsep(&rest, ":")) != NULL; free(program)) {
         if (asprintf(&program, "%s/nvllmd", folder) < 0)
@@ -66,7 +64,6 @@ int ctl_list(struct ctl *ctl)
     char nvllmd[PATH_MAX];
     size_t n = 2;
     pid_t child;
-    int r;
 
     if (!ctl_find_nvllmd(nvllmd))
         ctl_die("nvllmd is not installed here: it alone knows which models it can serve");
@@ -75,8 +72,14 @@ int ctl_list(struct ctl *ctl)
     argv[n++] = "--"; /* a directory may begin with a dash */
     if (ctl->line.n_words > 0)
         argv[n++] = ctl->line.words[0];
-    r = posix_spawn(&child, nvllmd, NULL, NULL, (char *const *)argv, environ);
-    if (r != 0)
-        ctl_die("cannot run %s: %s", nvllmd, strerror(r));
+    child = fork();
+    if (child == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGTERM); /* whatever ends nvllmctl ends it */
+        execv(nvllmd, (char *const *)argv);
+        ctl_message("cannot run %s: %s", nvllmd, strerror(errno));
+        _exit(EXIT_ERROR);
+    }
+    if (child < 0)
+        ctl_die("cannot run %s: %s", nvllmd, strerror(errno));
     return end_of(ctl, child);
 }

@@ -192,6 +192,18 @@ class Client(Case):
         done = run_command([config.nvllmctl, "list", "--timeout", 0, MODEL.parent], check=False)
         self.assertEqual((done.returncode, done.stderr), (5, b"nvllmctl: timed out (--timeout)\n"))
 
+    def test_killed(self):
+        """Whatever ends nvllmctl ends the nvllmd that it runs."""
+        folder = self.temporary_folder()
+        program = shutil.copy(config.nvllmctl, folder / "nvllmctl")
+        (folder / "nvllmd").write_text("#!/bin/sh\necho started\nexec sleep 600\n")
+        (folder / "nvllmd").chmod(0o755)
+        for signal in "kill", "terminate":
+            ctl = subprocess.Popen([program, "list"], stdout=subprocess.PIPE)
+            self.assertEqual(ctl.stdout.readline(), b"started\n")
+            getattr(ctl, signal)()
+            self.assertEqual(ctl.communicate(timeout=scaled(30, 120))[0], b"")  # nobody writes to it
+
     @unittest.skipIf(any(os.path.exists(f"{p}/nvllmd") for p in ("/usr/sbin", "/usr/local/sbin")),
                      "nvllmd is installed here")
     def test_without_nvllmd(self):
