@@ -115,6 +115,16 @@ static void cuda_close(struct backend *b)
     free(b);
 }
 
+/* Whether the model can be computed; what memory it needs only a device can tell. */
+static int cuda_check_model(const struct model *model, const struct backend_options *options,
+                            struct err *e)
+{
+    struct backend_options o = *options;
+    const int r = check_options(&o, e);
+
+    return r < 0 ? r : check_model(model_config(model), o.tp_size, e);
+}
+
 static int cuda_open(struct backend **out, const struct model *model,
                      const struct backend_options *options, struct err *e)
 {
@@ -252,4 +262,5 @@ const struct backend_ops nvllm_backend = {
     .wake = cuda_wake,
     .close = cuda_close,
     .probe = cuda_probe,
+    .check = cuda_check_model,
 };

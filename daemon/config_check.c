@@ -334,6 +334,7 @@ static void check_model(struct checking *c, const struct backend_choice *choice)
     struct problems problems = {.line = say_line, .arg = c};
     struct model *model = NULL;
     struct err e;
+    int r;
 
     if (!*o->model_path) {
         say(c, WRONG, "model", edit(c, 0),
@@ -350,8 +351,8 @@ static void check_model(struct checking *c, const struct backend_choice *choice)
         say(c, WRONG, "model", NULL, "%s", e.text); /* it has changed since */
     else if (engine_check_options(&backend, model, &e) < 0)
         say(c, WRONG, "config", edit(c, 0), "%s", e.text);
-    else if (choice->ops == &cpu_backend && cpu_backend_check(model, &backend, &e) < 0)
-        say(c, WRONG, "memory", edit(c, 0), "%s", e.text);
+    else if (choice->ops && choice->ops->check && (r = choice->ops->check(model, &backend, &e)) < 0)
+        say(c, WRONG, r == -ENOMEM ? "memory" : "model", edit(c, 0), "%s", e.text);
     else if (backend.tp_size > 1)
         say_ranks(c, model, backend.tp_size);
     model_close(model);

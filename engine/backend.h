@@ -16,7 +16,7 @@
 #include "engine/model/model.h"
 
 enum {
-    BACKEND_ABI = 12,        /* changes when a struct of batch.h or this file does */
+    BACKEND_ABI = 13,        /* changes when a struct of batch.h or this file does */
     BACKEND_IN_FLIGHT = 2,   /* steps submitted and not yet waited for, at most */
     BACKEND_MAX_DEVICES = 8, /* of one backend */
 };
@@ -136,6 +136,10 @@ struct backend_ops {
     /* Whether the devices of these options can be opened; loads nothing. Errors as from open. NULL:
      * there is nothing to open. */
     int (*probe)(const struct backend_options *options, struct err *e);
+    /* Whether open could succeed with this model and these options, as far as can be said without
+     * opening a device or taking memory. Errors as from open; -ENOMEM: this machine could not even
+     * if nothing else ran. NULL: it takes any model. */
+    int (*check)(const struct model *model, const struct backend_options *options, struct err *e);
 };
 
 /* What a backend in a module exports: `const struct backend_ops nvllm_backend`. */

@@ -242,7 +242,8 @@ static int take_kv(struct backend *b, struct err *e)
     return 0;
 }
 
-int cpu_backend_check(const struct model *model, const struct backend_options *o, struct err *e)
+/* What an otherwise idle machine has for the weights and what the options ask for beside them. */
+static int cpu_check(const struct model *model, const struct backend_options *o, struct err *e)
 {
     const uint64_t all = machine_memory_total();
     struct kv_pool kv = {0};
@@ -583,4 +584,5 @@ const struct backend_ops cpu_backend = {
     .sleep = cpu_sleep,
     .wake = cpu_wake,
     .close = cpu_close,
+    .check = cpu_check,
 };

@@ -15,11 +15,6 @@ int cpu_backend_open_with(struct backend **out, const struct model *model,
                           const struct backend_options *options, const struct cpu_ops *ops,
                           struct err *e);
 
-/* Whether an otherwise idle machine has the memory that these options ask for; takes none. -ENOMEM
- * states how much is needed and how much there is. */
-int cpu_backend_check(const struct model *model, const struct backend_options *options,
-                      struct err *e);
-
 /* The KV pool, so that tests can poison it between steps. */
 void *cpu_backend_kv(struct backend *b);
 

@@ -124,21 +124,21 @@ TEST(check_says_what_open_would)
 {
     struct backend_options o = small_options(4096, 63 << 20, 0);
 
-    ck_assert_int_eq(cpu_backend_check(model, &o, &e), -ENOMEM);
+    ck_assert_int_eq(cpu_backend.check(model, &o, &e), -ENOMEM);
     ck_assert_msg(strstr(e.text, "64.0 MiB") && strstr(e.text, "63.0 MiB"), "%s", e.text);
     o.kv_dtype = KV_DTYPE_BF16; /* half of it */
-    ck_assert_msg(cpu_backend_check(model, &o, &e) == 0, "%s", e.text);
+    ck_assert_msg(cpu_backend.check(model, &o, &e) == 0, "%s", e.text);
     o.tier_bytes[TIER_DEVICE] = 0;
-    ck_assert_msg(cpu_backend_check(model, &o, &e) == 0, "%s", e.text);
+    ck_assert_msg(cpu_backend.check(model, &o, &e) == 0, "%s", e.text);
     o.kv_fraction = 1e-9;
-    ck_assert_int_eq(cpu_backend_check(model, &o, &e), -ENOMEM);
+    ck_assert_int_eq(cpu_backend.check(model, &o, &e), -ENOMEM);
     o = (struct backend_options){.block_len = 16, .tier_bytes = {(uint64_t)64 << 40}};
-    ck_assert_int_eq(cpu_backend_check(model, &o, &e), -ENOMEM);
+    ck_assert_int_eq(cpu_backend.check(model, &o, &e), -ENOMEM);
     ck_assert_msg(strstr(e.text, "cache.kv_memory") && strstr(e.text, "this machine has"), "%s",
                   e.text);
     o.tier_bytes[TIER_DEVICE] = 64 << 20;
     o.tier_bytes[TIER_HOST] = (uint64_t)64 << 40;
-    ck_assert_int_eq(cpu_backend_check(model, &o, &e), -ENOMEM);
+    ck_assert_int_eq(cpu_backend.check(model, &o, &e), -ENOMEM);
     ck_assert_msg(strstr(e.text, "cache.host_memory"), "%s", e.text);
 }
 
@@ -174,7 +174,7 @@ TEST(indivisible_is_refused)
     struct backend_options o = small_options(16, 16 << 20, 1);
 
     o.tp_size = 3;
-    ck_assert_int_eq(cpu_backend_check(model, &o, &e), -ENOTSUP);
+    ck_assert_int_eq(cpu_backend.check(model, &o, &e), -ENOTSUP);
     ck_assert_msg(strstr(e.text, "cannot be divided among 3 ranks"), "%s", e.text);
     ck_assert_int_eq(cpu_backend.open(&b, model, &o, &e), -ENOTSUP);
     ck_assert_msg(strstr(e.text, "cannot be divided among 3 ranks"), "%s", e.text);
