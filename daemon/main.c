@@ -358,8 +358,9 @@ int main(int argc, char **argv)
     else if (is_command(&c, "check-config"))
         status = check_config(&c);
     else if (is_command(&c, "list"))
-        status = model_list_run(c.line.n_words > 0 ? c.line.words[0] : NULL,
-                                usage_value(&c.line, "json"));
+        status =
+            model_list_run(c.line.n_words > 0 ? c.line.words[0] : NULL,
+                           c.loaded < 0 ? NULL : &c.options, &c.why, usage_value(&c.line, "json"));
     else if (is_command(&c, "tune"))
         status = tune(&c.options, &c.why) < 0 ? complain(&c.why) : EXIT_SUCCESS;
     else

@@ -14,6 +14,8 @@
 
 #include <jansson.h>
 
+#include "daemon/backend_choice.h"
+#include "engine/cpu/cpu_backend.h"
 #include "engine/model/model.h"
 #include "engine/model/model_config.h"
 #include "proto/utf8.h"
@@ -35,6 +37,12 @@ struct model_list {
     size_t n_found;
     size_t n_entries; /* read so far */
     int r;            /* -E2BIG, -ENOMEM: it ended there */
+};
+
+/* What would run the models. */
+struct runner {
+    const struct backend_ops *ops; /* NULL: it is not known */
+    struct backend_options options;
 };
 
 /* A folder that the walk is in. */
@@ -190,24 +198,41 @@ static json_t *row_object(const char *folder, const struct model *m)
                      "max_seq_len", c->max_seq_len);
 }
 
-/* Prints a folder, or adds it to *rows unless that is NULL. */
-static void show(const struct found *f, json_t *rows)
+/* Opens a folder that would run; otherwise the first reason why not. */
+static int open_found(struct model **out, const struct found *f, const struct runner *runner,
+                      struct err *why)
 {
     struct problems problems = {0};
-    struct model *model = NULL;
-    struct err why = {0};
-    int r = 0;
+    struct model *model;
+    int r;
 
     if (f->why)
-        r = err_set(&why, -f->why, "%s", strerror(f->why));
-    else
-        offline_check_folder(f->path, NULL, &problems);
+        return err_set(why, -f->why, "%s", strerror(f->why));
+    offline_check_folder(f->path, NULL, &problems);
     if (problems.n > 0) {
-        r = problems.code;
-        why = problems.first;
-    } else if (r == 0) {
-        r = model_open(&model, f->path, &why);
+        *why = problems.first;
+        return problems.code;
     }
+    r = model_open(&model, f->path, why);
+    if (r < 0)
+        return r;
+    if (runner->ops && runner->ops->check)
+        r = runner->ops->check(model, &runner->options, why);
+    if (r < 0 && r != -ENOMEM) { /* other options might need less memory */
+        model_close(model);
+        return r;
+    }
+    *out = model;
+    return 0;
+}
+
+/* Prints a folder, or adds it to *rows unless that is NULL. */
+static void show(const struct found *f, const struct runner *runner, json_t *rows)
+{
+    struct model *model = NULL;
+    struct err why = {0};
+    const int r = open_found(&model, f, runner, &why);
+
     utf8_clean(f->path); /* from here on it is shown only */
     utf8_clean(why.text);
     if (rows)
@@ -223,7 +248,7 @@ static void show(const struct found *f, json_t *rows)
         model_close(model);
 }
 
-static void print(const struct model_list *l, bool json)
+static void print(const struct model_list *l, const struct runner *runner, bool json)
 {
     json_t *rows = json ? json_array() : NULL, *all;
 
@@ -231,7 +256,7 @@ static void print(const struct model_list *l, bool json)
         printf("%10s  %11s  %-11s  %8s  %-18s  %s\n", "PARAMETERS", "SIZE", "FORMAT", "CONTEXT",
                "ARCHITECTURE", "FOLDER");
     for (size_t i = 0; i < l->n_found && !ferror(stdout); i++) {
-        show(&l->found[i], rows);
+        show(&l->found[i], runner, rows);
         if (!json)
             fflush(stdout);
     }
@@ -253,12 +278,28 @@ static int complain(const char *directory, int r)
     return 1;
 }
 
-int model_list_run(const char *directory, bool json)
+/* Chooses as the daemon would. */
+static void choose_runner(struct runner *out, const struct options *options, const struct err *why)
+{
+    struct backend_choice choice;
+    struct err e;
+
+    *out = (struct runner){0};
+    if (options && backend_choose(&choice, options, &cpu_backend, "/dev", &e) == 0)
+        *out = (struct runner){choice.ops, backend_options_of(options)};
+    else
+        fprintf(stderr, "nvllmd: %s; no backend is asked whether it can run the models\n",
+                options ? e.text : why->text);
+}
+
+int model_list_run(const char *directory, const struct options *options, const struct err *why,
+                   bool json)
 {
     static const char *const usual[] = {NVLLM_OWN_MODELS_DIR, NVLLM_MODELS_DIR, NULL};
     const char *const given[] = {directory, NULL}, *const *at = directory ? given : usual;
     struct model_list *l = calloc(1, sizeof(*l));
     int status = l ? 0 : complain(NULL, -ENOMEM);
+    struct runner runner = {0};
 
     for (; l && *at; at++) {
         const int r = find(l, *at);
@@ -266,8 +307,10 @@ int model_list_run(const char *directory, bool json)
         if (r < 0 && !(r == -ENOENT && !directory)) /* who installs nothing has neither */
             status = complain(*at, r);
     }
+    if (l && l->n_found > 0)
+        choose_runner(&runner, options, why);
     if (l)
-        print(l, json);
+        print(l, &runner, json);
     if (l && l->n_found == 0 && status == 0)
         fprintf(stderr, "nvllmd: there is no folder with a " MODEL_CONFIG_FILE "\n");
     if (l && l->r == -E2BIG)

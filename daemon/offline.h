@@ -21,9 +21,12 @@ void offline_check_folder(const char *folder, const char *chat_template, struct 
 /* ---- model_list.c */
 
 /* Prints the model folder that a directory is or those below it, or where models are installed if
- * it is NULL: those that would run, and the first reason why others would not. Exit status: 0, or 1
- * after a message if a directory could not be read or holds too much. */
-int model_list_run(const char *directory, bool json);
+ * it is NULL: those that would run with these options, and the first reason why others would not.
+ * Where the options are NULL, which why explains, or their backend cannot be loaded, no backend is
+ * asked, and a message says so. Exit status: 0, or 1 after a message if a directory could not be
+ * read or holds too much. */
+int model_list_run(const char *directory, const struct options *options, const struct err *why,
+                   bool json);
 
 /* ---- config_check.c */
 

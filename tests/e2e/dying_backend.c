@@ -1,6 +1,6 @@
 /* dying_backend.c - a backend module that fails in the way that cache.block_len asks for: 16 fails
  * as it opens, 32 dies in its first step, 64 never comes back from it, 128 finds no memory when it
- * is to wake and then no device. */
+ * is to wake and then no device, 256 takes no model. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -21,14 +21,25 @@ static int dying_probe(const struct backend_options *options, struct err *e)
     return -EIO;
 }
 
+static int dying_check(const struct model *model, const struct backend_options *options,
+                       struct err *e)
+{
+    (void)model;
+    if (options->block_len != 256)
+        return 0;
+    snprintf(e->text, sizeof(e->text), "the device knows no models");
+    return -ENOTSUP;
+}
+
 static int dying_open(struct backend **out, const struct model *model,
                       const struct backend_options *options, struct err *e)
 {
     struct backend *b;
 
-    (void)model;
     if (dying_probe(options, e) < 0)
         return -EIO;
+    if (dying_check(model, options, e) < 0)
+        return -ENOTSUP;
     b = calloc(1, sizeof(*b));
     if (!b)
         return -ENOMEM;
@@ -101,4 +112,5 @@ __attribute__((visibility("default"))) const struct backend_ops nvllm_backend = 
     .wake = dying_wake,
     .close = dying_close,
     .probe = dying_probe,
+    .check = dying_check,
 };

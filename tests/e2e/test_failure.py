@@ -1,5 +1,6 @@
 """A backend that fails: each client is told, the daemon ends in time and says why."""
 
+import json
 import signal
 import time
 
@@ -44,6 +45,23 @@ class Failure(Case):
         self.assertEqual(done.returncode, 1)
         self.assertRegex(done.stdout.decode(), r"(?m)^wrong  backend  the device is on fire$")
         d.close()
+
+    def test_model_that_the_backend_cannot_run(self):
+        """A start ends at it, and check-config and list say so before."""
+        self.ended(daemon(256, wait=False), 2, 5)
+        for block_len, status in (32, 0), (256, 1):
+            options = ["--backend", "cuda", "--set", f"backend.module={config.module}",
+                       "--set", f"cache.block_len={block_len}"]
+            done = harness.run_command([config.nvllmd, "check-config", "--model", harness.MODEL,
+                                        "--socket", self.temporary_folder() / "s", *options],
+                                       check=False)
+            self.assertEqual(done.returncode, status)
+            self.assertEqual(b"\nwrong  model    the device knows no models\n" in done.stdout,
+                             status == 1, done.stdout)
+            done = harness.run_command([config.nvllmd, "list", "--json", *options, harness.MODEL])
+            model, = json.loads(done.stdout)["models"]
+            self.assertEqual((model["runs"], model.get("why"), done.stderr), (
+                status == 0, "the device knows no models" if status else None, b""))
 
     def test_death_in_a_step(self):
         """Each request in progress on every connection gets an error, and systemd the reason; the daemon

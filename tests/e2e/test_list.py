@@ -165,7 +165,12 @@ class List(Case):
         """Neither a model nor a right configuration; a second directory is one too many."""
         folder = self.temporary_folder()
         (folder / "wrong.conf").write_text("[model\n")
-        self.list("--config", folder / "wrong.conf", folder)
+        for option, why in (f"--config={folder}/wrong.conf", "wrong.conf:1: "), (
+                "--backend=cuda", "none.so"):
+            done = self.list(option, f"--set=backend.module={folder}/none.so", MODEL)
+            self.assertIn("  Qwen3ForCausalLM ", done.stdout.decode())
+            self.assertIn(why, done.stderr.decode())
+            self.assertIn("; no backend is asked", done.stderr.decode())
         self.list(folder, folder, status=2)
         with open("/dev/full", "wb") as full:
             done = subprocess.run([config.nvllmd, "list", MODEL.parent], stdout=full,
