@@ -56,30 +56,49 @@ static enum pooling pooling_of(const char *mode)
                                                                            : POOLING_NONE;
 }
 
+/* False and a note if the value is there and of another type, each a bit 1 << json_type. */
+static bool is_of(const json_t *v, unsigned types, const char *wanted, const char *file,
+                  const char *key, struct problems *p)
+{
+    if (!v || json_is_null(v) || types >> json_typeof(v) & 1)
+        return true;
+    problems_add(p, -EINVAL, "%s: %.64s: is %s, not %s", file, key, json_type_name(v), wanted);
+    return false;
+}
+
 /* The one mode that is on: by name in newer files, as one of several flags in older ones. */
 static void read_mode(struct embedder *out, const json_t *config, const char *file,
                       struct problems *p)
 {
-    static const char prefix[] = "pooling_mode_";
-    const char *mode = json_string_value(json_object_get(config, "pooling_mode")), *key;
+    static const char prefix[] = "pooling_mode_", flag[] = "true or false";
+    const unsigned flags = 1u << JSON_TRUE | 1u << JSON_FALSE;
+    const json_t *with_prompt = json_object_get(config, "include_prompt");
+    json_t *v = json_object_get(config, "pooling_mode");
+    const char *mode = json_string_value(v), *key;
+    bool right = is_of(v, 1u << JSON_STRING, "a string", file, "pooling_mode", p) &&
+                 is_of(with_prompt, flags, flag, file, "include_prompt", p);
     int n = mode != NULL;
-    json_t *v;
 
     json_object_foreach((json_t *)(uintptr_t)config, key, v)
     {
-        if (strncmp(key, prefix, strlen(prefix)) != 0 || !json_is_true(v))
+        if (strncmp(key, prefix, strlen(prefix)) != 0)
+            continue;
+        right = is_of(v, flags, flag, file, key, p) && right;
+        if (!json_is_true(v))
             continue;
         mode = key + strlen(prefix);
         n++;
     }
     out->pooling = n == 1 ? pooling_of(mode) : POOLING_NONE;
+    if (!right)
+        return;
     if (n != 1)
         problems_add(p, -ENOTSUP, "%s: exactly one pooling_mode must be on, not %d", file, n);
     else if (out->pooling == POOLING_NONE)
         problems_add(p, -ENOTSUP,
                      "%s: pooling_mode: \"%.64s\" is not supported; lasttoken and mean_tokens are",
                      file, mode);
-    if (out->pooling == POOLING_MEAN && json_is_false(json_object_get(config, "include_prompt")))
+    if (out->pooling == POOLING_MEAN && json_is_false(with_prompt))
         problems_add(p, -ENOTSUP, "%s: include_prompt: only true is supported with a mean", file);
 }
 
@@ -99,7 +118,7 @@ static void read_pooling(struct embedder *out, int dir, const char *folder, int3
         problems_add(p, -EINVAL, "%s: must be a JSON object", file);
     else
         read_mode(out, config, file, p);
-    if (dim && hidden_dim && json_integer_value(dim) != hidden_dim)
+    if (dim && !json_is_null(dim) && hidden_dim && json_integer_value(dim) != hidden_dim)
         problems_add(p, -EINVAL, "%s: word_embedding_dimension: is not hidden_size, %d", file,
                      hidden_dim);
     json_decref(config);
