@@ -1,9 +1,10 @@
-"""Mutations of the bundled model's folder: each file damaged in each way, each field of each wrong
-type, contradictions between files, templates that never end; and changes that change no answer.
+"""Mutations of the bundled model's folder, also as an embedder and as a mixture of experts: each
+file damaged in each way, each field of each wrong type, contradictions between files, templates that
+never end; and changes that change no answer.
 
 all_mutations() is a list of Mutation. What a mutated folder must do is its `wanted`:
   Refused(*texts)  it does not load, and the reason begins with the file and holds the texts
-  NoChat(*texts)   raw prompts have the right answers; a chat is refused with a reason with the texts
+  NoChat(*texts)   raw prompts have the right answers; a chat is refused, with the texts
   Golden()         raw prompts and chats have the right answers"""
 
 import collections
@@ -11,7 +12,9 @@ import copy
 import functools
 import json
 import os
+import random
 import socket
+import struct
 
 from harness import MODEL
 
@@ -23,10 +26,29 @@ Golden = collections.namedtuple("Golden", "")
 ABSENT = object()
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 TEMPLATE = "chat_template.jinja"
+MODULES, POOLING = "modules.json", "1_Pooling/config.json"
+PROMPTS = "config_sentence_transformers.json"
+
+# What makes an embedder of the model.
+EMBEDDER = {
+    MODULES: [{"idx": 0, "name": "0", "path": "",
+               "type": "sentence_transformers.models.Transformer"},
+              {"idx": 1, "name": "1", "path": "1_Pooling",
+               "type": "sentence_transformers.models.Pooling"},
+              {"idx": 2, "name": "2", "path": "2_Normalize",
+               "type": "sentence_transformers.models.Normalize"}],
+    POOLING: {"word_embedding_dimension": 256, "pooling_mode_cls_token": False,
+              "pooling_mode_mean_tokens": False, "pooling_mode_lasttoken": True,
+              "include_prompt": True},
+    PROMPTS: {"prompts": {"query": "Find: ", "document": ""}, "default_prompt_name": None,
+              "similarity_fn_name": "cosine"},
+}
 
 
 @functools.lru_cache
 def original(file):
+    if file in EMBEDDER:
+        return EMBEDDER[file]
     return json.loads((MODEL / file).read_text())
 
 
@@ -145,12 +167,14 @@ def damage():
     for file in TEMPLATE, WEIGHTS:
         for name, (content, text) in NO_FILES.items():
             yield Mutation(f"{file}: {name}", {file: content}, Refused((file, text)))
-    for file, text in ("tokenizer.json", "tokenizer.json: cannot be opened"), (WEIGHTS, "is missing"):
+    for file, text in (("tokenizer.json", "tokenizer.json: cannot be opened"),
+                       (WEIGHTS, "is missing")):
         yield Mutation(f"{file}: absent", {file: ABSENT}, Refused((file, text)))
     for content in b"", b"\xff" * 7, b"\xff" * 100, b"version https://git-lfs.github.com/spec/v1\n":
         yield Mutation(f"{WEIGHTS}: {content[:8]}", {WEIGHTS: content}, Refused((WEIGHTS,)))
     yield from golden("generation_config.json: absent", **{"generation_config.json": ABSENT})
-    yield from golden("links to links", **{"config.json": link(MODEL / ".." / MODEL.name / "config.json")})
+    yield from golden("links to links", **{
+        "config.json": link(MODEL / ".." / MODEL.name / "config.json")})
 
 
 # ---- config.json, generation_config.json
@@ -168,13 +192,15 @@ def config():
         yield from fields(file, [key], [ABSENT, None, *NO_INTEGERS, 0, -1, 1 << 31, 1 << 62])
     for key in "head_dim", "num_key_value_heads":
         yield from fields(file, [key], [*NO_INTEGERS, 0, -8, 1 << 40])
-    yield from fields(file, ["rms_norm_eps"], [ABSENT, None, *NO_NUMBERS, 0, -1e-6, 1e-40, 2, 1e308])
+    yield from fields(file, ["rms_norm_eps"],
+                      [ABSENT, None, *NO_NUMBERS, 0, -1e-6, 1e-40, 2, 1e308])
     yield from fields(file, ["rope_parameters", "rope_theta"], [ABSENT, *NO_NUMBERS, 0, -1, 1e300])
     yield from fields(file, ["rope_parameters"], [1, "x", True, []])
     yield from fields(file, ["rope_parameters", "rope_type"], [1, "dynamic", "", [], {}])
     yield from fields(file, ["rope_scaling"], [1, "x", {"type": "linear", "factor": 2}])
     yield from fields(file, ["rope_parameters"], [
-        {"rope_theta": 1e6, "rope_type": "yarn", "factor": f} for f in (0, -2, "2", 1e9, [])], "factor")
+        {"rope_theta": 1e6, "rope_type": "yarn", "factor": f}
+        for f in (0, -2, "2", 1e9, [])], "factor")
     yield from fields(file, ["rope_theta"], ["x", -1, 5e5])
     for key in "attention_bias", "tie_word_embeddings", "use_sliding_window":
         yield from fields(file, [key], NO_FLAGS)
@@ -270,7 +296,8 @@ def vocabulary():
                       [ABSENT, None, {}, "x", [1], [None], [[]], [""], ["a"], [" "], ["a "], [" b"],
                        [["!"]], [["!", 1]], [["!", "#", "!"]], [{"a": "b"}], [["nope nope", "!"]],
                        ["nope !"], ["! nope"], [["!", "!"]]], "model.merges")
-    yield from fields(file, ["model", "merges", len(merges)], ["# nope", ["", "!"], ["!" * 5000, "!"]],
+    yield from fields(file, ["model", "merges", len(merges)],
+                      ["# nope", ["", "!"], ["!" * 5000, "!"]],
                       f"model.merges[{len(merges)}]")
     pairs = [m.split(" ") if isinstance(m, str) else m for m in merges]
     yield from golden("tokenizer.json: merges as pairs",
@@ -318,7 +345,8 @@ def templates():
     yield from fields(file, ["chat_template"],
                       [1, True, {}, [{"name": "default", "template": 1}],
                        [{"name": "default", "template": []}],
-                       [{"name": "default", "template": "x"}, {"name": "tool_use", "template": {}}]])
+                       [{"name": "default", "template": "x"},
+                        {"name": "tool_use", "template": {}}]])
     for value in ABSENT, None, [], [1, None], ["default"], [{"name": 1, "template": "x"}], [
             {"name": "other", "template": "x"}], [{"name": "default"}]:
         m, = fields(file, ["chat_template"], [value])
@@ -339,7 +367,8 @@ def templates():
     for text in ("{{", "{%", "{#", "}}{{ }}", "{{ 1 + }}", "{% if %}x{% endif %}", "{% if 1 %}x",
                  "{% for x in %}{% endfor %}", "{% for x in messages %}", "{% endfor %}",
                  "{% nope %}", "{% include 'x' %}", "{% import 'os' as os %}", "{% extends 'x' %}",
-                 "{% block x %}{% endblock %}", "{{ 'x' | nope }}", "{{ nope() }}", "{{ 1 is nope }}",
+                 "{% block x %}{% endblock %}", "{{ 'x' | nope }}", "{{ nope() }}",
+                 "{{ 1 is nope }}",
                  "{% set = 1 %}", "{% macro %}{% endmacro %}", "{{ 'x }}", "{{ x[ }}", "{{ 1 2 }}",
                  "{{ " + "(" * 100000, "{{ " + "[" * 100000 + "]" * 100000 + " }}",
                  "{{ " + "not " * 100000 + "1 }}", "{{ " + "-" * 100000 + "1 }}",
@@ -355,7 +384,8 @@ def templates():
             "{{ 'x' + 1 }}": "line 1", "{{ 'x'.nope() }}": "line 1", "{{ {}['x'].y }}": "line 1",
             "{{ messages.append(1) }}": "line 1", "{{ range(10 ** 18) | list }}": "line 1",
             "{% for i in range(10 ** 9) %}{% endfor %}": "line 1",
-            "{% for i in range(99999) %}{% for k in range(99999) %}{% endfor %}{% endfor %}": "line 1",
+            "{% for i in range(99999) %}{% for k in range(99999) %}{% endfor %}{% endfor %}":
+                "line 1",
             "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}": "line 1",
             "{% macro m() %}{{ m() }}{{ m() }}{% endmacro %}{{ m() }}": "line 1",
             "{% for x in [messages] recursive %}{{ loop([x]) }}{% endfor %}": "line 1",
@@ -369,6 +399,195 @@ def templates():
         yield Mutation(f"template: {text[:60]}", {TEMPLATE: text}, NoChat((reason,), False))
 
 
+# ---- what makes an embedder
+
+
+def embedder_files():
+    for file in EMBEDDER:
+        for m in damaged_files(file, json.dumps(original(file))):
+            if (file, m.name) != (MODULES, f"{MODULES}: an array"):
+                yield m
+    yield Mutation(f"{POOLING}: absent", {POOLING: ABSENT}, Refused((POOLING, "cannot be opened")))
+    yield Mutation("1_Pooling: a file", {POOLING: ABSENT, "1_Pooling": b""},
+                   Refused((POOLING, "Not a directory")))
+    yield from golden(f"{PROMPTS}: absent", **{PROMPTS: ABSENT})
+    yield from golden(f"{MODULES}: absent beside {POOLING}", **{MODULES: ABSENT, POOLING: "{{{"})
+
+
+def modules():
+    file, type_of = MODULES, original(MODULES)[0]["type"].replace("Transformer", "{}").format
+    entry = original(file)[1]
+    for name, value, text in (
+            ("no modules", [], "not 0 modules"), ("an object", {}, "is an object, not an array"),
+            ("an array of it", [original(file)], "[0]: is an array"),
+            ("null within", [None, None], "[0]: is null"),
+            ("one", original(file)[:1], "not 1 modules"),
+            ("four", [*original(file), entry], "not 4 modules"),
+            ("10,000", [entry] * 10000, "not 10000 modules"),
+            ("backwards", original(file)[::-1], "[0].type")):
+        yield Mutation(f"{file}: {name}", {file: json.dumps(value)}, Refused((file, text)))
+    for i in range(3):
+        yield from fields(file, [i, "type"], [ABSENT, None, *NO_STRINGS], f"[{i}]", "type")
+        yield from fields(file, [i, "type"], [
+            "", "Pooling ", type_of("Dense"), type_of("pooling"), type_of(""), type_of("\x1b[31m"),
+            "é" * 300, type_of("Pooling")[1:]], f"[{i}].type", "is not supported")
+        yield from fields(file, [i, "path"], NO_STRINGS, f"[{i}].path")
+        yield from fields(file, [i, "no_such_field"], [1], f"[{i}]", "no_such_field")
+    yield from fields(file, [0, "path"], ["x", "..", "0_Transformer", "/"], "[0].path")
+    yield from fields(file, [1, "path"], [
+        ABSENT, None, "", ".", "..", "../1_Pooling", "/etc", "1_Pooling/", "a/b", "./1_Pooling",
+        "x" * 81, "\x1b[31m", "é", "1_Pooling "], "[1].path")
+    yield Mutation(f"{file}: a folder that is absent", {
+        file: changed(file, [1, "path"], "2_Pooling")}, Refused(("2_Pooling/config.json",)))
+    yield from golden(f"{file}: what is not read", **{file: json.dumps([
+        {**m, "idx": "x", "name": [], "kwargs": {"x": 1}} for m in original(file)])})
+    yield from golden(f"{file}: without normalization", **{file: json.dumps(original(file)[:2])})
+
+
+def pooling():
+    file, last = POOLING, "pooling_mode_lasttoken"
+    yield from fields(file, ["word_embedding_dimension"],
+                      [*NO_INTEGERS, 0, 255, 257, -256, 1 << 40])
+    yield from fields(file, [last], [ABSENT, None, False, *NO_FLAGS], "pooling_mode")
+    yield from fields(file, ["pooling_mode_mean_tokens"], [True, *NO_FLAGS], "pooling_mode")
+    for mode in "cls_token", "max_tokens", "mean_sqrt_len_tokens", "nope", "", "\x1b[31m" * 50:
+        yield from fields(file, ["pooling_mode_" + mode], [True], "exactly one pooling_mode")
+        other = {**original(file), last: False, "pooling_mode_" + mode: True}
+        yield Mutation(f"{file}: {mode!r} alone", {file: json.dumps(other)},
+                       Refused((file, "pooling_mode", "is not supported")))
+    yield from fields(file, ["pooling_mode"], ["mean", *NO_STRINGS], "pooling_mode")
+    yield from fields(file, ["include_prompt"], NO_FLAGS)
+    mean = {**original(file), last: False, "pooling_mode_mean_tokens": True}
+    yield Mutation(f"{file}: a mean without the prompt",
+                   {file: json.dumps({**mean, "include_prompt": False})},
+                   Refused((file, "include_prompt")))
+    for name, content in {"a mean": mean, "its name": {"pooling_mode": "lasttoken"},
+                          "the flag alone": {last: True},
+                          "what is not read": {**mean, "x": [], "pool": 1},
+                          "nulls": {last: True, "word_embedding_dimension": None,
+                                    "pooling_mode": None, "include_prompt": None}}.items():
+        yield from golden(f"{file}: {name}", **{file: json.dumps(content)})
+
+
+def prompts():
+    file = PROMPTS
+    yield from fields(file, ["prompts"], [1, "x", True, [], [{}]])
+    yield from fields(file, ["prompts", "query"], [None, 1, True, [], {}], "prompts.query")
+    yield from fields(file, ["default_prompt_name"], ["nope", "", 1, True, [], {}])
+    yield Mutation(f"{file}: a default without prompts", {
+        file: json.dumps({"default_prompt_name": "query"})},
+        Refused((file, "default_prompt_name")))
+    for name, content in {"nothing": {}, "nulls": {"prompts": None, "default_prompt_name": None},
+                          "no prompts": {"prompts": {}},
+                          "a default": {**original(file), "default_prompt_name": "query"},
+                          "many": {"prompts": {str(i): "x" for i in range(10000)}},
+                          "what is not read": {"similarity_fn_name": 1, "x": []}}.items():
+        yield from golden(f"{file}: {name}", **{file: json.dumps(content)})
+
+
+def embedder():
+    whole = {file: json.dumps(content) for file, content in EMBEDDER.items()}
+    for group in embedder_files, modules, pooling, prompts:
+        for m in group():
+            yield m._replace(files={**whole, **m.files})
+
+
+# ---- mixtures of experts
+
+# Each of which is the FFN of the dense model: then so is their mixture, whatever the router says.
+EXPERTS = {"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "num_experts": 2,
+           "num_experts_per_tok": 2, "moe_intermediate_size": 768, "norm_topk_prob": True,
+           "decoder_sparse_step": 1, "mlp_only_layers": [], "router_aux_loss_coef": 0.001,
+           "output_router_logits": False}
+
+
+def with_experts(path):
+    """Writes the weights of the model with two experts in each layer."""
+    raw = (MODEL / WEIGHTS).read_bytes()
+    at = 8 + int.from_bytes(raw[:8], "little")
+    header, data, draw = {}, [], random.Random(1)
+
+    def add(name, tensor, content):
+        begin = sum(map(len, data))
+        data.append(content)
+        header[name] = {**tensor, "data_offsets": [begin, begin + len(content)]}
+
+    for name, tensor in json.loads(raw[8:at]).items():
+        if name == "__metadata__":
+            continue
+        begin, end = tensor["data_offsets"]
+        content = raw[at + begin:at + end]
+        if ".mlp." not in name:
+            add(name, tensor, content)
+            continue
+        for i in range(2):
+            add(name.replace(".mlp.", f".mlp.experts.{i}."), tensor, content)
+        if "up_proj" in name:  # once in a layer: the router, of random signs
+            add(name.replace("up_proj", "gate"), {**tensor, "shape": [2, 256]},
+                struct.pack("<512H", *draw.choices((0x3d00, 0xbd00), k=512)))
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    path.write_bytes(b"".join((len(text).to_bytes(8, "little"), text, *data)))
+
+
+def experts():
+    file = "config.json"
+
+    def of(name, wanted, weights=None, **change):
+        content = {**original(file), **EXPERTS, **change}
+        content = {k: v for k, v in content.items() if v is not ABSENT}
+        return Mutation(f"{file}: experts: {name}", {
+            file: json.dumps(content), **({WEIGHTS: weights} if weights else {})}, wanted)
+
+    def wrong(key, values, *texts, **change):
+        for value in values:
+            shown = "absent" if value is ABSENT else json.dumps(value)
+            yield of(f"{key} = {shown}{' ' + str(change) if change else ''}",
+                     Refused((file, *(texts or (f"{key}: ",)))), **{**change, key: value})
+
+    yield from wrong("num_experts", [ABSENT, None], "num_experts: is missing",
+                     "num_local_experts")
+    yield from wrong("num_experts", [*NO_INTEGERS, 0, -1, 1025, 1 << 31, 1 << 62])
+    yield from wrong("num_local_experts", [*NO_INTEGERS, 0, -1, 1025, 1 << 62])
+    yield from wrong("num_local_experts", [1, 3], "contradicts num_experts, 2")
+    yield from wrong("num_experts_per_tok", [ABSENT, None, *NO_INTEGERS, 0, -1, 3, 1 << 40])
+    yield from wrong("moe_intermediate_size",
+                     [ABSENT, None, *NO_INTEGERS, 0, -768, (1 << 20) + 1, 1 << 62])
+    yield from wrong("moe_intermediate_size", [1 << 15], num_experts=1024, num_experts_per_tok=1)
+    yield from wrong("norm_topk_prob", NO_FLAGS)
+    yield from wrong("decoder_sparse_step", [*NO_INTEGERS, 0, -1, 2, 1 << 40])
+    yield from wrong("mlp_only_layers", [1, "x", True, {}, [0], [None], [[]], ["x"] * 9999])
+    mixtral = {"architectures": ["MixtralForCausalLM"], "model_type": "mixtral"}
+    yield from wrong("num_local_experts", [ABSENT, None], "num_experts: is missing",
+                     "num_local_experts", **mixtral, num_experts=ABSENT)
+    yield from wrong("num_local_experts", [*NO_INTEGERS, 0, 1025], **mixtral, num_experts=ABSENT)
+    yield from wrong("num_experts_per_tok", [ABSENT, 0, 3], **mixtral)
+    yield from wrong("intermediate_size", [ABSENT, None, 0, "768"], **mixtral)
+    yield from wrong("model_type", ["qwen3", "mixtral"], "contradicts architectures")
+    # The same fields where there are no experts.
+    for key in "num_experts", "num_local_experts", "moe_intermediate_size":
+        yield from fields(file, [key], [2, 0, "x", [], {}, True])
+    yield from golden(f"{file}: what experts alone have", **{file: json.dumps({
+        **original(file), "num_experts": None, "num_local_experts": None, "num_experts_per_tok": 8,
+        "norm_topk_prob": "x", "decoder_sparse_step": 0, "mlp_only_layers": [0]})})
+    # Contradictions with the weights.
+    missing = Refused((WEIGHTS, "tensors are missing: model.layers.0.mlp."))
+    yield of("but not in the weights", missing)
+    yield Mutation(f"{WEIGHTS}: experts, but not in config.json", {WEIGHTS: with_experts}, missing)
+    for key, value in ("num_experts", 3), ("num_experts", 1), ("moe_intermediate_size", 384):
+        yield of(f"{key} = {value}, not as the weights have it",
+                 Refused((WEIGHTS, "shape: is [", "but config.json implies")), with_experts,
+                 **{key: value, "num_experts_per_tok": 1})
+    for name, change in {
+            "all": {}, "one for each token": {"num_experts_per_tok": 1},
+            "not normalized": {"norm_topk_prob": False},
+            "the newer spelling": {"num_experts": ABSENT, "num_local_experts": 2},
+            "both spellings": {"num_local_experts": 2},
+            "nulls": {"norm_topk_prob": None, "decoder_sparse_step": None, "mlp_only_layers": None,
+                      "num_local_experts": None, "intermediate_size": None}}.items():
+        yield of(name, Golden(), with_experts, **change)
+
+
 # ---- the index
 
 
@@ -378,9 +597,10 @@ def index():
     def of(name, wanted, value, **files):
         return Mutation(f"{INDEX}: {name}", {**SHARD, INDEX: json.dumps(value), **files}, wanted)
 
-    for name in ("../../etc/passwd", "/etc/passwd", "../a.safetensors", "", ".", "..", "a", "./a.safetensors",
-                 "a.safetensors/", "x/a.safetensors", ".safetensors", ".a.safetensors", "a.safetensors.py",
-                 "a.safetensors ", "x" * 300 + ".safetensors", "\x1b[31m.safetensors/..", 1, None, [], {}, True):
+    for name in ("../../etc/passwd", "/etc/passwd", "../a.safetensors", "", ".", "..", "a",
+                 "./a.safetensors", "a.safetensors/", "x/a.safetensors", ".safetensors",
+                 ".a.safetensors", "a.safetensors.py", "a.safetensors ",
+                 "x" * 300 + ".safetensors", "\x1b[31m.safetensors/..", 1, None, [], {}, True):
         value = whole_index()
         value["weight_map"][one] = name
         yield of(f"names {json.dumps(name)[:40]}",
@@ -416,7 +636,7 @@ def index():
 
 def all_mutations():
     return [m for group in (damage, config, generation, tokenizer_parts, vocabulary, added_tokens,
-                            templates, index) for m in group()]
+                            templates, embedder, experts, index) for m in group()]
 
 
 def build(folder, files):
@@ -425,6 +645,7 @@ def build(folder, files):
         content, path = files.get(name, link(MODEL / name)), folder / name
         if content is ABSENT:
             continue
+        path.parent.mkdir(exist_ok=True)
         if callable(content):
             content(path)
         else:

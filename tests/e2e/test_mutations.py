@@ -12,8 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 from harness import GOLDEN, SMALL, Case, Daemon, config, run_command, scaled
 from mutations import Golden, NoChat, Refused, all_mutations, build
 
-AT_LEAST = 500  # mutations
-SECONDS = 20    # of one start, or refusal
+AT_LEAST = 1000  # mutations
+SECONDS = 20     # of one start, or refusal
 
 
 def reason_of(log):
@@ -64,10 +64,12 @@ class Mutations(Case):
                 self.assertIn(text, lines["note"][0])
         with Daemon(SMALL, model=folder) as d, d.connect() as w:
             for case in self.cases:
-                request = {"max_tokens": 20, "sampling": {"temperature": 0, "stop_token_ids": [1993]}}
+                request = {"max_tokens": 20,
+                           "sampling": {"temperature": 0, "stop_token_ids": [1993]}}
                 self.assertEqual(self.ids(w, prompt=case["prompt"], **request), case["greedy_ids"])
                 question = case["prompt"].split("<|im_start|>user\n")[1].split("<|im_end|>")[0]
-                chat = {"messages": [{"role": "user", "content": question}], "enable_thinking": False}
+                chat = {"messages": [{"role": "user", "content": question}],
+                        "enable_thinking": False}
                 if not no_chat:
                     self.assertEqual(self.ids(w, chat=chat, **request), case["greedy_ids"])
             if no_chat:
@@ -101,12 +103,13 @@ class Mutations(Case):
         names = collections.Counter(m.name for m in mutations)
         self.assertEqual([n for n, k in names.items() if k > 1], [])
         with ThreadPoolExecutor(2) as pool:
-            # nvllmd check loads a folder as the daemon does; under sanitizers few daemons are started
-            # only to be refused.
+            # nvllmd check loads a folder as the daemon does; under sanitizers few daemons are
+            # started only to be refused.
             started = [i % scaled(1, 5) == 0 for i in range(len(mutations))]
             wrong = [w for w in pool.map(self.run_one, mutations, started) if w]
         kinds = collections.Counter(type(m.wanted) for m in mutations)
-        print(f"{len(mutations)} mutations: {kinds[Refused]} refused, {kinds[NoChat]} without chats, "
-              f"{kinds[Golden]} with the right answers; {len(wrong)} wrong", flush=True)
+        print(f"{len(mutations)} mutations: {kinds[Refused]} refused, "
+              f"{kinds[NoChat]} without chats, {kinds[Golden]} with the right answers; "
+              f"{len(wrong)} wrong", flush=True)
         self.assertGreaterEqual(len(mutations), AT_LEAST)
         self.assertEqual(len(wrong), 0, "\n".join(wrong))
