@@ -1,6 +1,6 @@
 """Mutations of the bundled model's folder, also as an embedder and as a mixture of experts: each
-file damaged in each way, each field of each wrong type, contradictions between files, templates that
-never end; and changes that change no answer.
+file damaged in each way, each field of each wrong type, contradictions between files, templates
+that never end; and changes that change no answer.
 
 all_mutations() is a list of Mutation. What a mutated folder must do is its `wanted`:
   Refused(*texts)  it does not load, and the reason begins with the file and holds the texts

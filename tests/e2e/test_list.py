@@ -1,5 +1,5 @@
-"""nvllmd list and nvllmctl list: the model folders below a directory, those that would run and those
-that would not, whatever else is there."""
+"""nvllmd list and nvllmctl list: the model folders below a directory, those that would run and
+those that would not, whatever else is there."""
 
 import json
 import os
@@ -50,7 +50,7 @@ class List(Case):
                            "Qwen3ForCausalLM", f"{folder}/{name}"] for name in found])
 
     def test_why_not(self):
-        """The first thing that “nvllmd check” finds wrong, or what keeps a folder from being read."""
+        """The first thing that “nvllmd check” finds wrong, or why a folder cannot be read."""
         folder = self.temporary_folder()
         changes = {"empty": {"config": ""}, "no-weights": {"model": None},
                    "tokenizer": {"tokenizer": "{}"},
@@ -98,7 +98,7 @@ class List(Case):
         self.assertEqual(list(self.found(folder)), ["model"])
 
     def test_model_folders_are_not_descended_into(self):
-        """A model folder that is named is listed itself; modules of embedding models are no models."""
+        """A model folder that is named is listed itself; modules of embedders are no models."""
         folder = self.temporary_folder()
         for name in "model", "modules":
             model_folder(folder / name, config=None)
@@ -108,7 +108,8 @@ class List(Case):
         (folder / "model" / "modules.json").unlink()
         (folder / "model" / "config.json").symlink_to(MODEL / "config.json")
         for directory, found in ((folder, {"model": True, "modules": False}),
-                                 (folder / "model", {".": True}), (folder / "modules", {".": False})):
+                                 (folder / "model", {".": True}),
+                                 (folder / "modules", {".": False})):
             self.assertEqual({k: v["runs"] for k, v in self.found(directory).items()}, found)
         self.assertIn("config.json: cannot be opened", self.found(folder)["modules"]["why"])
 
@@ -207,7 +208,7 @@ class Client(Case):
             ctl = subprocess.Popen([program, "list"], stdout=subprocess.PIPE)
             self.assertEqual(ctl.stdout.readline(), b"started\n")
             getattr(ctl, signal)()
-            self.assertEqual(ctl.communicate(timeout=scaled(30, 120))[0], b"")  # nobody writes to it
+            self.assertEqual(ctl.communicate(timeout=scaled(30, 120))[0], b"")  # nobody has it
 
     @unittest.skipIf(any(os.path.exists(f"{p}/nvllmd") for p in ("/usr/sbin", "/usr/local/sbin")),
                      "nvllmd is installed here")
