@@ -1,5 +1,5 @@
 /* offline.c - see offline.h. Each operation turns one input into one JSON object; reading input and
- * printing output is common to all three. */
+ * printing output is common to all. */
 #include "daemon/offline.h"
 
 #include <errno.h>
@@ -12,6 +12,7 @@
 
 #include <jansson.h>
 
+#include "daemon/offline_schema.h"
 #include "engine/text/chat.h"
 #include "engine/util/err.h"
 #include "engine/util/json_util.h"
@@ -26,8 +27,9 @@ struct tool {
     const char *model, *template_file; /* the file may be NULL */
     const struct usage_line *line;
     const struct operation *operation;
-    struct tokenizer *tokenizer; /* of tokenize and detokenize */
+    struct tokenizer *tokenizer; /* of all but render */
     int32_t vocab_size;
+    struct vocabulary *vocabulary;  /* of schema */
     struct chat_template *template; /* of render */
     struct tm now;                  /* with --now */
     bool has_now;
@@ -39,6 +41,7 @@ struct operation {
     int (*run)(struct tool *t, struct text input, const json_t *parsed, json_t **out,
                struct err *e);
     bool renders; /* needs the template, and parses the lines of --jsonl */
+    bool masks;   /* needs the vocabulary */
 };
 
 static int complain(const char *text)
@@ -99,8 +102,8 @@ static int text_object(json_t **out, const char *text, size_t n, struct err *e)
 /* A JSON value of any kind; texts may hold NUL. */
 static int parse(json_t **out, struct text input, struct err *e)
 {
-    return json_parse(out, "input", input.data, input.len,
-                      JSON_DECODE_ANY | JSON_ALLOW_NUL | JSON_REJECT_DUPLICATES, e);
+    return json_parse_large(out, "input", input.data, input.len,
+                            JSON_DECODE_ANY | JSON_ALLOW_NUL | JSON_REJECT_DUPLICATES, e);
 }
 
 /* ---- the operations */
@@ -257,6 +260,19 @@ static int render(struct tool *t, struct text input, const json_t *parsed, json_
     return r;
 }
 
+static int schema(struct tool *t, struct text input, const json_t *parsed, json_t **out,
+                  struct err *e)
+{
+    json_t *own = NULL;
+    int r = parsed ? 0 : parse(&own, input, e);
+
+    if (r == 0)
+        r = offline_schema(out, parsed ? parsed : own, t->tokenizer, t->vocabulary, t->vocab_size,
+                           e);
+    json_decref(own);
+    return r;
+}
+
 /* ---- input and output */
 
 static int run_one(struct tool *t, struct text input, bool json, json_t **out, struct err *e)
@@ -329,7 +345,7 @@ static int run_whole(struct tool *t, FILE *in)
     free(data);
     if (r < 0)
         return complain(e.text);
-    if (is_given(t, "json"))
+    if (is_given(t, "json") || t->operation->masks)
         return put_line(result, &e) < 0 ? complain(e.text) : 0;
     print_plain(result);
     json_decref(result);
@@ -364,6 +380,10 @@ static int load(struct tool *t, struct err *e)
     r = tokenizer_load(&t->tokenizer, t->model, e);
     if (r == 0)
         t->vocab_size = vocabulary_size(t);
+    if (r == 0 && t->operation->masks)
+        t->vocabulary = vocabulary_new(t->tokenizer, t->vocab_size);
+    if (r == 0 && t->operation->masks && !t->vocabulary)
+        r = err_set(e, -ENOMEM, "out of memory");
     return r;
 }
 
@@ -435,9 +455,10 @@ static void print_line(void *arg, const char *level, const char *text)
 }
 
 static const struct operation operations[] = {
-    {"tokenize", tokenize, false},
-    {"detokenize", detokenize, false},
-    {"render", render, true},
+    {"tokenize", tokenize, false, false},
+    {"detokenize", detokenize, false, false},
+    {"render", render, true, false},
+    {"schema", schema, false, true},
 };
 
 int offline_run(const char *command, const struct options *options, const struct usage_line *line)
@@ -456,6 +477,7 @@ int offline_run(const char *command, const struct options *options, const struct
         return problems.n > 0;
     }
     status = run(&t);
+    vocabulary_free(t.vocabulary);
     tokenizer_free(t.tokenizer);
     chat_template_free(t.template);
     return status;

@@ -1,6 +1,6 @@
-/* offline.h - sub-commands without a daemon. On a model folder: tokenize, detokenize, render and
- * check, which read stdin or one argument and write stdout. On a directory of folders: list. On all
- * options: check-config. */
+/* offline.h - sub-commands without a daemon. On a model folder: tokenize, detokenize, render,
+ * schema and check, which read stdin or one argument and write stdout. On a directory of folders:
+ * list. On all options: check-config. */
 #ifndef NVLLM_DAEMON_OFFLINE_H
 #define NVLLM_DAEMON_OFFLINE_H
 

@@ -65,6 +65,16 @@ int json_parse(json_t **out, const char *what, const char *text, size_t bytes, s
     return 0;
 }
 
+int json_parse_large(json_t **out, const char *what, const char *text, size_t bytes, size_t flags,
+                     struct err *e)
+{
+    const int r = json_parse(out, what, text, bytes, flags, e);
+
+    return r == -EINVAL && strstr(e->text, "too big integer")
+               ? json_parse(out, what, text, bytes, flags | JSON_DECODE_INT_AS_REAL, e)
+               : r;
+}
+
 int json_object_parse(json_t **out, const char *file, const char *text, size_t bytes, struct err *e)
 {
     json_t *root;

@@ -14,6 +14,10 @@
 int json_parse(json_t **out, const char *what, const char *text, size_t bytes, size_t flags,
                struct err *e);
 
+/* The same; where an integer is too large for 64 bits, all are reals. */
+int json_parse_large(json_t **out, const char *what, const char *text, size_t bytes, size_t flags,
+                     struct err *e);
+
 /* json_dumps, but NULL whenever memory runs out; to be freed. */
 char *json_text(const json_t *value, size_t flags);
 

@@ -1,0 +1,135 @@
+/* json_impl.h - what the files of the schema compiler share: json_schema.c (conjunctions, the
+ * center), json_parts.c (arrays and objects), json_rewrite.c (what can be said otherwise),
+ * json_refs.c, json_nodes.c, json_numbers.c, json_formats.c, json_validate.c. */
+#ifndef NVLLM_ENGINE_GRAMMAR_JSON_IMPL_H
+#define NVLLM_ENGINE_GRAMMAR_JSON_IMPL_H
+
+#include "engine/grammar/json_schema.h"
+
+enum {
+    MAX_PATH = 200,
+    MAX_MEMBERS = 64, /* of a conjunction */
+};
+
+/* A keyword that only rewritten schemas have: strings and numbers are none of those that its schema
+ * allows. */
+#define JSON_NONE_OF "\x01none"
+
+/* The same: instances of these types cannot be told, because of the keyword that it names. */
+#define JSON_UNKNOWN "\x01unknown"
+
+/* The name of a type that they have: numbers that are no integers. */
+#define JSON_REAL_TYPE "\x01real"
+
+struct member {
+    const json_t *schema; /* an object */
+    bool closed;          /* what it adds to the conjunction has been added */
+    bool chosen;          /* one of its anyOf has been */
+};
+
+/* Schemas that an instance must fulfil at once. */
+struct conjunction {
+    struct member members[MAX_MEMBERS];
+    size_t n;
+    bool fails; /* nothing fulfils it */
+};
+
+/* A schema that has been written for another. */
+struct rewritten {
+    const void *from;
+    int kind;
+    json_t *to;
+};
+
+struct compiler {
+    struct grammar *g;
+    const json_t *root;
+    bool refs_alone; /* drafts up to 7: what is beside a $ref does not count */
+    char path[MAX_PATH];
+    int code; /* negative: *e says why */
+    struct err *e;
+    struct memo *memos; /* [n_memos] */
+    size_t n_memos, memos_cap;
+    struct rewritten *rewritten; /* [n_rewritten] */
+    size_t n_rewritten, rewritten_cap;
+    int32_t any;  /* the rule of any value, or -1: not yet made */
+    int32_t none; /* the rule of no value */
+    int depth;
+    int n_choices; /* alternatives that have been compiled */
+    int32_t ws;    /* expressions that all use */
+    int32_t open_object, close_object, open_array, close_array, comma, colon;
+};
+
+/* ---- json_schema.c */
+
+/* Notes the first problem, at the path and a keyword of it ("": at the path itself). */
+__attribute__((format(printf, 4, 5))) int json_refuse(struct compiler *c, int code,
+                                                      const char *keyword, const char *fmt, ...);
+
+/* Lengthens the path; json_leave() with the result goes back. */
+__attribute__((format(printf, 2, 3))) size_t json_enter(struct compiler *c, const char *fmt, ...);
+void json_leave(struct compiler *c, size_t n);
+
+/* The value of a keyword as a whole number from 0; fallback where it is absent. A value that is
+ * none is noted. */
+int32_t json_count(struct compiler *c, const json_t *schema, const char *keyword, int32_t fallback);
+
+/* Whether a member's own keywords count, beside its $ref. */
+bool json_counts(const struct compiler *c, const struct member *m);
+
+/* The rule of the conjunction of n schemas; c->none: no value is allowed. */
+int32_t json_compile_all(struct compiler *c, const json_t *const *schemas, size_t n);
+
+/* A bit for each type of JSON, integers apart from other numbers. */
+enum {
+    JSON_BIT_NULL = 1,
+    JSON_BIT_BOOLEAN = 2,
+    JSON_BIT_INTEGER = 4,
+    JSON_BIT_REAL = 8, /* numbers that are no integers */
+    JSON_BIT_STRING = 16,
+    JSON_BIT_ARRAY = 32,
+    JSON_BIT_OBJECT = 64,
+    JSON_BITS = 127,
+};
+
+unsigned json_types(struct compiler *c, const json_t *schema); /* that "type" allows */
+
+/* ---- the others */
+
+/* The schema that a reference leads to; NULL: there is none, which is noted. */
+const json_t *json_resolve(struct compiler *c, const char *ref);
+
+/* Nodes: a text, a text of JSON, the call of a rule, the value v as it is; then next. */
+int32_t node_plain(struct compiler *c, int32_t term, int32_t next);
+int32_t node_word(struct compiler *c, const char *text, int32_t next);
+int32_t node_string(struct compiler *c, int32_t term, int32_t next);
+int32_t node_call(struct compiler *c, int32_t rule, int32_t next);
+int32_t node_literal(struct compiler *c, const json_t *v, int32_t next);
+int32_t node_any(struct compiler *c); /* the rule of any value */
+void node_marks(struct compiler *c);  /* fills ws and what follows it */
+
+int32_t json_array_node(struct compiler *c, const struct conjunction *all);
+int32_t json_object_node(struct compiler *c, const struct conjunction *all);
+
+/* Schemas that say the same as "not": schema; as the oneOf, if, or dependencies of a schema. They
+ * are kept as long as the compiler. NULL: no memory, which is noted. */
+const json_t *json_not(struct compiler *c, const json_t *schema);
+const json_t *json_one_of(struct compiler *c, const json_t *schema);
+const json_t *json_if(struct compiler *c, const json_t *schema);
+const json_t *json_dependencies(struct compiler *c, const json_t *schema);
+
+/* The spellings of numbers that all n schemas allow. */
+int32_t json_numbers(struct compiler *c, const json_t *const *schemas, size_t n, bool integer);
+bool json_number_holds(const json_t *schema, const json_t *value);
+
+/* What a format allows; REGEX_ALL: it is not known. */
+int32_t json_format(struct compiler *c, const char *name);
+
+/* The texts of strings that a schema allows, enum and const apart. */
+int32_t json_strings(struct compiler *c, const json_t *schema);
+
+/* Whether a value is an instance of a schema. */
+bool json_holds(struct compiler *c, const json_t *schema, const json_t *value);
+unsigned json_type_of(const json_t *value);
+
+#endif

@@ -1,0 +1,99 @@
+/* json_refs.c - where the references of a schema lead. */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/grammar/json_impl.h"
+
+enum { MAX_DEPTH = 256 };
+
+static int hex(char d)
+{
+    return d >= '0' && d <= '9'                     ? d - '0'
+           : (d | 0x20) >= 'a' && (d | 0x20) <= 'f' ? (d | 0x20) - 'a' + 10
+                                                    : -1;
+}
+
+/* One step of a JSON pointer, decoded, up to *at, which moves behind it. */
+static void take_step(char *out, size_t size, const char **at)
+{
+    size_t n = 0;
+    const char *s = *at;
+
+    for (; *s && *s != '/'; s++) {
+        char byte = *s;
+
+        if (byte == '%' && hex(s[1]) >= 0 && hex(s[2]) >= 0) {
+            byte = (char)(hex(s[1]) << 4 | hex(s[2]));
+            s += 2;
+        } else if (byte == '~' && (s[1] == '0' || s[1] == '1')) {
+            byte = s[1] == '0' ? '~' : '/';
+            s++;
+        }
+        if (n + 1 < size)
+            out[n++] = byte;
+    }
+    out[n] = '\0';
+    *at = *s ? s + 1 : s;
+}
+
+/* The schema that calls itself so: "#name" of "$anchor", or of "id" in draft 4. */
+static const json_t *find_anchor(const json_t *v, const char *name, int depth)
+{
+    const json_t *found = NULL, *one;
+    const char *anchor = json_string_value(json_object_get(v, "$anchor"));
+    const char *id =
+        json_string_value(json_object_get(v, json_object_get(v, "$id") ? "$id" : "id"));
+    const char *key;
+    size_t i;
+
+    if ((anchor && strcmp(anchor, name) == 0) || (id && *id == '#' && strcmp(id + 1, name) == 0))
+        return v;
+    if (depth > MAX_DEPTH)
+        return NULL;
+    json_object_foreach((json_t *)(uintptr_t)v, key, one)
+    {
+        found = found ? found : find_anchor(one, name, depth + 1);
+    }
+    json_array_foreach(v, i, one)
+    {
+        found = found ? found : find_anchor(one, name, depth + 1);
+    }
+    return found;
+}
+
+const json_t *json_resolve(struct compiler *c, const char *ref)
+{
+    const char *id = json_string_value(json_object_get(c->root, "$id"));
+    const json_t *at = c->root;
+    const char *rest = ref;
+    char step[256];
+
+    if (!id)
+        id = json_string_value(json_object_get(c->root, "id"));
+    if (id && strncmp(ref, id, strcspn(id, "#")) == 0 && *id)
+        rest = ref + strcspn(id, "#");
+    if (*rest && *rest != '#') {
+        json_refuse(c, -ENOTSUP, "$ref", "“%.100s” does not lead into the schema", ref);
+        return NULL;
+    }
+    rest += *rest == '#';
+    if (*rest && *rest != '/') {
+        at = find_anchor(c->root, rest, 0);
+    } else if (*rest) {
+        for (rest++; at && (*rest || rest[-1] == '/');) {
+            const bool last = !strchr(rest, '/');
+
+            take_step(step, sizeof(step), &rest);
+            if (json_is_array(at))
+                at = json_array_get(at, strtoul(step, NULL, 10));
+            else
+                at = json_object_get(at, step);
+            if (last)
+                break;
+        }
+    }
+    if (!at)
+        json_refuse(c, -EINVAL, "$ref", "“%.100s” leads nowhere", ref);
+    return at;
+}

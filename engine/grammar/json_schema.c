@@ -1,0 +1,467 @@
+/* json_schema.c - see json_schema.h.
+ *
+ * What is compiled is a conjunction: the schemas that an instance must fulfil at once. References,
+ * allOf, and what can be said otherwise add members to it; anyOf is the union of conjunctions with
+ * one of the alternatives each. A conjunction without choices is compiled by the types that all its
+ * members allow. Each is one rule, however often it comes up: so schemas may be recursive. */
+#include "engine/grammar/json_schema.h"
+
+#include <errno.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/grammar/json_impl.h"
+#include "engine/util/checked.h"
+
+enum {
+    MAX_DEPTH = 256,    /* schemas inside of schemas */
+    MAX_CHOICES = 5000, /* alternatives in all */
+};
+
+struct memo {
+    struct conjunction *key;
+    size_t hash;
+    int32_t rule;
+};
+
+static int32_t compile(struct compiler *c, const struct conjunction *all);
+
+/* ---- errors and paths */
+
+int json_refuse(struct compiler *c, int code, const char *keyword, const char *fmt, ...)
+{
+    char what[200];
+    va_list ap;
+
+    if (c->code < 0)
+        return c->code;
+    va_start(ap, fmt);
+    vsnprintf(what, sizeof(what), fmt, ap);
+    va_end(ap);
+    return c->code = err_set(c->e, code, "%s%s%s: %s", c->path, *keyword ? "." : "", keyword, what);
+}
+
+/* Lengthens the path; json_leave() with the result goes back. */
+size_t json_enter(struct compiler *c, const char *fmt, ...)
+{
+    const size_t n = strlen(c->path);
+    va_list ap;
+
+    va_start(ap, fmt);
+    vsnprintf(c->path + n, sizeof(c->path) - n, fmt, ap);
+    va_end(ap);
+    return n;
+}
+
+void json_leave(struct compiler *c, size_t n)
+{
+    c->path[n] = '\0';
+}
+
+int32_t json_count(struct compiler *c, const json_t *schema, const char *keyword, int32_t fallback)
+{
+    const json_t *v = json_object_get(schema, keyword);
+    const double x = json_number_value(v);
+
+    if (!v)
+        return fallback;
+    if (!json_is_number(v) || x < 0 || x != (double)(int64_t)x) {
+        json_refuse(c, -EINVAL, keyword, "must be a whole number from 0");
+        return fallback;
+    }
+    if (x > REGEX_MAX_REPEAT) {
+        if (fallback == REGEX_INFINITE) /* no answer is as long */
+            return fallback;
+        json_refuse(c, -ENOTSUP, keyword, "above %d is not supported", REGEX_MAX_REPEAT);
+        return fallback;
+    }
+    return (int32_t)x;
+}
+
+/* ---- types */
+
+static unsigned type_bits(struct compiler *c, const json_t *name)
+{
+    static const struct {
+        const char *name;
+        unsigned bits;
+    } types[] = {{"null", JSON_BIT_NULL},        {"boolean", JSON_BIT_BOOLEAN},
+                 {"integer", JSON_BIT_INTEGER},  {"number", JSON_BIT_INTEGER | JSON_BIT_REAL},
+                 {"string", JSON_BIT_STRING},    {"array", JSON_BIT_ARRAY},
+                 {"object", JSON_BIT_OBJECT},    {"any", JSON_BITS},
+                 {JSON_REAL_TYPE, JSON_BIT_REAL}};
+    const char *s = json_string_value(name);
+
+    for (size_t i = 0; s && i < sizeof(types) / sizeof(*types); i++)
+        if (strcmp(s, types[i].name) == 0)
+            return types[i].bits;
+    json_refuse(c, -EINVAL, "type", s ? "“%.50s” is no type" : "must be the name of a type", s);
+    return 0;
+}
+
+unsigned json_types(struct compiler *c, const json_t *schema)
+{
+    const json_t *type = json_object_get(schema, "type"), *one;
+    unsigned bits = 0;
+    size_t i;
+
+    if (!type)
+        return JSON_BITS;
+    if (!json_is_array(type))
+        return type_bits(c, type);
+    json_array_foreach(type, i, one)
+    {
+        bits |= type_bits(c, one);
+    }
+    return bits;
+}
+
+/* ---- conjunctions */
+
+/* Adds a schema, true and false among them. */
+static void add_member(struct compiler *c, struct conjunction *all, const json_t *schema)
+{
+    if (json_is_false(schema))
+        all->fails = true;
+    if (!json_is_object(schema)) {
+        if (!json_is_boolean(schema))
+            json_refuse(c, -EINVAL, "", "a schema must be an object, true or false");
+        return;
+    }
+    for (size_t i = 0; i < all->n; i++)
+        if (all->members[i].schema == schema)
+            return;
+    if (all->n == MAX_MEMBERS)
+        json_refuse(c, -E2BIG, "", "too many schemas at once");
+    else
+        all->members[all->n++] = (struct member){.schema = schema};
+}
+
+bool json_counts(const struct compiler *c, const struct member *m)
+{
+    return !(c->refs_alone && json_is_string(json_object_get(m->schema, "$ref")));
+}
+
+static const char *const refused[] = {
+    "$dynamicRef", "$recursiveRef", "contains",         "extends",
+    "maxContains", "minContains",   "unevaluatedItems", "unevaluatedProperties",
+};
+
+static void check_keywords(struct compiler *c, const json_t *schema)
+{
+    for (size_t i = 0; i < sizeof(refused) / sizeof(*refused); i++)
+        if (json_object_get(schema, refused[i]))
+            json_refuse(c, -ENOTSUP, refused[i], "is not supported");
+    if (json_is_true(json_object_get(schema, "uniqueItems")) &&
+        json_count(c, schema, "maxItems", REGEX_INFINITE) > 1)
+        json_refuse(c, -ENOTSUP, "uniqueItems", "true is not supported");
+}
+
+/* Adds what a schema refers to, and what else says something of the same instance. */
+static void close_member(struct compiler *c, struct conjunction *all, const json_t *schema)
+{
+    const json_t *list = json_object_get(schema, "allOf"), *one;
+    const json_t *no = json_object_get(schema, "not");
+    size_t i;
+
+    check_keywords(c, schema);
+    if (list && !json_is_array(list))
+        json_refuse(c, -EINVAL, "allOf", "must be an array of schemas");
+    json_array_foreach(list, i, one)
+    {
+        add_member(c, all, one);
+    }
+    if (no)
+        add_member(c, all, json_not(c, no));
+    if (json_object_get(schema, "oneOf"))
+        add_member(c, all, json_one_of(c, schema));
+    if (json_object_get(schema, "if"))
+        add_member(c, all, json_if(c, schema));
+    if (json_object_get(schema, "dependencies") || json_object_get(schema, "dependentSchemas") ||
+        json_object_get(schema, "dependentRequired"))
+        add_member(c, all, json_dependencies(c, schema));
+}
+
+/* Members may be added meanwhile. */
+static void close_members(struct compiler *c, struct conjunction *all)
+{
+    for (size_t i = 0; i < all->n && c->code == 0; i++) {
+        const struct member m = all->members[i];
+        const json_t *ref = json_object_get(m.schema, "$ref");
+
+        all->members[i].closed = true;
+        if (m.closed)
+            continue;
+        if (json_is_string(ref))
+            add_member(c, all, json_resolve(c, json_string_value(ref)));
+        if (json_counts(c, &m))
+            close_member(c, all, m.schema);
+    }
+}
+
+int32_t json_compile_all(struct compiler *c, const json_t *const *schemas, size_t n)
+{
+    struct conjunction *all = calloc(1, sizeof(*all));
+    int32_t rule = c->none;
+
+    if (!all) {
+        json_refuse(c, -ENOMEM, "", "out of memory");
+        return rule;
+    }
+    for (size_t i = 0; i < n; i++)
+        add_member(c, all, schemas[i]);
+    rule = compile(c, all);
+    free(all);
+    return rule;
+}
+
+/* ---- conjunctions without choices */
+
+static int32_t by_values(struct compiler *c, const struct conjunction *all, const json_t *values)
+{
+    struct regex_pool *p = &c->g->lexer.regex;
+    int32_t node = GRAMMAR_DEAD, strings = REGEX_NONE;
+    const json_t *v;
+    size_t i;
+
+    json_array_foreach(values, i, v)
+    {
+        bool holds = true;
+
+        for (size_t k = 0; k < all->n && holds; k++)
+            holds = json_holds(c, all->members[k].schema, v);
+        if (holds && json_is_string(v))
+            strings = regex_or2(p, strings,
+                                regex_text(p, (struct text){json_string_value(v),
+                                                            json_string_length(v)}));
+        else if (holds)
+            node = grammar_fork(c->g, node_literal(c, v, GRAMMAR_END), node);
+    }
+    return strings == REGEX_NONE ? node
+                                 : grammar_fork(c->g, node_string(c, strings, GRAMMAR_END), node);
+}
+
+static int32_t by_types(struct compiler *c, const struct conjunction *all)
+{
+    struct regex_pool *p = &c->g->lexer.regex;
+    const json_t *schemas[MAX_MEMBERS];
+    int32_t node = GRAMMAR_DEAD, strings = REGEX_ALL;
+    unsigned types = JSON_BITS;
+    size_t n = 0;
+
+    for (size_t k = 0; k < all->n; k++)
+        if (json_counts(c, &all->members[k])) {
+            schemas[n++] = all->members[k].schema;
+            types &= json_types(c, all->members[k].schema);
+        }
+    for (size_t i = 0; i < n; i++)
+        if (types & json_types(c, schemas[i]) && json_object_get(schemas[i], JSON_UNKNOWN))
+            json_refuse(c, -ENOTSUP, "not", "of %s is not supported",
+                        json_string_value(json_object_get(schemas[i], JSON_UNKNOWN)));
+    if (types & JSON_BIT_NULL)
+        node = grammar_fork(c->g, node_word(c, "null", GRAMMAR_END), node);
+    if (types & JSON_BIT_BOOLEAN)
+        node = grammar_fork(c->g, node_word(c, "true", GRAMMAR_END),
+                            grammar_fork(c->g, node_word(c, "false", GRAMMAR_END), node));
+    if (types & (JSON_BIT_INTEGER | JSON_BIT_REAL))
+        node = grammar_fork(c->g,
+                            node_plain(c, json_numbers(c, schemas, n, !(types & JSON_BIT_REAL)),
+                                       GRAMMAR_END),
+                            node);
+    if (types & JSON_BIT_STRING) {
+        for (size_t i = 0; i < n; i++)
+            strings = regex_and2(p, strings, json_strings(c, schemas[i]));
+        node = grammar_fork(c->g, node_string(c, strings, GRAMMAR_END), node);
+    }
+    if (types & JSON_BIT_ARRAY)
+        node = grammar_fork(c->g, json_array_node(c, all), node);
+    if (types & JSON_BIT_OBJECT)
+        node = grammar_fork(c->g, json_object_node(c, all), node);
+    return node;
+}
+
+static int32_t without_choices(struct compiler *c, const struct conjunction *all)
+{
+    const json_t *constant = NULL, *values = NULL;
+    json_t *one;
+    int32_t node;
+
+    if (all->n == 0)
+        return node_call(c, node_any(c), GRAMMAR_END);
+    for (size_t k = 0; k < all->n; k++) {
+        const json_t *s = all->members[k].schema;
+
+        if (!json_counts(c, &all->members[k]))
+            continue;
+        constant = json_object_get(s, "const") ? json_object_get(s, "const") : constant;
+        values = json_object_get(s, "enum") ? json_object_get(s, "enum") : values;
+    }
+    if (constant) {
+        one = json_pack("[O]", constant);
+        if (!one)
+            json_refuse(c, -ENOMEM, "", "out of memory");
+        node = by_values(c, all, one);
+        json_decref(one);
+        return node;
+    }
+    if (values && !json_is_array(values))
+        json_refuse(c, -EINVAL, "enum", "must be an array");
+    return values ? by_values(c, all, values) : by_types(c, all);
+}
+
+/* ---- choices */
+
+/* The conjunction with one of the anyOf of member k. */
+static int32_t alternatives(struct compiler *c, const struct conjunction *all, size_t k)
+{
+    const json_t *list = json_object_get(all->members[k].schema, "anyOf"), *one;
+    struct conjunction *with = malloc(sizeof(*with));
+    int32_t node = GRAMMAR_DEAD, rule;
+    size_t i;
+
+    if (!with)
+        json_refuse(c, -ENOMEM, "", "out of memory");
+    else if (!json_is_array(list) || json_array_size(list) == 0)
+        json_refuse(c, -EINVAL, "anyOf", "must be an array of schemas");
+    json_array_foreach(list, i, one)
+    {
+        const size_t path = json_enter(c, ".anyOf[%zu]", i);
+
+        if (++c->n_choices > MAX_CHOICES)
+            json_refuse(c, -E2BIG, "", "too many alternatives");
+        if (c->code == 0) {
+            *with = *all;
+            with->members[k].chosen = true;
+            add_member(c, with, one);
+            rule = compile(c, with);
+            node =
+                grammar_fork(c->g, rule == c->none ? GRAMMAR_DEAD : node_call(c, rule, GRAMMAR_END),
+                             node);
+        }
+        json_leave(c, path);
+    }
+    free(with);
+    return node;
+}
+
+static int32_t conjunction_node(struct compiler *c, const struct conjunction *all)
+{
+    for (size_t k = 0; k < all->n; k++) {
+        const struct member *m = &all->members[k];
+
+        if (!m->chosen && json_counts(c, m) && json_object_get(m->schema, "anyOf"))
+            return alternatives(c, all, k);
+    }
+    return without_choices(c, all);
+}
+
+/* ---- rules */
+
+static bool is_same(const struct conjunction *a, const struct conjunction *b)
+{
+    if (a->n != b->n)
+        return false;
+    for (size_t i = 0; i < a->n; i++)
+        if (a->members[i].schema != b->members[i].schema ||
+            a->members[i].chosen != b->members[i].chosen)
+            return false;
+    return true;
+}
+
+static size_t hash_of(const struct conjunction *all)
+{
+    size_t h = all->n;
+
+    for (size_t i = 0; i < all->n; i++)
+        h = (h ^ (uintptr_t)all->members[i].schema ^ all->members[i].chosen) * 0x9e3779b97f4a7c15u;
+    return h;
+}
+
+/* The types that all members allow. */
+static unsigned types_of(struct compiler *c, const struct conjunction *all)
+{
+    unsigned types = JSON_BITS;
+
+    for (size_t k = 0; k < all->n; k++)
+        if (json_counts(c, &all->members[k]))
+            types &= json_types(c, all->members[k].schema);
+    return types;
+}
+
+/* The rule of a conjunction; one that is under way has a rule, too. */
+static int32_t compile(struct compiler *c, const struct conjunction *given)
+{
+    struct conjunction *all;
+    int32_t rule = c->none, node;
+    size_t at, hash;
+
+    if (c->code < 0 || grammar_failed(c->g))
+        return rule;
+    all = malloc(sizeof(*all));
+    if (!all || !array_reserve(&c->memos, &c->memos_cap, c->n_memos + 1, sizeof(*c->memos)) ||
+        ++c->depth > MAX_DEPTH) {
+        json_refuse(c, all ? -E2BIG : -ENOMEM, "", all ? "nested too deeply" : "out of memory");
+        free(all);
+        return rule;
+    }
+    *all = *given;
+    close_members(c, all);
+    all->fails = all->fails || !types_of(c, all);
+    hash = hash_of(all);
+    for (size_t i = 0; i < c->n_memos; i++)
+        if (!all->fails && c->memos[i].hash == hash && is_same(c->memos[i].key, all)) {
+            c->depth--;
+            free(all);
+            return c->memos[i].rule;
+        }
+    if (all->fails) {
+        c->depth--;
+        free(all);
+        return c->none;
+    }
+    at = c->n_memos++;
+    rule = grammar_rule(c->g);
+    c->memos[at] = (struct memo){all, hash, rule};
+    node = conjunction_node(c, all);
+    grammar_define(c->g, rule, node);
+    if (node == GRAMMAR_DEAD)
+        rule = c->memos[at].rule = c->none;
+    c->depth--;
+    return rule;
+}
+
+static int finish(struct compiler *c)
+{
+    for (size_t i = 0; i < c->n_memos; i++)
+        free(c->memos[i].key);
+    for (size_t i = 0; i < c->n_rewritten; i++)
+        json_decref(c->rewritten[i].to);
+    free(c->memos);
+    free(c->rewritten);
+    return c->code;
+}
+
+/* Drafts 3 to 7 ignore what is beside a $ref. */
+static bool is_old(const json_t *schema)
+{
+    static const char *const drafts[] = {"draft-03", "draft-04", "draft-05", "draft-06",
+                                         "draft-07"};
+    const char *name = json_string_value(json_object_get(schema, "$schema"));
+
+    for (size_t i = 0; name && i < 5; i++)
+        if (strstr(name, drafts[i]))
+            return true;
+    return false;
+}
+
+int json_schema_compile(struct grammar *g, const json_t *schema, int32_t *rule, struct err *e)
+{
+    struct compiler c = {
+        .g = g, .root = schema, .refs_alone = is_old(schema), .path = "$", .e = e, .any = -1};
+
+    node_marks(&c);
+    *rule = json_compile_all(&c, &schema, 1);
+    return finish(&c);
+}

@@ -1,0 +1,212 @@
+/* json_validate.c - whether a value is an instance of a schema: which of the values of an enum the
+ * other keywords leave. */
+#include <errno.h>
+#include <math.h>
+#include <string.h>
+
+#include "engine/grammar/json_impl.h"
+#include "engine/text/utf8.h"
+
+enum { MAX_DEPTH = 64 };
+
+unsigned json_type_of(const json_t *v)
+{
+    switch (json_typeof(v)) {
+    case JSON_NULL:
+        return JSON_BIT_NULL;
+    case JSON_TRUE:
+    case JSON_FALSE:
+        return JSON_BIT_BOOLEAN;
+    case JSON_INTEGER:
+        return JSON_BIT_INTEGER;
+    case JSON_REAL:
+        return nearbyint(json_real_value(v)) == json_real_value(v) ? JSON_BIT_INTEGER
+                                                                   : JSON_BIT_REAL;
+    case JSON_STRING:
+        return JSON_BIT_STRING;
+    case JSON_ARRAY:
+        return JSON_BIT_ARRAY;
+    default:
+        return JSON_BIT_OBJECT;
+    }
+}
+
+static bool matches(struct compiler *c, int32_t term, const char *s, size_t n)
+{
+    struct regex_pool *p = &c->g->lexer.regex;
+    uint32_t point;
+
+    for (size_t at = 0; at < n && term != REGEX_NONE;) {
+        at += utf8_read(s + at, n - at, &point);
+        term = regex_next(p, term, point);
+    }
+    return term != REGEX_NONE && regex_accepts(p, term);
+}
+
+/* Whether a name matches a pattern of patternProperties. */
+static bool name_matches(struct compiler *c, const char *pattern, const char *name)
+{
+    int32_t term;
+    struct err e;
+    const int r =
+        regex_parse(&term, &c->g->lexer.regex, (struct text){pattern, strlen(pattern)}, true, &e);
+
+    if (r < 0)
+        json_refuse(c, r, "patternProperties", "%s", e.text);
+    return r == 0 && matches(c, term, name, strlen(name));
+}
+
+static bool object_holds(struct compiler *c, const json_t *schema, const json_t *value)
+{
+    const json_t *properties = json_object_get(schema, "properties");
+    const json_t *patterns = json_object_get(schema, "patternProperties");
+    const json_t *others = json_object_get(schema, "additionalProperties"), *s;
+    const json_t *required = json_object_get(schema, "required");
+    const int32_t n = (int32_t)json_object_size(value);
+    const char *name, *pattern;
+    json_t *member;
+    size_t i;
+
+    if (n < json_count(c, schema, "minProperties", 0) ||
+        n > json_count(c, schema, "maxProperties", REGEX_INFINITE))
+        return false;
+    json_array_foreach(required, i, member)
+    {
+        if (!json_object_get(value, json_string_value(member)))
+            return false;
+    }
+    json_object_foreach((json_t *)(uintptr_t)value, name, member)
+    {
+        bool named = (s = json_object_get(properties, name)) != NULL;
+        json_t *one;
+
+        if (named && !json_holds(c, s, member))
+            return false;
+        json_object_foreach((json_t *)(uintptr_t)patterns, pattern, one)
+        {
+            if (!name_matches(c, pattern, name))
+                continue;
+            named = true;
+            if (!json_holds(c, one, member))
+                return false;
+        }
+        if (!named && others && !json_holds(c, others, member))
+            return false;
+    }
+    return !json_object_get(schema, "dependencies") &&
+                   !json_object_get(schema, "dependentSchemas") &&
+                   !json_object_get(schema, "dependentRequired")
+               ? true
+               : json_holds(c, json_dependencies(c, schema), value);
+}
+
+static bool array_holds(struct compiler *c, const json_t *schema, const json_t *value)
+{
+    const json_t *items = json_object_get(schema, "items");
+    const json_t *prefix = json_object_get(schema, "prefixItems");
+    const json_t *others = items;
+    const int32_t n = (int32_t)json_array_size(value);
+    json_t *member;
+    size_t i;
+
+    if (json_is_array(items)) {
+        prefix = items;
+        others = json_object_get(schema, "additionalItems");
+    }
+    if (n < json_count(c, schema, "minItems", 0) ||
+        n > json_count(c, schema, "maxItems", REGEX_INFINITE))
+        return false;
+    json_array_foreach(value, i, member)
+    {
+        const json_t *s = i < json_array_size(prefix) ? json_array_get(prefix, i) : others;
+
+        if (s && !json_holds(c, s, member))
+            return false;
+    }
+    return true;
+}
+
+static int count_holding(struct compiler *c, const json_t *schemas, const json_t *value)
+{
+    int n = 0;
+    size_t i;
+    json_t *s;
+
+    json_array_foreach(schemas, i, s)
+    {
+        n += json_holds(c, s, value);
+    }
+    return n;
+}
+
+static bool is_among(const json_t *values, const json_t *value)
+{
+    const json_t *v;
+    size_t i;
+
+    json_array_foreach(values, i, v)
+    {
+        if (json_equal(v, value) || (json_is_number(v) && json_is_number(value) &&
+                                     json_number_value(v) == json_number_value(value)))
+            return true;
+    }
+    return false;
+}
+
+/* By the keywords that hold other schemas. */
+static bool applies(struct compiler *c, const json_t *schema, const json_t *value)
+{
+    const json_t *all = json_object_get(schema, "allOf"), *any = json_object_get(schema, "anyOf");
+    const json_t *one = json_object_get(schema, "oneOf"), *no = json_object_get(schema, "not");
+    const json_t *ref = json_object_get(schema, "$ref");
+    const json_t *on = json_object_get(schema, "if"), *then;
+    const json_t *target = json_is_string(ref) ? json_resolve(c, json_string_value(ref)) : NULL;
+
+    if (target && !json_holds(c, target, value))
+        return false;
+    if (target && c->refs_alone)
+        return true;
+    then = on ? json_object_get(schema, json_holds(c, on, value) ? "then" : "else") : NULL;
+    if (then && !json_holds(c, then, value))
+        return false;
+    return (!all || count_holding(c, all, value) == (int)json_array_size(all)) &&
+           (!any || count_holding(c, any, value) > 0) &&
+           (!one || count_holding(c, one, value) == 1) && (!no || !json_holds(c, no, value));
+}
+
+bool json_holds(struct compiler *c, const json_t *schema, const json_t *value)
+{
+    const json_t *constant = json_object_get(schema, "const");
+    const json_t *values = json_object_get(schema, "enum");
+    const unsigned type = json_type_of(value);
+    bool holds;
+
+    if (!json_is_object(schema) || c->code < 0)
+        return !json_is_false(schema);
+    if (++c->depth > MAX_DEPTH) {
+        json_refuse(c, -E2BIG, "", "nested too deeply");
+        holds = false;
+    } else {
+        holds = applies(c, schema, value);
+        if (holds && !(c->refs_alone && json_object_get(schema, "$ref"))) {
+            holds = (json_types(c, schema) & type) && (!values || is_among(values, value)) &&
+                    (!constant || json_equal(constant, value));
+            if (json_object_get(schema, JSON_UNKNOWN) && (json_types(c, schema) & type))
+                json_refuse(c, -ENOTSUP, "not", "of %s is not supported",
+                            json_string_value(json_object_get(schema, JSON_UNKNOWN)));
+            if (json_object_get(schema, JSON_NONE_OF))
+                holds = holds && !json_holds(c, json_object_get(schema, JSON_NONE_OF), value);
+            if (type & (JSON_BIT_INTEGER | JSON_BIT_REAL))
+                holds = holds && json_number_holds(schema, value);
+            else if (type == JSON_BIT_STRING)
+                holds = holds && matches(c, json_strings(c, schema), json_string_value(value),
+                                         json_string_length(value));
+            else if (type == JSON_BIT_ARRAY)
+                holds = holds && array_holds(c, schema, value);
+            else if (type == JSON_BIT_OBJECT)
+                holds = holds && object_holds(c, schema, value);
+        }
+    }
+    c->depth--;
+    return holds;
+}

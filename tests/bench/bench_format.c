@@ -1,0 +1,145 @@
+/* bench_format.c - what response formats cost: compiling a schema, and the mask of a token.
+ *
+ *     bench_format TOKENIZER_FOLDER < LINES
+ *
+ * with lines {"schema": …, "texts": […]} as `nvllmd schema` reads them. The texts are tokenized and
+ * read token by token, as they would be generated; each mask is timed, and whether it has the token
+ * is counted. CPU time of this thread. */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include <jansson.h>
+
+#include "engine/grammar/format.h"
+#include "engine/util/checked.h"
+
+struct times {
+    double *us; /* [n] */
+    size_t n, cap;
+};
+
+struct counts {
+    size_t schemas, supported, texts, masks, failed;
+    size_t most_bytes;
+};
+
+static double now_us(void)
+{
+    struct timespec t;
+
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+    return (double)t.tv_sec * 1e6 + (double)t.tv_nsec / 1e3;
+}
+
+static void add(struct times *t, double us)
+{
+    if (!array_reserve(&t->us, &t->cap, t->n + 1, sizeof(*t->us)))
+        exit(1);
+    t->us[t->n++] = us;
+}
+
+static int by_time(const void *a, const void *b)
+{
+    const double x = *(const double *)a, y = *(const double *)b;
+
+    return x < y ? -1 : x > y;
+}
+
+static void print_times(const char *what, struct times *t)
+{
+    double sum = 0;
+
+    if (t->n == 0)
+        return;
+    qsort(t->us, t->n, sizeof(*t->us), by_time);
+    for (size_t i = 0; i < t->n; i++)
+        sum += t->us[i];
+    printf("%-10s %10zu %10.1f %10.1f %10.1f %10.1f %10.1f\n", what, t->n, sum / (double)t->n,
+           t->us[t->n / 2], t->us[t->n * 99 / 100], t->us[t->n * 999 / 1000], t->us[t->n - 1]);
+}
+
+static void read_text(struct format *f, const struct tokenizer *t, uint32_t *mask, struct text text,
+                      struct times *times, struct counts *n)
+{
+    struct token_list ids = {0};
+    int32_t place = format_start(f);
+    int r = tokenizer_encode_all(t, text, false, &ids);
+
+    for (size_t i = 0; r == 0 && i < ids.n && place != GRAMMAR_DEAD; i++) {
+        const double begin = now_us();
+
+        r = format_mask(f, mask, place, NULL, 0);
+        add(times, now_us() - begin);
+        n->masks++;
+        if (r == 0)
+            place = format_step(f, place, ids.ids[i]);
+    }
+    n->failed += r < 0 && r != -ENOENT;
+    n->texts++;
+    free(ids.ids);
+}
+
+int main(int argc, char **argv)
+{
+    struct times compile = {0}, masks = {0};
+    struct counts n = {0};
+    struct tokenizer *t;
+    struct vocabulary *v;
+    uint32_t *mask;
+    char *line = NULL;
+    size_t cap = 0;
+    struct err e;
+
+    if (argc != 2 || tokenizer_load(&t, argv[1], &e) < 0) {
+        fprintf(stderr, "%s\n", argc == 2 ? e.text : "usage: bench_format TOKENIZER_FOLDER");
+        return 1;
+    }
+    v = vocabulary_new(t, tokenizer_n_ids(t));
+    mask = calloc((size_t)tokenizer_n_ids(t) / 32 + 1, sizeof(*mask));
+    while (v && mask && getline(&line, &cap, stdin) > 0) {
+        json_t *input = json_loads(line, JSON_DECODE_ANY, NULL);
+        char *schema = json_dumps(json_object_get(input, "schema"), JSON_ENCODE_ANY);
+        struct format_source source = {.kind = FORMAT_JSON_SCHEMA};
+        struct format *f;
+        const json_t *text;
+        double begin;
+        size_t i;
+        int r;
+
+        n.schemas++;
+        source.text = (struct text){schema, schema ? strlen(schema) : 0};
+        begin = now_us();
+        r = schema ? format_new(&f, &source, v, &e) : -EINVAL;
+        add(&compile, now_us() - begin);
+        n.supported += r == 0;
+        json_array_foreach(json_object_get(input, "texts"), i, text)
+        {
+            if (r == 0)
+                read_text(f, t, mask,
+                          (struct text){json_string_value(text), json_string_length(text)}, &masks,
+                          &n);
+        }
+        if (r == 0 && format_bytes(f) > n.most_bytes)
+            n.most_bytes = format_bytes(f);
+        if (r == 0)
+            format_free(f);
+        free(schema);
+        json_decref(input);
+    }
+    printf("%zu schemas, %zu supported; %zu texts, %zu without an end for their cost; %.1f MB\n",
+           n.schemas, n.supported, n.texts, n.failed, (double)n.most_bytes / 1e6);
+    printf("%-10s %10s %10s %10s %10s %10s %10s\n", "us", "n", "average", "median", "p99", "p99.9",
+           "most");
+    print_times("compile", &compile);
+    print_times("mask", &masks);
+    vocabulary_free(v);
+    tokenizer_free(t);
+    free(compile.us);
+    free(masks.us);
+    free(mask);
+    free(line);
+    return 0;
+}
