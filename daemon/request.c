@@ -376,6 +376,60 @@ static void take_stops(struct checker *c, struct engine_request *out, const Nvll
     out->n_stops = (int32_t)g->n_stop;
 }
 
+/* The texts of a format: one, or all choices. */
+static void take_format_texts(struct checker *c, struct engine_request *r,
+                              const ProtobufCBinaryData *list, size_t n, const char *field)
+{
+    const struct text *texts = take_texts(c, (ProtobufCBinaryData *)(uintptr_t)list, n, field);
+    size_t bytes = 0;
+
+    for (size_t i = 0; c->r == 0 && i < n; i++)
+        bytes += texts[i].len;
+    if (bytes > FORMAT_MAX_SOURCE)
+        refuse(c, CODE(INVALID), field, "is longer than %d bytes", FORMAT_MAX_SOURCE);
+    if (r->format.kind == FORMAT_CHOICE) {
+        r->format.choices = texts;
+        r->format.n_choices = n;
+    } else if (c->r == 0) {
+        r->format.text = texts[0];
+    }
+}
+
+static void take_format(struct checker *c, struct engine_request *r,
+                        const Nvllm__V1__ResponseFormat *m)
+{
+    static const struct {
+        enum format_kind kind;
+        const char *name, *field;
+    } kinds[] = {{FORMAT_JSON_SCHEMA, "json_schema", "response_format.json_schema"},
+                 {FORMAT_REGEX, "regex", "response_format.regex"},
+                 {FORMAT_GRAMMAR, "grammar", "response_format.grammar"}};
+    const protobuf_c_boolean *object = chosen(&m->base, "json_object");
+    Nvllm__V1__Choices *const *choice = chosen(&m->base, "choice");
+
+    if (object && *object)
+        r->format.kind = FORMAT_JSON_OBJECT;
+    for (size_t i = 0; i < sizeof(kinds) / sizeof(*kinds); i++) {
+        const ProtobufCBinaryData *text = chosen(&m->base, kinds[i].name);
+
+        if (!text)
+            continue;
+        r->format.kind = kinds[i].kind;
+        take_format_texts(c, r, text, 1, kinds[i].field);
+    }
+    if (choice) {
+        r->format.kind = FORMAT_CHOICE;
+        if ((*choice)->n_texts == 0)
+            refuse(c, CODE(INVALID), "response_format.choice.texts", "is empty");
+        take_format_texts(c, r, (*choice)->texts, (*choice)->n_texts,
+                          "response_format.choice.texts");
+    }
+    if (r->format.kind == FORMAT_NONE)
+        refuse(c, CODE(INVALID), "response_format", "one of its fields is required");
+    if (r->ignore_eos)
+        refuse(c, CODE(INVALID), "sampling.ignore_eos", "cannot be set beside response_format");
+}
+
 static void take_max_tokens(struct checker *c, struct engine_request *out,
                             const Nvllm__V1__Generate *g)
 {
@@ -446,6 +500,8 @@ static void take_generate(struct checker *c, struct engine_request *r, const Nvl
     r->stream = g->has_stream && g->stream;
     r->keep_special = g->has_keep_special && g->keep_special;
     r->raw_text = g->has_raw_text && g->raw_text;
+    if (g->response_format)
+        take_format(c, r, g->response_format);
 }
 
 static void take_embed(struct checker *c, struct engine_request *r, const Nvllm__V1__Embed *m)

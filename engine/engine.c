@@ -13,6 +13,8 @@
 #include "engine/util/must.h"
 #include "engine/util/thread.h"
 
+enum { MAX_MASKS = 128 }; /* rows with a response format of one step */
+
 uint64_t engine_now_us(void)
 {
     struct timespec t;
@@ -41,6 +43,8 @@ int engine_new(struct engine **out, const struct engine_options *options, struct
     g->idle_sleep_us = (uint64_t)options->idle_sleep_s * 1000000u;
     list_init(&g->inbox);
     work_queue_init(&g->inspects);
+    list_init(&g->formats);
+    pthread_mutex_init(&g->vocabulary_lock, NULL);
     pthread_mutex_init(&g->lock, NULL);
     pthread_cond_init(&g->room, NULL);
     pthread_cond_init(&g->wake, NULL);
@@ -85,6 +89,7 @@ void engine_free(struct engine *g)
     engine_close_disk(g);                  /* which reads and writes the backend's memory */
     g->options.backend->close(g->backend); /* before the core: steps in flight read its batches */
     core_free(g->core);
+    engine_free_formats(g);
     tokenizer_free(g->tokenizer);
     chat_template_free(g->chat_template);
     model_close(g->model);
@@ -100,6 +105,7 @@ void engine_free(struct engine *g)
     pthread_cond_destroy(&g->room);
     pthread_cond_destroy(&g->wake);
     pthread_mutex_destroy(&g->lock);
+    pthread_mutex_destroy(&g->vocabulary_lock);
     free(g);
 }
 
@@ -317,7 +323,7 @@ uint64_t engine_request_bytes(const struct engine *g, const struct engine_reques
     if (r->kind == ENGINE_EMBED)
         return sizeof(struct job) + embedding_bytes(model_config(g->model)->hidden_dim) +
                core_request_bytes(1, 0, 0);
-    return sizeof(struct job) + generation_bytes(r) +
+    return sizeof(struct job) + generation_bytes(r) + guide_bytes(g, r) +
            core_request_bytes(r->n, r->sampling.n_bias, r->sampling.n_stop_ids + MODEL_MAX_EOS);
 }
 
@@ -433,6 +439,10 @@ static int new_core(struct engine *g, struct err *e)
     int r;
 
     options.offload = info->offloads;
+    if (info->masks) {
+        options.mask_words = (model_config(g->model)->vocab_size + 31) / 32;
+        options.max_masks = o->max_seqs < MAX_MASKS ? o->max_seqs : MAX_MASKS;
+    }
     if (info->copies)
         options.tier_blocks[TIER_HOST] = info->tiers[TIER_HOST].n_blocks;
     if (g->disk)

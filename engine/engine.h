@@ -17,6 +17,7 @@
 #include "engine/util/err.h"
 #include "engine/core/fair.h"
 #include "engine/core/prefix_cache.h"
+#include "engine/grammar/format.h"
 #include "engine/inspect.h"
 #include "engine/metrics.h"
 #include "engine/model/model.h"
@@ -113,7 +114,9 @@ struct engine_request {
     int32_t n;
     bool stream; /* false: one ENGINE_DELTA a choice, at its end */
     bool keep_special;
-    bool raw_text; /* of a chat: reasoning and tool calls stay in the text */
+    bool raw_text;               /* of a chat: reasoning and tool calls stay in the text */
+    struct format_source format; /* what the text must be; reasoning is the engine's. With a kind
+                                  * there is no ignore_eos */
 
     /* Charges the owner for bytes that the answer takes until the terminal event. False ends the
      * request with ENGINE_E_MEMORY_LIMIT. Called on the engine thread; NULL: no limit. */

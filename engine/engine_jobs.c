@@ -22,6 +22,7 @@ void job_free(struct job *j)
 {
     job_release(j);
     generation_free(j->generation);
+    guide_free(j->engine, j->guide);
     free(j->embedding);
     free(j);
 }
@@ -38,6 +39,7 @@ void job_end(struct job *j, enum engine_event_type type, struct event_list *out)
     pthread_mutex_unlock(&g->lock);
     job_release(j);
     generation_free(j->generation);
+    guide_free(g, j->guide);
     free(j->embedding);
     j->terminal.type = type;
     j->terminal.bytes += sizeof(*j) + j->terminal.packed.bytes;
@@ -73,6 +75,10 @@ static void expect_answer(struct job *j, struct text prompt)
     struct answer_format format = chat_template_answer(j->engine->chat_template);
 
     format.tool_calls = format.tool_calls && j->request.chat->n_tools > 0;
+    j->reasoning = !format.reasoning            ? FORMAT_DIRECT
+                   : answer_is_begun(prompt)    ? FORMAT_IS_BEGUN
+                   : answer_has_thought(prompt) ? FORMAT_DIRECT
+                                                : FORMAT_MAY_REASON;
     if (!j->request.raw_text)
         answer_parser_init(&j->answer, format, answer_is_begun(prompt));
 }
@@ -259,6 +265,32 @@ static int check_kind(const struct job *j, const char **field, struct err *e)
                    dim);
 }
 
+static const char *format_field(enum format_kind kind)
+{
+    static const char *const names[] = {
+        [FORMAT_NONE] = NULL,
+        [FORMAT_JSON_OBJECT] = "response_format.json_object",
+        [FORMAT_JSON_SCHEMA] = "response_format.json_schema",
+        [FORMAT_REGEX] = "response_format.regex",
+        [FORMAT_GRAMMAR] = "response_format.grammar",
+        [FORMAT_CHOICE] = "response_format.choice",
+    };
+
+    return names[kind];
+}
+
+static int make_guide(struct job *j, const char *field, struct err *e)
+{
+    struct err why = {""};
+    int r;
+
+    if (!j->engine->status.backend.masks)
+        return err_set(e, -ENOTSUP, "response_format: the %s backend has no masks of tokens",
+                       j->engine->options.backend->name);
+    r = guide_new(j, &why);
+    return r < 0 ? err_set(e, r, "%s: %s", field, why.text) : 0;
+}
+
 /* Encodes a prompt and hands the job to the engine thread. */
 static int run_encode(struct job *j, const char **field, struct event_list *out, struct err *e)
 {
@@ -270,6 +302,10 @@ static int run_encode(struct job *j, const char **field, struct event_list *out,
         r = check_kind(j, field, e);
         if (r == 0)
             r = encode(j, field, e);
+        if (r == 0 && j->request.format.kind != FORMAT_NONE) {
+            *field = format_field(j->request.format.kind);
+            r = make_guide(j, *field, e);
+        }
     }
     if (r < 0)
         return r;

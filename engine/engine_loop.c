@@ -115,6 +115,7 @@ static int admit(struct engine *g, struct job *j, struct err *e)
         .sampling = &sampling,
         .cache_salt = r->cache_salt,
         .deadline_us = r->deadline_us,
+        .masks = j->guide != NULL,
     };
     int ret;
 
@@ -157,6 +158,12 @@ static int admit(struct engine *g, struct job *j, struct err *e)
     } else {
         engine_trace_queued(g, j);
         job_release(j); /* the core has its own copy */
+        if (j->guide)
+            ret = guide_begin(g, j, sampling.stop_ids, sampling.n_stop_ids);
+        if (ret < 0) {
+            generation_fail(j->generation, 0, ret);
+            core_cancel(g->core, r->id, CORE_REASON_CANCELLED, engine_now_us());
+        }
     }
     return 1;
 }
@@ -171,6 +178,11 @@ static void finish(struct engine *g, struct job *j, const struct core_usage *usa
     if (error == -EDQUOT)
         job_fail(j, &g->out, ENGINE_E_MEMORY_LIMIT, NULL,
                  "the answer takes more memory than the limits allow");
+    else if (error == -ENOENT)
+        job_fail(j, &g->out, ENGINE_E_UNSUPPORTED, "response_format",
+                 "no token of the vocabulary goes on with the text");
+    else if (error == -E2BIG)
+        job_fail(j, &g->out, ENGINE_E_INVALID, "response_format", "too complex");
     else if (error < 0)
         job_fail(j, &g->out, ENGINE_E_INTERNAL, NULL, "out of memory");
     else
@@ -347,7 +359,11 @@ static bool handle(struct engine *g, const struct core_event *ev, struct engine_
         break;
     case CORE_TOKEN:
         engine_count_token(g, j, ev, g->committed_us);
-        r = generation_token(j->generation, ev, &g->out);
+        r = generation_token(j->generation, ev, j->guide && guide_step(j, ev), &g->out);
+        if (r == 0 && j->guide && ev->reason == CORE_REASON_NONE)
+            r = guide_next(g, j, ev->choice);
+        if (r < 0 && generation_error(j->generation) == 0)
+            generation_fail(j->generation, ev->choice, r);
         break;
     case CORE_CHOICE_DONE:
         generation_choice_done(j->generation, ev, &g->out);

@@ -1,6 +1,6 @@
 /* engine_private.h - the engine's own state, shared by engine.c (the face, and the load),
  * engine_jobs.c (the pool's work), engine_loop.c (the engine thread), engine_sleep.c,
- * engine_inspect.c, engine_watch.c, generation.c and embedding.c. */
+ * engine_inspect.c, engine_watch.c, engine_format.c, generation.c and embedding.c. */
 #ifndef NVLLM_ENGINE_ENGINE_PRIVATE_H
 #define NVLLM_ENGINE_ENGINE_PRIVATE_H
 
@@ -42,8 +42,10 @@ struct job {
     bool has_token; /* its first token has been counted */
     uint64_t arrival_us;
     struct engine_request request;
-    struct token_list prompt;      /* encoded */
-    struct answer_parser answer;   /* as the answer begins */
+    struct token_list prompt;    /* encoded */
+    struct answer_parser answer; /* as the answer begins */
+    enum format_reasoning reasoning;
+    struct guide *guide;           /* with a response format */
     struct generation *generation; /* ENGINE_GENERATE, in the core */
     struct embedding *embedding;   /* ENGINE_EMBED, in the core */
 };
@@ -74,6 +76,9 @@ struct engine {
     struct chat_template *chat_template; /* NULL: none, chat_why says why */
     struct err chat_why;
 
+    pthread_mutex_t vocabulary_lock;
+    struct vocabulary *vocabulary; /* made for the first response format */
+
     pthread_mutex_t lock;      /* for all below */
     pthread_cond_t wake;       /* of the engine thread */
     pthread_cond_t room;       /* of producers, while too many events are not taken */
@@ -85,6 +90,8 @@ struct engine {
     bool new_shares;
     uint64_t idle_sleep_us; /* after which the engine sleeps; 0: never */
     bool new_idle_sleep;
+    struct list formats; /* struct kept_format, the last used one last */
+    int32_t n_formats;
     struct engine_status status;   /* without state and asleep; written by the engine thread but for
                                     * n_encoding and progress */
     struct engine_metrics metrics; /* a copy of counts, as old as status.core */
@@ -207,19 +214,37 @@ int engine_finish_steps(struct engine *g, struct err *e); /* those in flight */
  * over. to_sleep: what the device holds alone; 0 too where a request or the end has come. */
 int engine_store_down(struct engine *g, bool to_sleep, uint64_t until_us, struct err *e);
 
+/* engine_format.c: what a request's response format asks of its choices. */
+/* Compiles the format, or finds it, and sets job->guide. In the pool. -EINVAL, -ENOTSUP, -E2BIG,
+ * -ENOMEM as format_new(). */
+int guide_new(struct job *j, struct err *e);
+void guide_free(struct engine *g, struct guide *u); /* takes NULL */
+uint64_t guide_bytes(const struct engine *g, const struct engine_request *r);
+/* Once the core has the request: sets the masks of its choices. As guide_next(). */
+int guide_begin(struct engine *g, struct job *j, const int32_t *ends, int32_t n_ends);
+/* Takes a token of a choice. True: the text is complete, nothing may follow. */
+bool guide_step(struct job *j, const struct core_event *ev);
+/* Sets the mask for the next one. -ENOENT, -E2BIG, -ENOMEM as format_mask(); -EDQUOT. */
+int guide_next(struct engine *g, struct job *j, int32_t choice);
+void engine_free_formats(struct engine *g);
+
 /* generation.c. The request must outlive the generation. -EINVAL, -ENOMEM. */
 int generation_new(struct generation **out, const struct engine_request *r,
                    const struct tokenizer *tokenizer, const struct answer_parser *answer);
 void generation_free(struct generation *g);                /* takes NULL */
 uint64_t generation_bytes(const struct engine_request *r); /* before its first token */
 
-/* Adds one token. 1: a stop string ended the choice: call core_stop. Negative: cancel the request,
- * see generation_error. */
-int generation_token(struct generation *g, const struct core_event *ev, struct event_list *out);
+/* Adds one token; over: the text is complete with it. 1: the choice has ended, by that or a stop
+ * string: call core_stop. Negative: cancel the request, see generation_error. */
+int generation_token(struct generation *g, const struct core_event *ev, bool over,
+                     struct event_list *out);
+/* Notes why the answer cannot go on. */
+void generation_fail(struct generation *g, int32_t choice, int error);
 void generation_choice_done(struct generation *g, const struct core_event *ev,
                             struct event_list *out);
 
-/* 0, -ENOMEM, or -EDQUOT where charge refused memory: why the answer is lost. */
+/* 0, -ENOMEM, -EDQUOT where charge refused memory, -E2BIG or -ENOENT of guide_next(): why the
+ * answer is lost. */
 int generation_error(const struct generation *g);
 
 /* embedding.c. dim: of hidden states. */

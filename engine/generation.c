@@ -284,7 +284,8 @@ static int end_choice(struct generation *g, int32_t choice, enum core_reason rea
 }
 
 /* As generation_token, with -ENOMEM or -EDQUOT. */
-static int add_token(struct generation *g, const struct core_event *ev, struct event_list *out)
+static int add_token(struct generation *g, const struct core_event *ev, bool over,
+                     struct event_list *out)
 {
     struct choice *c = &g->choices[ev->choice];
     const bool held_back = c->n_tokens < (size_t)g->request->sampling.min_tokens;
@@ -306,24 +307,29 @@ static int add_token(struct generation *g, const struct core_event *ev, struct e
         if (r < 0)
             return r;
     }
-    c->done = stopped || ev->reason != CORE_REASON_NONE;
+    c->done = stopped || over || ev->reason != CORE_REASON_NONE;
     if (stopped)
         r = tell(g, ev->choice, CORE_REASON_STOP, out);
     else if (c->done)
-        r = end_choice(g, ev->choice, ev->reason, out);
+        r = end_choice(g, ev->choice, over ? CORE_REASON_STOP : ev->reason, out);
     else if (g->request->stream)
         r = tell(g, ev->choice, CORE_REASON_NONE, out);
-    return r < 0 ? r : stopped;
+    return r < 0 ? r : stopped || over;
 }
 
-int generation_token(struct generation *g, const struct core_event *ev, struct event_list *out)
+void generation_fail(struct generation *g, int32_t choice, int error)
 {
-    int r = add_token(g, ev, out);
+    g->choices[choice].done = true;
+    g->error = error;
+}
 
-    if (r < 0) {
-        g->choices[ev->choice].done = true;
-        g->error = r;
-    }
+int generation_token(struct generation *g, const struct core_event *ev, bool over,
+                     struct event_list *out)
+{
+    int r = add_token(g, ev, over, out);
+
+    if (r < 0)
+        generation_fail(g, ev->choice, r);
     return r;
 }
 

@@ -32,12 +32,22 @@ static bool is_space(char c)
     return c == ' ' || c == '\t' || c == '\n' || c == '\r';
 }
 
-bool answer_is_begun(struct text prompt)
+static bool ends_with(struct text prompt, struct text tag)
 {
     while (prompt.len && is_space(prompt.data[prompt.len - 1]))
         prompt.len--;
-    return prompt.len >= think.len &&
-           memcmp(prompt.data + prompt.len - think.len, think.data, think.len) == 0;
+    return prompt.len >= tag.len &&
+           memcmp(prompt.data + prompt.len - tag.len, tag.data, tag.len) == 0;
+}
+
+bool answer_is_begun(struct text prompt)
+{
+    return ends_with(prompt, think);
+}
+
+bool answer_has_thought(struct text prompt)
+{
+    return ends_with(prompt, think_end);
 }
 
 void answer_parser_init(struct answer_parser *p, struct answer_format format, bool is_begun)

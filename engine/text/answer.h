@@ -29,6 +29,9 @@ struct answer_format answer_format_of(struct text chat_template);
 /* Whether a rendered prompt ends inside reasoning: then the answer has no opening tag. */
 bool answer_is_begun(struct text prompt);
 
+/* Whether it ends behind reasoning, empty where the model is not to think. */
+bool answer_has_thought(struct text prompt);
+
 enum answer_state {
     ANSWER_AT_START,
     ANSWER_IN_REASONING,

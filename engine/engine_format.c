@@ -1,0 +1,268 @@
+/* engine_format.c - response formats of generate requests: compiled in the tokenizer pool, kept for
+ * those that come again, and the masks of the choices.
+ *
+ * A format that is kept is used by the engine thread alone; the list of them is under its lock. */
+#include "engine/engine_private.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/util/checked.h"
+#include "engine/util/must.h"
+
+enum { MAX_KEPT = 64 };
+
+struct kept_format {
+    struct list link; /* in the engine's list, the last used one last */
+    struct format *format;
+    int32_t n_users;
+    bool listed;
+    enum format_kind kind;
+    enum format_reasoning reasoning;
+    size_t n_key;
+    char key[]; /* [n_key] */
+};
+
+struct guide {
+    struct kept_format *kept;
+    size_t charged; /* bytes of the format when it was last charged */
+    int32_t n_ends;
+    int32_t ends[SAMPLING_MAX_STOP_IDS];
+    size_t words; /* of a mask */
+    int32_t n;
+    int32_t *places;  /* [n] */
+    uint32_t masks[]; /* [n][words], then the places */
+};
+
+/* ---- formats that are kept */
+
+/* The text, or each choice with its length. NULL: no memory. */
+static char *key_of(const struct format_source *s, size_t *n)
+{
+    char *key, *at;
+
+    *n = s->text.len;
+    for (size_t i = 0; i < s->n_choices; i++)
+        *n += sizeof(size_t) + s->choices[i].len;
+    at = key = malloc(*n + 1);
+    if (key && s->text.len)
+        memcpy(key, s->text.data, s->text.len);
+    for (size_t i = 0; key && i < s->n_choices; i++) {
+        memcpy(at, &s->choices[i].len, sizeof(size_t));
+        if (s->choices[i].len)
+            memcpy(at + sizeof(size_t), s->choices[i].data, s->choices[i].len);
+        at += sizeof(size_t) + s->choices[i].len;
+    }
+    return key;
+}
+
+static void free_kept(struct kept_format *k)
+{
+    format_free(k->format);
+    free(k);
+}
+
+/* With the lock: one that is alike, for one more user; or NULL. */
+static struct kept_format *find(struct engine *g, const struct format_source *s, const char *key,
+                                size_t n)
+{
+    LIST_EACH (struct kept_format, k, link, &g->formats)
+        if (k->kind == s->kind && k->reasoning == s->reasoning && k->n_key == n &&
+            memcmp(k->key, key, n) == 0) {
+            list_remove(&k->link);
+            list_append(&g->formats, &k->link);
+            k->n_users++;
+            return k;
+        }
+    return NULL;
+}
+
+/* With the lock: drops those that have been unused the longest, while there are too many. */
+static struct kept_format *take_oldest_unused(struct engine *g)
+{
+    LIST_EACH (struct kept_format, k, link, &g->formats)
+        if (k->n_users == 0) {
+            list_remove(&k->link);
+            g->n_formats--;
+            return k;
+        }
+    return NULL;
+}
+
+static void list_format(struct engine *g, struct kept_format *k)
+{
+    struct kept_format *old = NULL;
+
+    pthread_mutex_lock(&g->lock);
+    if (g->n_formats >= MAX_KEPT)
+        old = take_oldest_unused(g);
+    if (g->n_formats < MAX_KEPT) {
+        k->listed = true;
+        list_append(&g->formats, &k->link);
+        g->n_formats++;
+    }
+    pthread_mutex_unlock(&g->lock);
+    if (old)
+        free_kept(old);
+}
+
+static void leave(struct engine *g, struct kept_format *k)
+{
+    bool last;
+
+    pthread_mutex_lock(&g->lock);
+    k->n_users--;
+    last = k->n_users == 0 && !k->listed;
+    pthread_mutex_unlock(&g->lock);
+    if (last)
+        free_kept(k);
+}
+
+void engine_free_formats(struct engine *g)
+{
+    struct kept_format *k;
+
+    while ((k = take_oldest_unused(g)))
+        free_kept(k);
+    vocabulary_free(g->vocabulary);
+}
+
+/* Made when it is first needed. */
+static const struct vocabulary *vocabulary_of(struct engine *g)
+{
+    pthread_mutex_lock(&g->vocabulary_lock);
+    if (!g->vocabulary)
+        g->vocabulary = vocabulary_new(g->tokenizer, model_config(g->model)->vocab_size);
+    pthread_mutex_unlock(&g->vocabulary_lock);
+    return g->vocabulary;
+}
+
+static int get(struct kept_format **out, struct engine *g, const struct format_source *s,
+               const char *key, size_t n, struct err *e)
+{
+    const struct vocabulary *v;
+    struct kept_format *k;
+    int r;
+
+    pthread_mutex_lock(&g->lock);
+    *out = find(g, s, key, n);
+    pthread_mutex_unlock(&g->lock);
+    if (*out)
+        return 0;
+    v = vocabulary_of(g);
+    k = v ? malloc(sizeof(*k) + n) : NULL;
+    if (!k)
+        return -ENOMEM;
+    *k = (struct kept_format){.kind = s->kind, .reasoning = s->reasoning, .n_key = n, .n_users = 1};
+    memcpy(k->key, key, n);
+    r = format_new(&k->format, s, v, e);
+    if (r < 0) {
+        free(k);
+        return r;
+    }
+    list_format(g, k);
+    *out = k;
+    return 0;
+}
+
+/* ---- guides */
+
+uint64_t guide_bytes(const struct engine *g, const struct engine_request *r)
+{
+    const size_t words = ((size_t)model_config(g->model)->vocab_size + 31) / 32;
+
+    return r->format.kind == FORMAT_NONE
+               ? 0
+               : sizeof(struct guide) +
+                     (uint64_t)r->n * (words * sizeof(uint32_t) + sizeof(int32_t));
+}
+
+int guide_new(struct job *j, struct err *e)
+{
+    struct engine *g = j->engine;
+    const struct engine_request *r = &j->request;
+    struct format_source source = r->format;
+    struct guide *u;
+    size_t n;
+    char *key;
+    int ret;
+
+    source.reasoning = j->reasoning;
+    u = calloc(1, guide_bytes(g, r));
+    key = key_of(&source, &n);
+    ret = u && key ? get(&u->kept, g, &source, key, n, e) : -ENOMEM;
+    free(key);
+    if (ret < 0) {
+        free(u);
+        return ret;
+    }
+    u->words = ((size_t)model_config(g->model)->vocab_size + 31) / 32;
+    u->n = r->n;
+    u->places = (int32_t *)(u->masks + (size_t)u->n * u->words);
+    j->guide = u;
+    return 0;
+}
+
+void guide_free(struct engine *g, struct guide *u)
+{
+    if (!u)
+        return;
+    leave(g, u->kept);
+    free(u);
+}
+
+/* Charges the request for what the format has learnt. */
+static int charge(struct guide *u, const struct engine_request *r)
+{
+    const size_t bytes = format_bytes(u->kept->format);
+    const size_t more = bytes > u->charged ? bytes - u->charged : 0;
+
+    u->charged = bytes;
+    return r->charge && more && !r->charge(r->owner, more) ? -EDQUOT : 0;
+}
+
+/* Sets the mask of a choice at its place. */
+static int set_mask(struct engine *g, struct job *j, int32_t choice)
+{
+    struct guide *u = j->guide;
+    uint32_t *mask = u->masks + (size_t)choice * u->words;
+    int r = format_mask(u->kept->format, mask, u->places[choice], u->ends, u->n_ends);
+
+    if (r == 0)
+        r = charge(u, &j->request);
+    if (r == 0)
+        must(core_set_mask(g->core, j->request.id, choice, mask, 1));
+    return r;
+}
+
+int guide_begin(struct engine *g, struct job *j, const int32_t *ends, int32_t n_ends)
+{
+    struct guide *u = j->guide;
+    int r = 0;
+
+    u->charged = format_bytes(u->kept->format);
+    u->n_ends = n_ends;
+    memcpy(u->ends, ends, (size_t)n_ends * sizeof(*ends));
+    for (int32_t i = 0; i < u->n && r == 0; i++) {
+        u->places[i] = format_start(u->kept->format);
+        r = set_mask(g, j, i);
+    }
+    return r;
+}
+
+bool guide_step(struct job *j, const struct core_event *ev)
+{
+    struct guide *u = j->guide;
+    int32_t *place = &u->places[ev->choice];
+
+    if (ev->reason == CORE_REASON_STOP)
+        return false;
+    *place = format_step(u->kept->format, *place, ev->token);
+    return *place != GRAMMAR_DEAD && format_is_over(u->kept->format, *place);
+}
+
+int guide_next(struct engine *g, struct job *j, int32_t choice)
+{
+    return j->guide->places[choice] == GRAMMAR_DEAD ? -E2BIG : set_mask(g, j, choice);
+}
