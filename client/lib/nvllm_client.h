@@ -216,6 +216,17 @@ struct nvllm_logit_bias {
     float bias; /* [-100, 100] */
 };
 
+/* What an answer must be, instead of any text. The model can then generate nothing else; the
+ * reasoning before a chat's answer is free. An answer that ends by max_tokens may be cut. */
+enum nvllm_format {
+    NVLLM_FORMAT_TEXT = 0, /* any text */
+    NVLLM_FORMAT_JSON = 1, /* any JSON object */
+    NVLLM_FORMAT_JSON_SCHEMA = 2,
+    NVLLM_FORMAT_REGEX = 3,
+    NVLLM_FORMAT_GRAMMAR = 4,
+    NVLLM_FORMAT_CHOICE = 5, /* one of several texts */
+};
+
 /* One of prompt, prompt_ids and chat is the input. Numbers that are unset (NaN for a float,
  * negative for an integer) take the model's defaults. */
 struct nvllm_request {
@@ -256,6 +267,12 @@ struct nvllm_request {
                         ends with NVLLM_E_TIMEOUT */
     bool raw_text;   /* of a chat: reasoning and tool calls stay in the text, with their tags */
     void *user_data; /* the program's own; its events have it */
+    enum nvllm_format format;      /* what the text must be. Not with ignore_eos */
+    struct nvllm_text format_text; /* the JSON Schema, which the text is an instance of; the regular
+                                      expression of ECMA-262, which matches all of it; or the
+                                      grammar in GBNF, whose rule "root" it is */
+    const struct nvllm_text *format_choices; /* [n_format_choices] of NVLLM_FORMAT_CHOICE */
+    size_t n_format_choices;
 };
 
 void nvllm_request_init_size(struct nvllm_request *request, size_t size);

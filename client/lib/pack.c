@@ -25,8 +25,8 @@ static bool set_bytes(protobuf_c_boolean *has, ProtobufCBinaryData *out, struct 
     return text.data || text.len == 0;
 }
 
-/* A text that set_bytes() does not take: a field of an entry, "chat.messages[0]", or with where ""
- * one of the request. */
+/* A text that is needed and absent, or that set_bytes() does not take: a field of an entry,
+ * "chat.messages[0]", or with where "" one of the request. */
 static enum nvllm_code no_data(struct nvllm_error *err, const char *where, const char *name)
 {
     char field[sizeof(err->field)];
@@ -305,6 +305,52 @@ static enum nvllm_code pack_sampling(struct unpacked *memory, Nvllm__V1__Samplin
     return pack_logit_bias(memory, out, r, err);
 }
 
+static enum nvllm_code pack_choices(struct unpacked *memory, Nvllm__V1__ResponseFormat *out,
+                                    const struct nvllm_request *r, struct nvllm_error *err)
+{
+    Nvllm__V1__Choices *m = unpacked_alloc(memory, 1, sizeof(*m));
+
+    if (!m)
+        return no_memory(err);
+    nvllm__v1__choices__init(m);
+    *(Nvllm__V1__Choices **)choose(&out->base, "choice") = m;
+    m->n_texts = r->n_format_choices;
+    return pack_texts(memory, &m->texts, r->format_choices, r->n_format_choices,
+                      "response_format.choice.texts", err);
+}
+
+static enum nvllm_code pack_format(struct unpacked *memory, Nvllm__V1__ResponseFormat **out,
+                                   const struct nvllm_request *r, struct nvllm_error *err)
+{
+    static const char *const names[] = {
+        [NVLLM_FORMAT_JSON] = "json_object", [NVLLM_FORMAT_JSON_SCHEMA] = "json_schema",
+        [NVLLM_FORMAT_REGEX] = "regex",      [NVLLM_FORMAT_GRAMMAR] = "grammar",
+        [NVLLM_FORMAT_CHOICE] = "choice",
+    };
+    Nvllm__V1__ResponseFormat *m;
+
+    if (r->format == NVLLM_FORMAT_TEXT)
+        return NVLLM_OK;
+    if (r->format < NVLLM_FORMAT_TEXT || r->format > NVLLM_FORMAT_CHOICE)
+        return error_field(err, "response_format", "response_format: %d is not a format",
+                           (int)r->format);
+    m = unpacked_alloc(memory, 1, sizeof(*m));
+    if (!m)
+        return no_memory(err);
+    nvllm__v1__response_format__init(m);
+    *out = m;
+    if (r->format == NVLLM_FORMAT_CHOICE)
+        return pack_choices(memory, m, r, err);
+    if (r->format == NVLLM_FORMAT_JSON) {
+        *(protobuf_c_boolean *)choose(&m->base, names[r->format]) = true;
+        return NVLLM_OK;
+    }
+    if (!r->format_text.data)
+        return no_data(err, "response_format", names[r->format]);
+    *(ProtobufCBinaryData *)choose(&m->base, names[r->format]) = pack_bytes(r->format_text);
+    return NVLLM_OK;
+}
+
 static const struct nvllm_request default_request = {
     .size = sizeof(default_request),
     .temperature = NAN,
@@ -347,6 +393,7 @@ enum nvllm_code pack_generate(struct unpacked *memory, Nvllm__V1__Generate *out,
                            err)) ||
         (code = pack_count(&out->has_n, &out->n, r->n, "n", err)) ||
         (code = pack_texts(memory, &out->stop, r->stop, r->n_stop, "stop", err)) ||
+        (code = pack_format(memory, &out->response_format, r, err)) ||
         (code = pack_priority(&out->has_priority, &out->priority, r->priority, err)))
         return code;
     out->n_stop = r->n_stop;

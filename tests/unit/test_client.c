@@ -90,6 +90,49 @@ TEST(request_fields_arrive)
     ck_assert(g->has_stream && g->stream);
 }
 
+/* What the text must be arrives as it was given, and nothing does where it may be any. */
+TEST(format_arrives)
+{
+    static const struct nvllm_text text = {"a\0b", 3}, choices[] = {{"yes", 3}, {"", 0}};
+    static const struct {
+        enum nvllm_format format;
+        Nvllm__V1__ResponseFormat__KindCase kind;
+    } rows[] = {
+        {NVLLM_FORMAT_JSON, NVLLM__V1__RESPONSE_FORMAT__KIND_JSON_OBJECT},
+        {NVLLM_FORMAT_JSON_SCHEMA, NVLLM__V1__RESPONSE_FORMAT__KIND_JSON_SCHEMA},
+        {NVLLM_FORMAT_REGEX, NVLLM__V1__RESPONSE_FORMAT__KIND_REGEX},
+        {NVLLM_FORMAT_GRAMMAR, NVLLM__V1__RESPONSE_FORMAT__KIND_GRAMMAR},
+        {NVLLM_FORMAT_CHOICE, NVLLM__V1__RESPONSE_FORMAT__KIND_CHOICE},
+    };
+    const Nvllm__V1__ResponseFormat *f;
+    struct nvllm_request r;
+    uint64_t id;
+
+    nvllm_request_init(&r);
+    r.prompt = nvllm_str("x");
+    ck_assert_int_eq(nvllm_generate_start(client, &id, &r, &err), NVLLM_OK);
+    ck_assert_ptr_null(server_read(&server)->generate->response_format);
+    r.format_text = text;
+    r.format_choices = choices;
+    r.n_format_choices = 2;
+    for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
+        r.format = rows[i].format;
+        ck_assert_int_eq(nvllm_generate_start(client, &id, &r, &err), NVLLM_OK);
+        f = server_read(&server)->generate->response_format;
+        ck_assert_int_eq(f->kind_case, rows[i].kind);
+        if (r.format == NVLLM_FORMAT_JSON) {
+            ck_assert(f->json_object);
+        } else if (r.format == NVLLM_FORMAT_CHOICE) {
+            ck_assert_uint_eq(f->choice->n_texts, 2);
+            ck_assert_mem_eq(f->choice->texts[0].data, "yes", 3);
+            ck_assert_uint_eq(f->choice->texts[1].len, 0);
+        } else {
+            ck_assert_uint_eq(f->regex.len, 3); /* the three texts share their place */
+            ck_assert_mem_eq(f->regex.data, "a\0b", 3);
+        }
+    }
+}
+
 /* A chat arrives with all its parts; a text that is absent is not the same as an empty one. */
 TEST(chat_arrives)
 {
@@ -270,6 +313,14 @@ TEST(fields_have_the_protocols_names)
     WRONG(cache_salt, none, "cache_salt");
     r.stop = texts;
     WRONG(n_stop, 2, "stop[1]");
+    WRONG(format, NVLLM_FORMAT_JSON_SCHEMA, "response_format.json_schema");
+    WRONG(format, NVLLM_FORMAT_REGEX, "response_format.regex");
+    WRONG(format, NVLLM_FORMAT_GRAMMAR, "response_format.grammar");
+    WRONG(format, (enum nvllm_format)6, "response_format");
+    r.format = NVLLM_FORMAT_CHOICE;
+    WRONG(n_format_choices, 1, "response_format.choice.texts");
+    r.format_choices = texts;
+    WRONG(n_format_choices, 2, "response_format.choice.texts[1]");
 #undef WRONG
 }
 

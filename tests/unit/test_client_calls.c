@@ -534,6 +534,7 @@ TEST(some_structs_grow_at_the_end, .no_fixture = true)
     ck_assert_uint_eq(offsetof(struct nvllm_options, on_wait_arg), 64);
     ck_assert_uint_eq(offsetof(struct nvllm_chat, enable_thinking), 44);
     ck_assert_uint_eq(offsetof(struct nvllm_request, timeout_ms), 224);
+    ck_assert_uint_eq(offsetof(struct nvllm_request, format), 240);
     ck_assert_uint_eq(offsetof(struct nvllm_pin_options, uid), 68);
     ck_assert_uint_eq(offsetof(struct nvllm_explain_options, cache_salt), 56);
     ck_assert_uint_eq(offsetof(struct nvllm_drain_options, drain_timeout_ms), 8);
