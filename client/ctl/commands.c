@@ -47,6 +47,15 @@ static const struct usage_option request_options[] = {
     OPTION("deadline-ms", "MS", "end after this time, queueing included (exit code 5)"),
     OPTION("keep-special", NULL, "show special tokens in the text"),
     OPTION("raw-text", NULL, "leave reasoning and tool calls in the text, with their tags"),
+    OPTION("json-object", NULL, "the answer is a JSON object"),
+    OPTION("json-schema", "FILE",
+           "the answer is JSON that follows the schema in FILE; “-” is stdin",
+           .values = USAGE_FILE),
+    OPTION("regex", "EXPR", "the regular expression matches all of the answer"),
+    OPTION("grammar", "FILE", "the answer follows the grammar in FILE, in GBNF; “-” is stdin",
+           .values = USAGE_FILE),
+    OPTION("choice", "TEXT", "the answer is one of the texts given; may be repeated",
+           .repeats = true),
     OPTIONS_END,
 };
 
@@ -114,7 +123,8 @@ static const struct usage_command commands[] = {
             .examples =
                 "  nvllmctl generate \"What is 17 + 25?\"\n"
                 "  nvllmctl generate --temperature 0 --max-tokens 200 --prompt-file question.txt\n"
-                "  nvllmctl generate --raw --json --logprobs 3 \"Once upon a time\"\n"),
+                "  nvllmctl generate --raw --json --logprobs 3 \"Once upon a time\"\n"
+                "  nvllmctl generate --choice yes --choice no \"Is a lion a fish?\"\n"),
     COMMAND("batch", "run many prompts from a file in parallel", .synopsis = "[OPTION…] FILE|-",
             .text = "Each line of FILE is a JSON object with prompt, prompt_ids or messages\n"
                     "(and tools, documents, enable_thinking, add_generation_prompt,\n"

@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "client/lib/clock.h"
@@ -414,4 +415,20 @@ char *ctl_read_all(int fd, size_t *n)
     } while (k != 0);
     *n = all.len;
     return all.data;
+}
+
+char *ctl_read_file(const char *path, const char *what, size_t *n)
+{
+    int fd = ctl_open(path, STDIN_FILENO, O_RDONLY);
+    struct stat st;
+    char *all;
+
+    if (fstat(fd, &st) == 0 && S_ISDIR(st.st_mode))
+        ctl_die("%s is a folder", path);
+    if (isatty(fd))
+        fprintf(stderr, "Type the %s, then press Ctrl-D on an empty line.\n", what);
+    all = ctl_read_all(fd, n);
+    if (fd != STDIN_FILENO)
+        close(fd);
+    return all;
 }

@@ -1,12 +1,8 @@
 /* prompt.c - see request.h. */
 #include "client/ctl/request.h"
 
-#include <fcntl.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include "client/ctl/json.h"
 
@@ -62,20 +58,6 @@ bool ctl_prompt_is_shaped(const struct ctl_prompt *p)
     return p->mode != PROMPT_AUTO || p->system || p->thinking != NVLLM_UNSET;
 }
 
-static void read_input(struct ctl_prompt *p, const char *path)
-{
-    int fd = ctl_open(path, STDIN_FILENO, O_RDONLY);
-    struct stat st;
-
-    if (fstat(fd, &st) == 0 && S_ISDIR(st.st_mode))
-        ctl_die("%s is a folder", path);
-    if (isatty(fd))
-        fprintf(stderr, "Type the prompt, then press Ctrl-D on an empty line.\n");
-    p->text.data = p->memory = ctl_read_all(fd, &p->text.len);
-    if (fd != STDIN_FILENO)
-        close(fd);
-}
-
 /* An object that is a request; other JSON is plain text. */
 static json_t *parse_object(const struct ctl_prompt *p)
 {
@@ -118,7 +100,7 @@ void ctl_prompt_read(struct ctl_prompt *p, struct ctl *ctl, const char *word)
     if (p->given)
         word = p->given;
     if (p->file || !word || strcmp(word, "-") == 0)
-        read_input(p, p->file ? p->file : "-");
+        p->text.data = p->memory = ctl_read_file(p->file ? p->file : "-", "prompt", &p->text.len);
     else
         p->text = nvllm_str(word);
     value = p->file ? parse_object(p) : NULL;

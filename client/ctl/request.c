@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "client/ctl/json.h"
+#include "client/json/format.h"
 
 void ctl_request_init(struct ctl_request *q)
 {
@@ -28,11 +29,17 @@ void ctl_request_deinit(struct ctl_request *q)
     q->sources = NULL;
 }
 
-/* Memory that is freed with the request, zeroed. */
-static void *take(struct ctl_request *q, size_t n, size_t size)
+/* Memory that is freed with the request. */
+static void *keep(struct ctl_request *q, void *memory)
 {
     q->pieces = ctl_grow(q->pieces, q->n_pieces + 1, sizeof(*q->pieces));
-    return q->pieces[q->n_pieces++] = ctl_alloc(n, size);
+    return q->pieces[q->n_pieces++] = memory;
+}
+
+/* The same, new and zeroed. */
+static void *take(struct ctl_request *q, size_t n, size_t size)
+{
+    return keep(q, ctl_alloc(n, size));
 }
 
 /* ---- values */
@@ -106,15 +113,15 @@ static bool read_word(struct reading *in, void *out, const json_t *value)
     return json_is_string(value) || wrong(in, "a string");
 }
 
+static void *take_memory(void *q, size_t n, size_t size)
+{
+    return take(q, n, size);
+}
+
 /* The JSON text of a value, in memory of the request. */
 static struct nvllm_text dumped(struct ctl_request *q, const json_t *value)
 {
-    const size_t flags = JSON_ENCODE_ANY | JSON_REAL_PRECISION(17);
-    size_t n = json_dumpb(value, NULL, 0, flags);
-    char *text = take(q, n + 1, 1);
-
-    json_dumpb(value, text, n, flags);
-    return (struct nvllm_text){text, n};
+    return format_dump(&(struct format_reading){.take = take_memory, .owner = q}, value);
 }
 
 static bool read_object_text(struct reading *in, void *out, const json_t *value)
@@ -324,9 +331,17 @@ static bool read_priority(struct reading *in, void *out, const json_t *value)
     return wrong(in, "\"low\", \"normal\" or \"high\"");
 }
 
+static bool read_format(struct reading *in, void *out, const json_t *value)
+{
+    struct format_reading format = {.take = take_memory, .owner = in->q};
+
+    return format_read(&format, out, in->where, value) ||
+           ctl_invalid(in->err, "%s: must be %s", format.where, format.wanted);
+}
+
 #define FIELD(name, read) #name, read, ONE(ctl_request, r.name)
 
-enum { N_CHAT_FIELDS = 6, N_INPUT_FIELDS = 12, N_FIELDS = 35 };
+enum { N_CHAT_FIELDS = 6, N_INPUT_FIELDS = 12, N_FIELDS = 36 };
 
 /* First those of a chat, then other inputs, then those that are options, too. */
 static const struct member fields[N_FIELDS] = {
@@ -363,6 +378,7 @@ static const struct member fields[N_FIELDS] = {
     {FIELD(logit_bias, read_logit_bias)},
     {FIELD(priority, read_priority)},
     {FIELD(cache_salt, read_text)},
+    {"response_format", read_format, ONE(ctl_request, r)},
     /* The output repeats the id; streaming changes no line of it. */
     {.name = "id"},
     {.name = "stream"},
@@ -473,6 +489,71 @@ static const struct member *field_of(const char *option)
     return NULL;
 }
 
+/* Whether the prompt, or the file of a batch, comes from elsewhere. */
+static bool is_stdin_free(const struct usage_line *line)
+{
+    static const char *const options[] = {"prompt", "prompt-file", "input"};
+    const char *source = line->n_words ? line->words[0] : NULL;
+
+    for (size_t i = 0; !source && i < sizeof(options) / sizeof(options[0]); i++)
+        source = usage_value(line, options[i]);
+    return source && strcmp(source, "-") != 0;
+}
+
+/* An option that gives the format, or a part of it. */
+static void take_format(struct ctl_request *q, const struct ctl *ctl, enum nvllm_format format,
+                        const char *option, const char *text)
+{
+    struct nvllm_request *r = &q->r;
+    struct nvllm_text *choices;
+    char *memory;
+
+    r->format = format;
+    if (format == NVLLM_FORMAT_CHOICE) {
+        choices = r->n_format_choices ? (struct nvllm_text *)r->format_choices
+                                      : take(q, ctl->line.n_given, sizeof(*choices));
+        choices[r->n_format_choices++] = nvllm_str(text);
+        r->format_choices = choices;
+    } else if (format == NVLLM_FORMAT_REGEX) {
+        r->format_text = nvllm_str(text);
+    } else if (format != NVLLM_FORMAT_JSON) {
+        if (strcmp(text, "-") == 0 && !is_stdin_free(&ctl->line))
+            ctl_usage(ctl, "--%s -: stdin is what %s reads already", option, ctl->command->name);
+        memory = ctl_read_file(text, format == NVLLM_FORMAT_GRAMMAR ? "grammar" : "JSON Schema",
+                               &r->format_text.len);
+        keep(q, memory);
+        r->format_text.data = memory;
+    }
+}
+
+/* The options that say what the text must be: of one kind. */
+static void take_formats(struct ctl_request *q, const struct ctl *ctl)
+{
+    static const struct {
+        const char *option;
+        enum nvllm_format format;
+    } rows[] = {
+        {"json-object", NVLLM_FORMAT_JSON}, {"json-schema", NVLLM_FORMAT_JSON_SCHEMA},
+        {"regex", NVLLM_FORMAT_REGEX},      {"grammar", NVLLM_FORMAT_GRAMMAR},
+        {"choice", NVLLM_FORMAT_CHOICE},
+    };
+    const char *before = NULL;
+
+    for (size_t i = 0; i < ctl->line.n_given; i++) {
+        const char *name = ctl->line.given[i].option->name;
+        size_t k = 0;
+
+        while (k < sizeof(rows) / sizeof(rows[0]) && strcmp(rows[k].option, name) != 0)
+            k++;
+        if (k == sizeof(rows) / sizeof(rows[0]))
+            continue;
+        if (before && strcmp(before, name) != 0)
+            ctl_usage(ctl, "--%s and --%s cannot be combined", before, name);
+        before = name;
+        take_format(q, ctl, rows[k].format, name, ctl->line.given[i].value);
+    }
+}
+
 void ctl_request_take_options(struct ctl_request *q, const struct ctl *ctl)
 {
     json_t *given = json_object();
@@ -506,4 +587,5 @@ void ctl_request_take_options(struct ctl_request *q, const struct ctl *ctl)
             ctl_usage(ctl, "--priority takes low, normal or high, not “%s”", text);
         ctl_usage(ctl, "--%s: invalid value “%s”: %s", option->name, text, err.message);
     }
+    take_formats(q, ctl);
 }

@@ -202,6 +202,24 @@ class Requests(Case):
                           "keep_special": True})
         self.assertEqual(len(json.loads(self.done.stdout)["choices"]), 2)
 
+    def test_formats(self):
+        """What the answer must be arrives as it was given: files byte for byte."""
+        folder = self.temporary_folder()
+        schema, grammar = b'{ "multipleOf": 0.10 }\n', b"root ::= \"a\"\n"
+        (folder / "schema").write_bytes(schema)
+        (folder / "grammar").write_bytes(grammar)
+        self.assertNotIn("response_format", self.seen("x")[0])
+        for args, wanted in ((["--json-object"], {"json_object": True}),
+                             (["--json-schema", folder / "schema"], {"json_schema": schema}),
+                             (["--json-schema", "-"], {"json_schema": schema}),
+                             (["--regex", "a+\n"], {"regex": b"a+\n"}),
+                             (["--grammar", folder / "grammar"], {"grammar": grammar}),
+                             (["--choice", "yes", "--choice", "", "--choice", "no"],
+                              {"choice": {"texts": [b"yes", b"", b"no"]}})):
+            with self.subTest(args):
+                got, = self.seen(*args, "x", stdin=schema)
+                self.assertEqual(got["response_format"], wanted)
+
     def test_chat_is_the_default(self):
         """A text is a user's message; of a pipe's last line the end is left out."""
         got, = self.seen("--system", "Be brief.", "--no-think", stdin=b"hello\n")
@@ -448,6 +466,11 @@ class ExitCodes(Case):
                       ["generate", "--priority", "urgent", "x"], ["--timeout", "soon", "status"],
                       ["generate", "--max-tokens", "1.5", "x"], ["help", "me"],
                       ["generate", "--temperature", "nan", "x"], ["version", "x"],
+                      ["generate", "--json-object", "--regex", "a", "x"],
+                      ["generate", "--choice", "a", "--grammar", "/dev/null", "x"],
+                      ["generate", "--json-schema", "-"], ["generate", "--grammar", "-", "-"],
+                      ["generate", "--grammar", "-", "--prompt-file", "-"],
+                      ["batch", "--json-schema", "-", "-"], ["chat", "--json-schema", "-"],
                       ["generate", "--no-such"], ["no-such-command"], ["batch", "x", "y"],
                       ["generate", "--max-tokens", "many", "x"], ["doctor", "x"],
                       ["doctor", "--user", "no-such-user"], ["doctor", "--no-such"],
@@ -461,6 +484,9 @@ class ExitCodes(Case):
             done = run(*wrong)
             self.assertEqual((done.returncode, done.stdout), (2, b""), wrong)
             self.assertTrue(done.stderr)
+        self.assertIn(b"--choice and --regex cannot be combined",
+                      run("generate", "--choice", "a", "--regex", "b", "x").stderr)
+        self.assertEqual(run("generate", "--json-schema", "/no/such", "x").returncode, 1)
 
 
 class Batch(Case):
@@ -540,7 +566,15 @@ class Batch(Case):
                  '{"prompt":': "JSON", "\udcff\udcfe": "",
                  '{"prompt":"x","enable_thinking":true}': "messages",
                  '{"messages":[{"role":"user","content":["x"]}]}': "messages[0].content",
-                 '{"messages":[{"role":"a","tool_calls":[{"name":"f"}]}]}': "arguments"}
+                 '{"messages":[{"role":"a","tool_calls":[{"name":"f"}]}]}': "arguments",
+                 '{"prompt":"x","response_format":"json"}': "response_format: must be an object",
+                 '{"prompt":"x","response_format":{"type":"xml"}}': "response_format.type",
+                 '{"prompt":"x","response_format":{"type":"regex"}}': "response_format.regex",
+                 '{"prompt":"x","response_format":{"type":"text","regex":"a"}}': "absent",
+                 '{"prompt":"x","response_format":{"type":"json_schema","json_schema":{}}}':
+                     "response_format.json_schema.schema",
+                 '{"prompt":"x","response_format":{"type":"choice","choices":[1]}}':
+                     "response_format.choices[0]"}
 
         def script(peer):
             if peer.receive() is not None:
@@ -552,6 +586,32 @@ class Batch(Case):
             self.assertIn(wrong[line], o["error"]["message"], line)
         self.assertEqual(summary["failed"], len(wrong))
         self.assertEqual(done.returncode, 1)
+
+    def test_formats(self):
+        """A line's own takes the place of the options'; its schema keeps its order and numbers."""
+        got = {}
+
+        def script(peer):
+            while (frame := peer.receive()) is not None:
+                got[frame[2]["prompt"]] = frame[2].get("response_format")
+                peer.answer(frame[0])
+
+        formats = {"a": {"type": "json_object"}, "b": {"type": "text"}, "c": None,
+                   "d": {"type": "json_schema", "json_schema": {
+                       "name": "x", "schema": {"multipleOf": 0.1, "a": 1e300, "0": [True, 10**15]}}},
+                   "e": {"type": "json_schema", "json_schema": {"schema": '{"a": 0.10}'}},
+                   "f": {"type": "choice", "choices": ["yes", "no"]},
+                   "g": {"type": "grammar", "grammar": "root ::= [a]"}}
+        out, summary, done = self.batch(
+            script, [{"prompt": p, "response_format": f} for p, f in formats.items()],
+            "--regex", "a+")
+        self.assertEqual(summary["failed"], 0, out)
+        schema = json.loads(got[b"d"].pop("json_schema"), object_pairs_hook=list, parse_float=str)
+        self.assertEqual(schema, [("multipleOf", "0.1"), ("a", "1e+300"), ("0", [True, 10**15])])
+        self.assertEqual(got, {b"a": {"json_object": True}, b"b": None, b"c": {"regex": b"a+"},
+                               b"d": {}, b"e": {"json_schema": b'{"a": 0.10}'},
+                               b"f": {"choice": {"texts": [b"yes", b"no"]}},
+                               b"g": {"grammar": b"root ::= [a]"}})
 
     def test_answers_come_while_the_input_is_open(self):
         """A producer may wait for an answer before it writes the next line."""
