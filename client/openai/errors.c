@@ -19,10 +19,15 @@ bool api_fail(struct api_error *e, int status, const char *code, const char *par
     return false;
 }
 
-/* nvllmd's name of a field as the client has it: “sampling.top_p” is “top_p”. */
+/* nvllmd's name of a field as the client has it: “sampling.top_p” is “top_p”. A format may have
+ * come in any of several fields. */
 static const char *param_of(const char *field)
 {
     static const char *const groups[] = {"sampling.", "chat."};
+    static const char format[] = "response_format";
+
+    if (strncmp(field, format, strlen(format)) == 0)
+        return format;
 
     for (size_t i = 0; i < sizeof(groups) / sizeof(groups[0]); i++)
         if (strncmp(field, groups[i], strlen(groups[i])) == 0)

@@ -5,6 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "client/json/format.h"
+
 enum {
     JSON_FACTOR = 16,     /* bytes of memory for each byte of a body: lists of ids take that */
     JSON_SPARE = 4 << 20, /* and for any body */
@@ -40,6 +42,11 @@ void *intake_take(struct intake *in, size_t n, size_t size)
     else
         api_fail(&in->e, 503, "out_of_memory", "", "There is no memory for the request.");
     return piece;
+}
+
+static void *take_memory(void *in, size_t n, size_t size)
+{
+    return intake_take(in, n, size);
 }
 
 void intake_deinit(struct intake *in)
@@ -115,19 +122,14 @@ bool read_id(struct intake *in, const char *param, void *out, const json_t *valu
 
 bool read_object(struct intake *in, const char *param, void *out, const json_t *value)
 {
-    const size_t flags = JSON_ENCODE_ANY | JSON_REAL_PRECISION(17);
-    size_t n;
-    char *text;
+    const struct format_reading reading = {.take = take_memory, .owner = in};
+    struct nvllm_text text;
 
     if (!json_is_object(value))
         return fields_wrong(in, param, "an object");
-    n = json_dumpb(value, NULL, 0, flags);
-    text = intake_take(in, n, 1);
-    if (!text)
-        return false;
-    json_dumpb(value, text, n, flags);
-    *(struct nvllm_text *)out = (struct nvllm_text){text, n};
-    return true;
+    text = format_dump(&reading, value);
+    *(struct nvllm_text *)out = text;
+    return text.data != NULL;
 }
 
 bool read_array(struct intake *in, const char *param, void **out, size_t *n, size_t size,
@@ -321,10 +323,7 @@ static bool check_refused(struct intake *in)
         "echo",
         "function_call",
         "functions",
-        "guided_choice",
-        "guided_grammar",
-        "guided_json",
-        "guided_regex",
+        "guided_whitespace_pattern",
         "include_stop_str_in_output",
         "logits_processors",
         "mm_processor_kwargs",
@@ -332,16 +331,13 @@ static bool check_refused(struct intake *in)
         "prompt_logprobs",
         "return_tokens_as_token_ids",
         "return_token_ids",
-        "structured_outputs",
         "suffix",
         "thinking_token_budget",
         "truncate_prompt_tokens",
         "use_beam_search",
         "web_search_options",
     };
-    const json_t *format = fields_get(in->root, "response_format");
     const json_t *modalities = fields_get(in->root, "modalities");
-    const char *type = json_string_value(json_object_get(format, "type"));
 
     for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
         const json_t *value = json_object_get(in->root, names[i]);
@@ -350,13 +346,93 @@ static bool check_refused(struct intake *in)
             return api_fail(&in->e, 400, "unsupported_parameter", names[i], "%s is not supported.",
                             names[i]);
     }
-    if (format && (!type || strcmp(type, "text") != 0))
-        return api_fail(&in->e, 400, "unsupported_parameter", "response_format",
-                        "response_format: only {\"type\": \"text\"} is supported.");
     if (modalities && !is_text_alone(modalities))
         return api_fail(&in->e, 400, "unsupported_parameter", "modalities",
                         "modalities: only [\"text\"] is supported.");
     return fields_refuse_flag(in, "parallel_tool_calls", false);
+}
+
+/* ---- what the text must be */
+
+/* Takes a schema, expression, grammar or choices, or with TEXT a whole response_format; one at
+ * most says more than that the text may be any. */
+static bool take_format(struct intake *in, enum nvllm_format format, const char *param,
+                        const json_t *value)
+{
+    struct format_reading reading = {.take = take_memory, .owner = in};
+    bool has_one = in->r.format != NVLLM_FORMAT_TEXT;
+
+    if (format == NVLLM_FORMAT_TEXT ? !format_read(&reading, &in->r, param, value)
+                                    : !format_read_value(&reading, &in->r, format, param, value))
+        return reading.wanted && fields_wrong(in, reading.where, reading.wanted);
+    return !has_one || api_fail(&in->e, 400, "invalid_value", param,
+                                "%s: the request says elsewhere, too, what the text must be: say "
+                                "it once.",
+                                param);
+}
+
+/* vLLM's later field: some of its members would make the format another one. */
+static bool read_structured(struct intake *in, const json_t *outputs)
+{
+    static const struct {
+        const char *name, *param;
+        enum nvllm_format format; /* TEXT: not supported */
+    } members[] = {
+        {"json", "structured_outputs.json", NVLLM_FORMAT_JSON_SCHEMA},
+        {"regex", "structured_outputs.regex", NVLLM_FORMAT_REGEX},
+        {"grammar", "structured_outputs.grammar", NVLLM_FORMAT_GRAMMAR},
+        {"choice", "structured_outputs.choice", NVLLM_FORMAT_CHOICE},
+        {"json_object", "structured_outputs.json_object", NVLLM_FORMAT_JSON},
+        {"structural_tag", "structured_outputs.structural_tag", NVLLM_FORMAT_TEXT},
+        {"whitespace_pattern", "structured_outputs.whitespace_pattern", NVLLM_FORMAT_TEXT},
+        {"disable_any_whitespace", "structured_outputs.disable_any_whitespace", NVLLM_FORMAT_TEXT},
+        {"disable_additional_properties", "structured_outputs.disable_additional_properties",
+         NVLLM_FORMAT_TEXT},
+    };
+
+    if (!json_is_object(outputs))
+        return fields_wrong(in, "structured_outputs", "an object");
+    for (size_t i = 0; i < sizeof(members) / sizeof(members[0]); i++) {
+        const json_t *value = fields_get(outputs, members[i].name);
+        enum nvllm_format format = members[i].format;
+
+        if (!value || (format != NVLLM_FORMAT_JSON_SCHEMA && asks_for_nothing(value)))
+            continue;
+        if (format == NVLLM_FORMAT_TEXT)
+            return api_fail(&in->e, 400, "unsupported_parameter", members[i].param,
+                            "%s is not supported.", members[i].param);
+        if (!take_format(in, format, members[i].param, value))
+            return false;
+    }
+    return true;
+}
+
+/* OpenAI's field, and vLLM's. An empty schema is one: any JSON. */
+static bool read_formats(struct intake *in)
+{
+    static const struct {
+        const char *name;
+        enum nvllm_format format;
+    } guided[] = {
+        {"guided_json", NVLLM_FORMAT_JSON_SCHEMA},
+        {"guided_regex", NVLLM_FORMAT_REGEX},
+        {"guided_grammar", NVLLM_FORMAT_GRAMMAR},
+        {"guided_choice", NVLLM_FORMAT_CHOICE},
+    };
+    const json_t *format = fields_get(in->root, "response_format");
+    const json_t *outputs = fields_get(in->root, "structured_outputs");
+
+    if (format && !take_format(in, NVLLM_FORMAT_TEXT, "response_format", format))
+        return false;
+    for (size_t i = 0; i < sizeof(guided) / sizeof(guided[0]); i++) {
+        const json_t *value = fields_get(in->root, guided[i].name);
+
+        if (!value || (guided[i].format != NVLLM_FORMAT_JSON_SCHEMA && asks_for_nothing(value)))
+            continue;
+        if (!take_format(in, guided[i].format, guided[i].name, value))
+            return false;
+    }
+    return !outputs || asks_for_nothing(outputs) || read_structured(in, outputs);
 }
 
 /* ---- who shares a cached prefix */
@@ -459,5 +535,5 @@ bool intake_init(struct intake *in, const struct caller *caller, struct nvllm_te
             return false;
     }
     in->r.stream = in->stream;
-    return read_salt(in, caller);
+    return read_formats(in) && read_salt(in, caller);
 }

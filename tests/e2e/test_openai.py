@@ -15,6 +15,7 @@ import harness
 from gateway import Gateway, SharedGateway
 from harness import Case, at_once, scaled
 from test_answers import ARGUMENTS, CALLS, THINKS
+from test_ctl_alone import Fake
 
 QUESTION = "What is 17 + 25?"
 TOOL = {"type": "function", "function": {"name": "find", "parameters": {"type": "object"}}}
@@ -258,9 +259,8 @@ class Fields(Shared):
 
     def test_refused_by_name(self):
         """What would lose its meaning; with a value that asks for nothing it is taken."""
-        values = {"tool_choice": "required", "response_format": {"type": "json_object"},
+        values = {"tool_choice": "required", "guided_whitespace_pattern": " ?",
                   "functions": [{"name": "f"}], "function_call": "auto", "echo": True,
-                  "guided_json": {"type": "object"}, "structured_outputs": {"json": {}},
                   "suffix": "x", "use_beam_search": True, "prompt_logprobs": 1,
                   "parallel_tool_calls": False, "modalities": ["text", "audio"], "audio": {"a": 1},
                   "chat_template": "{{ x }}", "bad_words": ["x"], "allowed_token_ids": [1],
@@ -272,6 +272,7 @@ class Fields(Shared):
                              (400, "unsupported_parameter", name))
         neutral = {"tool_choice": "auto", "response_format": {"type": "text"}, "functions": [],
                    "echo": False, "suffix": "", "guided_json": None, "parallel_tool_calls": True,
+                   "guided_regex": "", "guided_choice": [], "structured_outputs": {"grammar": ""},
                    "modalities": ["text"], "metadata": {"a": "b"}, "store": True, "best_of": 1,
                    "reasoning_effort": "low", "some_field_of_next_year": [1]}
         self.assertEqual(self.gateway.chat("Hi", max_tokens=1, **neutral).status, 200)
@@ -279,6 +280,105 @@ class Fields(Shared):
                 {"add_special_tokens": False}, "add_special_tokens"):
             self.assertEqual(self.gateway.complete("Hi", **fields).error,
                              (400, "unsupported_parameter", name))
+
+
+class Formats(Case):
+    """What the text must be, before a daemon that the test plays."""
+
+    def setUp(self):
+        super().setUp()
+        self.got, self.refuse = [], None
+        self.fake = Fake(self, self.script)
+        self.gateway = self.enterContext(Gateway(self.fake.path))
+
+    def script(self, peer):
+        while (frame := peer.receive()) is not None:
+            if frame[1] == "get_status":
+                peer.send(frame[0], status={"state": "STATE_READY", "model": "fake"})
+            elif self.refuse:
+                peer.send(frame[0], error=self.refuse)
+            elif frame[1] == "generate":
+                self.got.append(frame[2].get("response_format"))
+                peer.answer(frame[0])
+
+    def test_they_arrive(self):
+        """Each spelling is the daemon's, and a schema keeps its order and its numbers."""
+        schema = {"type": "object", "properties": {"b": {"multipleOf": 0.1}, "a": True}}
+        text = json.dumps(schema).encode()
+        named = {"name": "x", "description": "y", "strict": False, "schema": schema}
+        for fields, wanted in (
+                ({}, None), ({"response_format": None}, None),
+                ({"response_format": {"type": "text"}}, None),
+                ({"response_format": {"type": "json_object"}}, {"json_object": True}),
+                ({"response_format": {"type": "json_schema", "json_schema": named}},
+                 {"json_schema": text}),
+                ({"response_format": {"type": "regex", "regex": "a+"}}, {"regex": b"a+"}),
+                ({"response_format": {"type": "grammar", "grammar": "root ::= [a]"}},
+                 {"grammar": b"root ::= [a]"}),
+                ({"response_format": {"type": "choice", "choices": ["a", ""]}},
+                 {"choice": {"texts": [b"a", b""]}}),
+                ({"guided_json": schema}, {"json_schema": text}),
+                ({"guided_json": '{"a": 0.10}'}, {"json_schema": b'{"a": 0.10}'}),
+                ({"guided_json": {}}, {"json_schema": b"{}"}),
+                ({"guided_regex": "a+", "response_format": {"type": "text"}}, {"regex": b"a+"}),
+                ({"guided_grammar": "root ::= [a]", "guided_choice": []},
+                 {"grammar": b"root ::= [a]"}),
+                ({"guided_choice": ["a", "b"]}, {"choice": {"texts": [b"a", b"b"]}}),
+                ({"structured_outputs": {"json": schema, "regex": None}}, {"json_schema": text}),
+                ({"structured_outputs": {"regex": "a+", "disable_any_whitespace": False}},
+                 {"regex": b"a+"}),
+                ({"structured_outputs": {"grammar": "root ::= [a]"}},
+                 {"grammar": b"root ::= [a]"}),
+                ({"structured_outputs": {"choice": ["a"]}}, {"choice": {"texts": [b"a"]}}),
+                ({"structured_outputs": {"json_object": True}}, {"json_object": True})):
+            for ask in self.gateway.chat, self.gateway.complete:
+                with self.subTest(fields):
+                    self.assertEqual(ask("Hi", **fields).status, 200)
+                    self.assertEqual(self.got.pop(), wanted)
+
+    def test_refused(self):
+        """By the name of what is wrong, and nothing is sent."""
+        regex = {"type": "regex", "regex": "a"}
+        for fields, code, param in (
+                ({"response_format": "json"}, "invalid_value", "response_format"),
+                ({"response_format": {}}, "invalid_value", "response_format.type"),
+                ({"response_format": {"type": "xml"}}, "invalid_value", "response_format.type"),
+                ({"response_format": {"type": "structural_tag"}}, "invalid_value",
+                 "response_format.type"),
+                ({"response_format": {"type": "json_schema"}}, "invalid_value",
+                 "response_format.json_schema"),
+                ({"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}},
+                 "invalid_value", "response_format.json_schema.schema"),
+                ({"response_format": {"type": "json_object", "schema": {}}}, "invalid_value",
+                 "response_format.schema"),
+                ({"guided_json": [1]}, "invalid_value", "guided_json"),
+                ({"guided_regex": 1}, "invalid_value", "guided_regex"),
+                ({"guided_grammar": ["x"]}, "invalid_value", "guided_grammar"),
+                ({"guided_choice": ["a", 1]}, "invalid_value", "guided_choice[1]"),
+                ({"guided_choice": "a"}, "invalid_value", "guided_choice"),
+                ({"structured_outputs": "x"}, "invalid_value", "structured_outputs"),
+                ({"structured_outputs": {"regex": 3}}, "invalid_value",
+                 "structured_outputs.regex"),
+                ({"structured_outputs": {"structural_tag": "x"}}, "unsupported_parameter",
+                 "structured_outputs.structural_tag"),
+                ({"structured_outputs": {"json": {}, "disable_any_whitespace": True}},
+                 "unsupported_parameter", "structured_outputs.disable_any_whitespace"),
+                ({"response_format": regex, "guided_json": {}}, "invalid_value", "guided_json"),
+                ({"guided_regex": "a", "guided_choice": ["a"]}, "invalid_value", "guided_choice"),
+                ({"guided_regex": "a", "structured_outputs": {"regex": "a"}}, "invalid_value",
+                 "structured_outputs.regex")):
+            with self.subTest(fields):
+                self.assertEqual(self.gateway.chat("Hi", **fields).error, (400, code, param))
+        self.assertEqual(self.got, [])
+
+    def test_what_the_daemon_refuses(self):
+        """Its message has the keyword's path; the field is the client's, whichever that was."""
+        for field in ("response_format", "response_format.json_schema",
+                      "response_format.choice.texts[1]"):
+            self.refuse = {"code": "ERROR_INVALID", "field": field, "message": f"{field}: #/not"}
+            r = self.gateway.chat("Hi", guided_json={"not": {}})
+            self.assertEqual(r.error, (400, "invalid_value", "response_format"))
+            self.assertIn("#/not", r.json["error"]["message"])
 
 
 class Errors(Shared):
