@@ -199,6 +199,27 @@ class Talk(SharedDaemon):
                 (nvllm.InvalidError, "stop[1]", lambda c: c.generate("x", stop=["a", ""])),
                 (nvllm.InvalidError, "stop[1]", lambda c: c.generate("x", stop=["a", 1])),
                 (nvllm.InvalidError, "priority", lambda c: c.generate("x", priority="urgent")),
+                (nvllm.InvalidError, "response_format",
+                 lambda c: c.generate("x", response_format="json")),
+                (nvllm.InvalidError, "response_format.type",
+                 lambda c: c.generate("x", response_format={"type": "xml"})),
+                (nvllm.InvalidError, "response_format.schema",
+                 lambda c: c.generate("x", response_format={"type": "json_object", "schema": {}})),
+                (nvllm.InvalidError, "response_format.json_schema",
+                 lambda c: c.generate("x", response_format={"type": "json_schema"})),
+                (nvllm.InvalidError, "response_format.json_schema.schema",
+                 lambda c: c.generate("x", response_format={"type": "json_schema",
+                                                            "json_schema": {"name": "x"}})),
+                (nvllm.InvalidError, "response_format.json_schema.schema",
+                 lambda c: c.generate("x", response_format={
+                     "type": "json_schema", "json_schema": {"schema": {"enum": {1, 2}}}})),
+                (nvllm.InvalidError, "response_format.regex",
+                 lambda c: c.generate("x", response_format={"type": "regex"})),
+                (nvllm.InvalidError, "response_format.choices",
+                 lambda c: c.generate("x", response_format={"type": "choice", "choices": "ab"})),
+                (nvllm.InvalidError, "response_format.choices[1]",
+                 lambda c: c.generate("x", response_format={"type": "choice",
+                                                            "choices": ["a", 1]})),
                 (nvllm.InvalidError, "prompt", lambda c: c.generate("")),
                 (nvllm.InvalidError, "prompt", lambda c: c.generate("\udc80")),
                 (nvllm.InvalidError, "prompt_ids", lambda c: c.generate([])),
@@ -361,6 +382,41 @@ class Talk(SharedDaemon):
             os._exit(1)
         self.assertEqual(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), 3)
         self.assertEqual(len(stream.answer().token_ids), 200)
+
+
+@needs_protobuf
+class Formats(Case):
+    def test_they_arrive(self):
+        """As the daemon has them; a schema may be Python's values, or JSON."""
+        got = []
+
+        def script(peer):
+            while (frame := peer.receive()) is not None:
+                got.append(frame[2].get("response_format"))
+                peer.answer(frame[0])
+
+        schema = {"properties": {"b": {"multipleOf": 0.1}, "a": True}}
+        with nvllm.Client(Fake(self, script).path) as client:
+            for given, wanted in (
+                    (None, None), ({"type": "text"}, None),
+                    ({"type": "json_object"}, {"json_object": True}),
+                    ({"type": "json_schema", "json_schema": {
+                        "schema": schema, "name": "x", "description": "y", "strict": True}},
+                     {"json_schema": json.dumps(schema).encode()}),
+                    ({"type": "json_schema", "json_schema": {"schema": '{"a": 0.10}'}},
+                     {"json_schema": b'{"a": 0.10}'}),
+                    ({"type": "json_schema", "json_schema": {"schema": False}},
+                     {"json_schema": b"false"}),
+                    ({"type": "regex", "regex": "ä+", "grammar": None}, {"regex": "ä+".encode()}),
+                    ({"type": "grammar", "grammar": b"root ::= [a]"},
+                     {"grammar": b"root ::= [a]"}),
+                    ({"type": "choice", "choices": ("a", b"")},
+                     {"choice": {"texts": [b"a", b""]}})):
+                with self.subTest(given):
+                    client.generate("x", response_format=given).answer()
+                    self.assertEqual(got.pop(), wanted)
+                    client.chat([{"role": "user", "content": "x"}], response_format=given).answer()
+                    self.assertEqual(got.pop(), wanted)
 
 
 @needs_protobuf

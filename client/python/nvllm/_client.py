@@ -407,7 +407,19 @@ class Client:
 
     def generate(self, prompt: Union[Text, Sequence[int]],
                  **parameters: "Unpack[Parameters]") -> Stream:
-        """Continues a text, in which special tokens are matched, or token ids."""
+        """Continues a text, in which special tokens are matched, or token ids.
+
+        With response_format the text can be nothing else than what that says:
+
+            {"type": "json_object"}
+            {"type": "json_schema", "json_schema": {"schema": SCHEMA}}
+            {"type": "regex", "regex": EXPRESSION}
+            {"type": "grammar", "grammar": GBNF}
+            {"type": "choice", "choices": [TEXT, TEXT]}
+
+        A schema is Python's values or JSON. One that nvllmd cannot enforce is an InvalidError, whose
+        message has the keyword's path. A text that ends by max_tokens may be cut, and the reasoning
+        before a chat's text is free: see nvllm-protocol(7)."""
         frame = ClientFrame()
         set_prompt(frame.generate, prompt)
         return self._generate(frame, dict(parameters))

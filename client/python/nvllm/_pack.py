@@ -36,6 +36,7 @@ class Parameters(TypedDict, total=False):
     stream: bool                # False: one piece a choice, at its end
     keep_special: bool          # show special tokens in the text
     raw_text: bool              # of a chat: reasoning and tool calls stay in the text
+    response_format: Mapping[str, Any]  # what the text must be, see Client.generate()
     timeout: Optional[float]    # seconds for the whole answer; without: it never expires
 
 
@@ -166,6 +167,51 @@ def embed_frame(text: Any, parameters: Mapping[str, Any]) -> Any:
     return frame
 
 
+_FORMATS = {"json_schema": "json_schema", "regex": "regex", "grammar": "grammar",
+            "choice": "choices"}  # the member that each type needs
+
+
+def _mapping(value: Any, path: str) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise InvalidError(f"{path}: must be a mapping", field=path)
+    return value
+
+
+def _only(value: Mapping[str, Any], path: str, *names: Optional[str]) -> None:
+    for name, member in value.items():
+        if name not in names and member is not None:
+            raise InvalidError(f"{path}.{name}: must be absent", field=f"{path}.{name}")
+
+
+def _set_format(out: Any, value: Any, path: str) -> None:
+    """As OpenAI's interface has it, and its like for what that does not have."""
+    kind = _mapping(value, path).get("type")
+    if kind not in ("text", "json_object", *_FORMATS):
+        raise InvalidError(f"{path}.type: {kind!r} is not one of text, json_object, "
+                           f"{', '.join(_FORMATS)}", field=path + ".type")
+    name = _FORMATS.get(kind)
+    _only(value, path, "type", name)
+    if kind == "json_object":
+        out.json_object = True
+    elif kind == "json_schema":
+        field = f"{path}.json_schema"
+        wrapper = _mapping(value.get(name), field)
+        _only(wrapper, field, "schema", "name", "description", "strict")
+        schema = wrapper.get("schema")
+        if not isinstance(schema, (str, bytes, bool, Mapping)):
+            raise InvalidError(f"{field}.schema: must be a mapping, a bool, or JSON as str or bytes",
+                               field=field + ".schema")
+        out.json_schema = _json(schema, field + ".schema")
+    elif kind == "choice":
+        texts, field = value.get(name), f"{path}.choices"
+        if isinstance(texts, (str, bytes)) or not isinstance(texts, Sequence):
+            raise InvalidError(f"{field}: must be a sequence of str or bytes", field=field)
+        out.choice.SetInParent()
+        out.choice.texts.extend(to_bytes(t, f"{field}[{i}]") for i, t in enumerate(texts))
+    elif name:
+        setattr(out, name, to_bytes(value.get(name), f"{path}.{name}"))
+
+
 def set_parameters(out: Any, parameters: Mapping[str, Any]) -> None:
     for name, value in parameters.items():
         if value is None:
@@ -186,6 +232,8 @@ def set_parameters(out: Any, parameters: Mapping[str, Any]) -> None:
             out.stop.extend(to_bytes(v, f"stop[{i}]") for i, v in enumerate(values))
         elif name == "cache_salt":
             out.cache_salt = to_bytes(value, name)
+        elif name == "response_format":
+            _set_format(out.response_format, value, name)
         elif name == "priority":
             _set_priority(out, value)
         else:
