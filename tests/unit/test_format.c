@@ -1,0 +1,352 @@
+/* test_format.c - response formats: what they allow, byte by byte and token by token; and that what
+ * they do not support is refused. */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/grammar/format.h"
+#include "tests/unit/quotes.h"
+#include "tests/unit/run_suite.h"
+
+static struct tokenizer *tokenizer;
+static struct vocabulary *vocabulary;
+static int32_t n_ids;
+
+static void set_up(void)
+{
+    struct err e;
+
+    ck_assert_msg(tokenizer_load(&tokenizer, TEST_MODEL_DIR, &e) == 0, "%s", e.text);
+    n_ids = tokenizer_n_ids(tokenizer);
+    vocabulary = vocabulary_new(tokenizer, n_ids);
+    ck_assert_ptr_nonnull(vocabulary);
+}
+
+static void tear_down(void)
+{
+    vocabulary_free(vocabulary);
+    tokenizer_free(tokenizer);
+}
+
+static struct format_source source_of(enum format_kind kind, const char *text)
+{
+    return (struct format_source){.kind = kind, .text = {text, strlen(text)}};
+}
+
+static struct format *format_of(enum format_kind kind, const char *text)
+{
+    const struct format_source source = source_of(kind, text);
+    struct format *f;
+    struct err e = {""};
+
+    ck_assert_msg(format_new(&f, &source, vocabulary, &e) == 0, "%s: %s", text, e.text);
+    return f;
+}
+
+/* Takes a text as the tokenizer divides it; each token must be in the mask as a step says. */
+static int32_t place_behind(struct format *f, const char *text)
+{
+    uint32_t *mask = calloc((size_t)n_ids / 32 + 1, sizeof(*mask));
+    struct token_list ids = {0};
+    int32_t place = format_start(f);
+
+    ck_assert_ptr_nonnull(mask);
+    ck_assert_int_eq(tokenizer_encode_all(tokenizer, (struct text){text, strlen(text)}, false,
+                                          &ids),
+                     0);
+    for (size_t i = 0; i < ids.n && place != GRAMMAR_DEAD; i++) {
+        const int r = format_mask(f, mask, place, NULL, 0);
+        const int32_t id = ids.ids[i];
+        const bool is_in = r == 0 && mask[id / 32] >> id % 32 & 1;
+
+        ck_assert_msg(r == 0 || r == -ENOENT, "%s: %d", text, r);
+        place = format_step(f, place, id);
+        ck_assert_msg(is_in == (place != GRAMMAR_DEAD), "“%s” at token %zu", text, i);
+    }
+    free(ids.ids);
+    free(mask);
+    return place;
+}
+
+static bool allows(struct format *f, const char *text)
+{
+    const int32_t place = place_behind(f, text);
+
+    return place != GRAMMAR_DEAD && format_accepts(f, place);
+}
+
+struct texts {
+    const char *format;
+    const char *right[8], *wrong[8];
+};
+
+static void check(enum format_kind kind, const struct texts *t)
+{
+    struct format *f = format_of(kind, t->format);
+
+    for (int i = 0; i < 8 && t->right[i]; i++)
+        ck_assert_msg(allows(f, t->right[i]), "%s must allow “%s”", t->format, t->right[i]);
+    for (int i = 0; i < 8 && t->wrong[i]; i++)
+        ck_assert_msg(!allows(f, t->wrong[i]), "%s must not allow “%s”", t->format, t->wrong[i]);
+    format_free(f);
+}
+
+/* ---- regular expressions and grammars */
+
+static const struct texts expressions[] = {
+    {"a|bc*", {"a", "b", "bcc"}, {"", "ac", "ab"}},
+    {"^(a|b)$", {"a", "b"}, {"ab"}},
+    {"[^a-y]{2,3}", {"zz", "zzz", "éé"}, {"z", "zzzz", "az"}},
+    {"\\d+\\.\\d{2}", {"1.50", "123.00"}, {".50", "1.5", "1.500"}},
+    {"(?:ab)?c+?", {"c", "abcc"}, {"ab", "abab"}},
+    {"(?!0)\\d+", {"10"}, {"01", "0"}},
+    {"(?=.*x).{3}", {"axb", "xxx"}, {"abc", "ax"}},
+    {"\\u00e9|\\x41|\\u{1f600}", {"é", "A", "😀"}, {"e"}},
+    {"[\\s\\S]*", {"", "a\nb", "日本"}, {NULL}},
+    {"a{0}b", {"b"}, {"ab"}},
+    {"(a*)*b", {"b", "aaab"}, {"a"}},
+};
+
+TEST(expressions_match_all_of_the_text, .n = N(expressions))
+{
+    check(FORMAT_REGEX, &expressions[_i]);
+}
+END_TEST
+
+static const struct texts grammars[] = {
+    {"root ::= \"(\" root \")\" | [0-9]+", {"7", "((12))"}, {"(7", "()", "a"}},
+    {"root ::= item (\",\" item)*\nitem ::= \"a\" | # one\n  \"b\"",
+     {"a", "a,b,a"},
+     {"", "a,", "c"}},
+    {"root ::= pair{2} end?\npair ::= [xy] pair2\npair2 ::= \"z\"\nend ::= \"!\"",
+     {"xzyz", "xzxz!"},
+     {"xz", "xzyzxz"}},
+    {"root ::= a a a\na ::= \"x\"?", {"", "x", "xxx"}, {"xxxx"}},
+    {"root ::= e*\ne ::= \"\" | \"x\"", {"", "xxx"}, {"y"}},
+    {"root ::= \"\\\"\" [^\"\\n]* \"\\\"\" \"\\u00e9\"", {"\"ab\"é"}, {"\"ab\"", "\"a\nb\"é"}},
+    {"root ::= (\"a\"\n  | \"b\"){2,}", {"ab", "bbb"}, {"a"}},
+};
+
+TEST(grammars_allow_their_texts, .n = N(grammars))
+{
+    check(FORMAT_GRAMMAR, &grammars[_i]);
+}
+END_TEST
+
+TEST(a_choice_is_one_of_the_texts)
+{
+    const struct text choices[] = {{"yes", 3}, {"no", 2}, {"not yet", 7}};
+    const struct format_source source = {.kind = FORMAT_CHOICE,
+                                         .choices = choices,
+                                         .n_choices = N(choices)};
+    struct format *f;
+    struct err e;
+
+    ck_assert_int_eq(format_new(&f, &source, vocabulary, &e), 0);
+    ck_assert(allows(f, "yes") && allows(f, "no") && allows(f, "not yet"));
+    ck_assert(!allows(f, "nos") && !allows(f, "") && !allows(f, "not"));
+    ck_assert(format_is_over(f, place_behind(f, "yes")));
+    ck_assert(!format_is_over(f, place_behind(f, "no")));
+    format_free(f);
+}
+END_TEST
+
+/* ---- JSON Schemas, with ' for " */
+
+static const struct texts schemas[] = {
+    {"true", {"1", "{'a': [null, true]}", "'x'"}, {"{", "tru", "{'a' 1}", "01", "'\\x'"}},
+    {"{'type': 'integer'}", {"0", "-12"}, {"1.0", "1e2", "-0", "'1'"}},
+    {"{'type': 'number', 'minimum': -1.5, 'exclusiveMaximum': 10}",
+     {"-1.5", "9.99", "0", "-0.1"},
+     {"-1.51", "10", "10.0", "11"}},
+    {"{'multipleOf': 0.25, 'type': 'number'}", {"0.5", "1", "3.750"}, {"0.1", "0.255"}},
+    {"{'multipleOf': 7, 'type': 'integer'}", {"0", "-14", "700"}, {"8"}},
+    {"{'type': 'string', 'minLength': 2, 'maxLength': 3}",
+     {"'ab'", "'日本'", "'\\u00e9\\n'", "'\\ud83d\\ude00x'"},
+     {"'a'", "'abcd'", "'\\ud83dx'", "'a\nb'"}},
+    {"{'type': 'string', 'pattern': '^\\\\d+$'}", {"'12'", "'\\u0031'"}, {"''", "'a1'"}},
+    {"{'type': 'string', 'format': 'date'}", {"'2024-02-29'"}, {"'2023-02-29'", "'2024-13-01'"}},
+    {"{'type': 'array', 'items': {'type': 'boolean'}, 'minItems': 1, 'maxItems': 2}",
+     {"[true]", "[ true , false ]"},
+     {"[]", "[true,]", "[true,true,true]", "[1]"}},
+    {"{'prefixItems': [{'const': 1}, {'const': 2}], 'items': false, 'type': 'array'}",
+     {"[]", "[1]", "[1, 2]"},
+     {"[2]", "[1, 2, 3]"}},
+    {"{'type': 'object', 'properties': {'a': {'type': 'integer'}, 'b': {}}, 'required': ['b'],"
+     " 'additionalProperties': false}",
+     {"{'a': 1, 'b': 2}", "{'b': null}"},
+     {"{}", "{'a': 1}", "{'b': 1, 'a': 1}", "{'b': 1, 'c': 1}", "{'b': 1, 'b': 2}"}},
+    {"{'type': 'object', 'properties': {'a': {}, 'b': {}, 'c': {}}, 'additionalProperties': false,"
+     " 'minProperties': 2, 'maxProperties': 2}",
+     {"{'a': 1, 'b': 2}", "{'a': 1, 'c': 2}", "{'b': 1, 'c': 2}"},
+     {"{}", "{'c': 1}", "{'a': 1, 'b': 1, 'c': 1}"}},
+    {"{'type': 'object', 'patternProperties': {'^x': {'type': 'integer'}},"
+     " 'additionalProperties': {'type': 'string'}}",
+     {"{'x1': 1, 'y': 'z'}", "{}"},
+     {"{'x1': 'z'}", "{'y': 1}"}},
+    {"{'type': 'object', 'propertyNames': {'pattern': '^[a-z]+$'}}", {"{'ab': 1}"}, {"{'A': 1}"}},
+    {"{'enum': ['a', 1, null, [1, {'b': 0.5}]]}",
+     {"'a'", "'\\u0061'", "1", "null", "[1, {'b': 0.5}]"},
+     {"'b'", "2", "[1]"}},
+    {"{'anyOf': [{'type': 'string'}, {'type': 'integer', 'minimum': 5}]}",
+     {"'a'", "5"},
+     {"4", "null"}},
+    {"{'oneOf': [{'multipleOf': 2}, {'multipleOf': 3}], 'type': 'integer'}",
+     {"2", "3", "4", "9"},
+     {"6", "5", "12"}},
+    {"{'allOf': [{'minimum': 3}, {'maximum': 5}], 'type': 'integer'}", {"3", "5"}, {"2", "6"}},
+    {"{'not': {'enum': ['a', 3]}, 'type': ['string', 'integer']}",
+     {"'b'", "4", "'aa'"},
+     {"'a'", "3", "null"}},
+    {"{'type': 'object', 'not': {'required': ['a']}}", {"{'b': 1}", "{}"}, {"{'a': 1}"}},
+    {"{'type': 'object', 'properties': {'a': {'type': 'string'}, 'b': {}},"
+     " 'if': {'properties': {'a': {'const': 'x'}}, 'required': ['a']}, 'then': {'required': "
+     "['b']}}",
+     {"{'a': 'x', 'b': 1}", "{'a': 'y'}", "{}"},
+     {"{'a': 'x'}"}},
+    {"{'type': 'object', 'properties': {'a': {}, 'b': {}}, 'dependentRequired': {'a': ['b']}}",
+     {"{'a': 1, 'b': 1}", "{'b': 1}", "{}"},
+     {"{'a': 1}"}},
+    {"{'$ref': '#/$defs/t', '$defs': {'t': {'type': 'array', 'items': {'$ref': '#/$defs/t'}}}}",
+     {"[]", "[[], [[]]]"},
+     {"[1]", "[["}},
+};
+
+TEST(schemas_allow_their_instances, .n = N(schemas))
+{
+    struct texts t = schemas[_i];
+    char *copies[17] = {strdup(quotes(t.format))};
+    int n = 1;
+
+    t.format = copies[0];
+    for (int i = 0; i < 8 && t.right[i]; i++)
+        t.right[i] = copies[n++] = strdup(quotes(t.right[i]));
+    for (int i = 0; i < 8 && t.wrong[i]; i++)
+        t.wrong[i] = copies[n++] = strdup(quotes(t.wrong[i]));
+    check(FORMAT_JSON_SCHEMA, &t);
+    while (n > 0)
+        free(copies[--n]);
+}
+END_TEST
+
+/* ---- what is refused */
+
+static const struct {
+    enum format_kind kind;
+    const char *text;
+    int code;
+    const char *message;
+} refusals[] = {
+    {FORMAT_JSON_SCHEMA, "{", -EINVAL, "not JSON"},
+    {FORMAT_JSON_SCHEMA, "3", -EINVAL, "a schema must be an object"},
+    {FORMAT_JSON_SCHEMA, "false", -EINVAL, "no text is allowed"},
+    {FORMAT_JSON_SCHEMA, "{'type': 'strin'}", -EINVAL, "$.type: “strin” is no type"},
+    {FORMAT_JSON_SCHEMA, "{'properties': {'a': {'contains': {}}}}", -ENOTSUP,
+     "$.properties.a.contains: is not supported"},
+    {FORMAT_JSON_SCHEMA, "{'pattern': '(a)\\\\1', 'type': 'string'}", -ENOTSUP,
+     "back references are not supported"},
+    {FORMAT_JSON_SCHEMA, "{'$ref': '#/nowhere'}", -EINVAL, "leads nowhere"},
+    {FORMAT_JSON_SCHEMA, "{'$ref': 'http://example.com/x'}", -ENOTSUP, "does not lead into"},
+    {FORMAT_JSON_SCHEMA, "{'minimum': 3, 'maximum': 2, 'type': 'integer'}", -EINVAL, "no text"},
+    {FORMAT_REGEX, "(a", -EINVAL, "a group without its )"},
+    {FORMAT_REGEX, "a{3,2}", -EINVAL, "out of order"},
+    {FORMAT_REGEX, "a\\b", -ENOTSUP, "\\b"},
+    {FORMAT_REGEX, "[b-a]", -EINVAL, "out of order"},
+    {FORMAT_GRAMMAR, "root ::= x", -EINVAL, "no rule “x”"},
+    {FORMAT_GRAMMAR, "a ::= \"x\"", -EINVAL, "no rule “root”"},
+    {FORMAT_GRAMMAR, "root ::= \"a\"\nroot ::= \"b\"", -EINVAL, "line 2"},
+    {FORMAT_GRAMMAR, "root ::= root \"a\" | \"b\"", -ENOTSUP, "begins with itself"},
+    {FORMAT_GRAMMAR, "root ::= \"a\" root", -EINVAL, "no text is allowed"},
+    {FORMAT_GRAMMAR, "root ::= [a", -EINVAL, "a class without its ]"},
+};
+
+TEST(what_cannot_be_kept_is_refused, .n = N(refusals))
+{
+    const char *text =
+        refusals[_i].kind == FORMAT_JSON_SCHEMA ? quotes(refusals[_i].text) : refusals[_i].text;
+    const struct format_source source = source_of(refusals[_i].kind, text);
+    struct format *f;
+    struct err e = {""};
+
+    ck_assert_int_eq(format_new(&f, &source, vocabulary, &e), refusals[_i].code);
+    ck_assert_msg(strstr(e.text, refusals[_i].message), "%s: %s", text, e.text);
+}
+END_TEST
+
+/* ---- masks */
+
+TEST(a_mask_has_exactly_the_tokens_that_go_on)
+{
+    static const char *const formats[] = {
+        "{'type': 'object', 'properties': {'name': {'type': 'string'}, 'n': {'type': 'number'}}}",
+        "{'type': 'string', 'maxLength': 40, 'pattern': '^[a-zé]'}",
+        "{'type': 'array', 'items': {'enum': ['one', 'two', 3]}}",
+    };
+    const size_t words = ((size_t)n_ids + 31) / 32;
+    uint32_t *mask = calloc(words, sizeof(*mask));
+
+    for (int i = 0; i < N(formats); i++) {
+        struct format *f = format_of(FORMAT_JSON_SCHEMA, quotes(formats[i]));
+        int32_t place = format_start(f);
+        uint32_t random = 1;
+
+        for (int step = 0; step < 60; step++) {
+            int32_t n = 0, pick;
+
+            if (format_mask(f, mask, place, NULL, 0) == -ENOENT)
+                break;
+            for (int32_t id = 0; id < n_ids; id++) {
+                const bool goes_on = format_step(f, place, id) != GRAMMAR_DEAD;
+
+                ck_assert_int_eq(mask[id / 32] >> id % 32 & 1, goes_on);
+                n += goes_on;
+            }
+            ck_assert_int_gt(n, 0);
+            random = random * 1664525 + 1013904223;
+            pick = (int32_t)(random >> 8) % n;
+            for (int32_t id = 0; id < n_ids; id++)
+                if (mask[id / 32] >> id % 32 & 1 && pick-- == 0) {
+                    place = format_step(f, place, id);
+                    break;
+                }
+        }
+        format_free(f);
+    }
+    free(mask);
+}
+END_TEST
+
+TEST(the_end_is_in_the_mask_where_the_text_may_end)
+{
+    const int32_t ends[] = {n_ids - 1};
+    uint32_t *mask = calloc((size_t)n_ids / 32 + 1, sizeof(*mask));
+    struct format *f = format_of(FORMAT_REGEX, "ab?");
+
+    for (int i = 0; i < 2; i++) {
+        ck_assert_int_eq(format_mask(f, mask, place_behind(f, i ? "a" : ""), ends, 1), 0);
+        ck_assert_int_eq(mask[ends[0] / 32] >> ends[0] % 32 & 1, i);
+    }
+    format_free(f);
+    free(mask);
+}
+END_TEST
+
+TEST(reasoning_before_the_text_is_free)
+{
+    struct format_source source = source_of(FORMAT_REGEX, "x+");
+    struct format *f;
+    struct err e;
+
+    source.reasoning = FORMAT_MAY_REASON;
+    ck_assert_int_eq(format_new(&f, &source, vocabulary, &e), 0);
+    ck_assert(allows(f, "xx") && allows(f, "<think>\nany < text</think>\n\nx"));
+    ck_assert(!allows(f, "<think>any") && !allows(f, "any</think>x"));
+    format_free(f);
+    source.reasoning = FORMAT_IS_BEGUN;
+    ck_assert_int_eq(format_new(&f, &source, vocabulary, &e), 0);
+    ck_assert(allows(f, "any</think>\n\nx") && !allows(f, "x"));
+    format_free(f);
+}
+END_TEST
+
+RUN_TESTS("format", set_up, tear_down)
