@@ -168,14 +168,17 @@ static int get(struct kept_format **out, struct engine *g, const struct format_s
 
 /* ---- guides */
 
+static size_t words_of(const struct engine *g)
+{
+    return ((size_t)model_config(g->model)->vocab_size + 31) / 32;
+}
+
 uint64_t guide_bytes(const struct engine *g, const struct engine_request *r)
 {
-    const size_t words = ((size_t)model_config(g->model)->vocab_size + 31) / 32;
-
-    return r->format.kind == FORMAT_NONE
-               ? 0
-               : sizeof(struct guide) +
-                     (uint64_t)r->n * (words * sizeof(uint32_t) + sizeof(int32_t));
+    if (r->format.kind == FORMAT_NONE)
+        return 0;
+    return sizeof(struct guide) +
+           (uint64_t)r->n * (words_of(g) * sizeof(uint32_t) + sizeof(int32_t));
 }
 
 int guide_new(struct job *j, struct err *e)
@@ -197,7 +200,7 @@ int guide_new(struct job *j, struct err *e)
         free(u);
         return ret;
     }
-    u->words = ((size_t)model_config(g->model)->vocab_size + 31) / 32;
+    u->words = words_of(g);
     u->n = r->n;
     u->places = (int32_t *)(u->masks + (size_t)u->n * u->words);
     j->guide = u;

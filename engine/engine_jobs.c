@@ -288,7 +288,7 @@ static int make_guide(struct job *j, const char *field, struct err *e)
         return err_set(e, -ENOTSUP, "response_format: the %s backend has no masks of tokens",
                        j->engine->options.backend->name);
     r = guide_new(j, &why);
-    return r < 0 ? err_set(e, r, "%s: %s", field, why.text) : 0;
+    return r < 0 ? err_set(e, r == -ENOMEM ? r : -EINVAL, "%s: %s", field, why.text) : 0;
 }
 
 /* Encodes a prompt and hands the job to the engine thread. */
