@@ -153,7 +153,7 @@ static uint32_t read_char(struct parser *s)
 {
     static const char names[] = "nrt\\\"[]-/'", values[] = "\n\r\t\\\"[]-/'";
     const char *name;
-    uint32_t point;
+    uint32_t point = UTF8_BROKEN;
     char c;
 
     if (!take(s, "\\")) {

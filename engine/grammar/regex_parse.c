@@ -54,9 +54,11 @@ static bool take(struct parser *s, const char *text)
 
 static uint32_t next_point(struct parser *s)
 {
-    uint32_t point;
+    uint32_t point = UTF8_BROKEN;
 
     s->at += utf8_read(s->source.data + s->at, s->source.len - s->at, &point);
+    if (point == UTF8_BROKEN)
+        refuse(s, -EINVAL, "the text is not UTF-8");
     return point;
 }
 
