@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "engine/util/json_util.h"
+#include "proto/utf8.h"
 
 /* One of the kinds, by its key; its text is to be freed. */
 static int take_source(struct format_source *out, char **text, const json_t *input, struct err *e)
@@ -97,6 +98,7 @@ int offline_schema(json_t **out, const json_t *input, const struct tokenizer *t,
     r = format_new(&f, &source, v, e);
     free(text);
     if (r < 0 && r != -ENOMEM) {
+        utf8_clean(e->text); /* it may be cut inside a character */
         *out = json_pack("{s:b, s:s}", "supported", 0, "reason", e->text);
         return *out ? 0 : err_set(e, -ENOMEM, "out of memory");
     }

@@ -11,13 +11,19 @@
 #include "engine/util/checked.h"
 #include "engine/util/must.h"
 
-enum { MAX_KEPT = 64 };
+enum {
+    MAX_KEPT = 64,
+    WORN_BYTES = 8 << 20, /* of a format that new requests do not share: it has learnt enough */
+    KEPT_BYTES = 128 << 20,
+};
 
 struct kept_format {
     struct list link; /* in the engine's list, the last used one last */
     struct format *format;
     int32_t n_users;
     bool listed;
+    size_t bytes; /* when it was last looked at */
+    bool is_worn; /* it is large, or has failed */
     enum format_kind kind;
     enum format_reasoning reasoning;
     size_t n_key;
@@ -26,7 +32,8 @@ struct kept_format {
 
 struct guide {
     struct kept_format *kept;
-    size_t charged; /* bytes of the format when it was last charged */
+    bool compiled; /* for this request */
+    size_t bytes;  /* of the format, when it was last charged for */
     int32_t n_ends;
     int32_t ends[SAMPLING_MAX_STOP_IDS];
     size_t words; /* of a mask */
@@ -68,7 +75,7 @@ static struct kept_format *find(struct engine *g, const struct format_source *s,
                                 size_t n)
 {
     LIST_EACH (struct kept_format, k, link, &g->formats)
-        if (k->kind == s->kind && k->reasoning == s->reasoning && k->n_key == n &&
+        if (!k->is_worn && k->kind == s->kind && k->reasoning == s->reasoning && k->n_key == n &&
             memcmp(k->key, key, n) == 0) {
             list_remove(&k->link);
             list_append(&g->formats, &k->link);
@@ -78,33 +85,57 @@ static struct kept_format *find(struct engine *g, const struct format_source *s,
     return NULL;
 }
 
-/* With the lock: drops those that have been unused the longest, while there are too many. */
+/* With the lock: the one that has been unused the longest; or NULL. */
 static struct kept_format *take_oldest_unused(struct engine *g)
 {
     LIST_EACH (struct kept_format, k, link, &g->formats)
         if (k->n_users == 0) {
             list_remove(&k->link);
             g->n_formats--;
+            g->format_bytes -= k->bytes;
             return k;
         }
     return NULL;
 }
 
+/* With the lock. */
+static bool is_full(const struct engine *g)
+{
+    return g->n_formats >= MAX_KEPT || g->format_bytes > KEPT_BYTES;
+}
+
 static void list_format(struct engine *g, struct kept_format *k)
 {
-    struct kept_format *old = NULL;
+    struct kept_format *old;
 
+    do {
+        pthread_mutex_lock(&g->lock);
+        old = is_full(g) ? take_oldest_unused(g) : NULL;
+        if (!old && !is_full(g)) {
+            k->listed = true;
+            list_append(&g->formats, &k->link);
+            g->n_formats++;
+            g->format_bytes += k->bytes;
+        }
+        pthread_mutex_unlock(&g->lock);
+        if (old)
+            free_kept(old);
+    } while (old);
+}
+
+/* Notes how large it has become. */
+static void measure(struct engine *g, struct kept_format *k, bool failed)
+{
+    const size_t bytes = format_bytes(k->format);
+
+    if (bytes == k->bytes && !failed)
+        return;
     pthread_mutex_lock(&g->lock);
-    if (g->n_formats >= MAX_KEPT)
-        old = take_oldest_unused(g);
-    if (g->n_formats < MAX_KEPT) {
-        k->listed = true;
-        list_append(&g->formats, &k->link);
-        g->n_formats++;
-    }
+    if (k->listed)
+        g->format_bytes += bytes - k->bytes;
+    k->bytes = bytes;
+    k->is_worn = k->is_worn || failed || bytes > WORN_BYTES;
     pthread_mutex_unlock(&g->lock);
-    if (old)
-        free_kept(old);
 }
 
 static void leave(struct engine *g, struct kept_format *k)
@@ -113,6 +144,12 @@ static void leave(struct engine *g, struct kept_format *k)
 
     pthread_mutex_lock(&g->lock);
     k->n_users--;
+    if (k->n_users == 0 && k->listed && k->is_worn) {
+        list_remove(&k->link);
+        g->n_formats--;
+        g->format_bytes -= k->bytes;
+        k->listed = false;
+    }
     last = k->n_users == 0 && !k->listed;
     pthread_mutex_unlock(&g->lock);
     if (last)
@@ -138,6 +175,7 @@ static const struct vocabulary *vocabulary_of(struct engine *g)
     return g->vocabulary;
 }
 
+/* 1: it has been compiled, 0: it was there. */
 static int get(struct kept_format **out, struct engine *g, const struct format_source *s,
                const char *key, size_t n, struct err *e)
 {
@@ -161,9 +199,10 @@ static int get(struct kept_format **out, struct engine *g, const struct format_s
         free(k);
         return r;
     }
+    k->bytes = format_bytes(k->format);
     list_format(g, k);
     *out = k;
-    return 0;
+    return 1;
 }
 
 /* ---- guides */
@@ -200,6 +239,7 @@ int guide_new(struct job *j, struct err *e)
         free(u);
         return ret;
     }
+    u->compiled = ret == 1;
     u->words = words_of(g);
     u->n = r->n;
     u->places = (int32_t *)(u->masks + (size_t)u->n * u->words);
@@ -215,27 +255,23 @@ void guide_free(struct engine *g, struct guide *u)
     free(u);
 }
 
-/* Charges the request for what the format has learnt. */
-static int charge(struct guide *u, const struct engine_request *r)
-{
-    const size_t bytes = format_bytes(u->kept->format);
-    const size_t more = bytes > u->charged ? bytes - u->charged : 0;
-
-    u->charged = bytes;
-    return r->charge && more && !r->charge(r->owner, more) ? -EDQUOT : 0;
-}
-
-/* Sets the mask of a choice at its place. */
+/* Sets the mask of a choice at its place, and charges the request for what the format has learnt
+ * since u->bytes was set. */
 static int set_mask(struct engine *g, struct job *j, int32_t choice)
 {
+    const struct engine_request *request = &j->request;
     struct guide *u = j->guide;
     uint32_t *mask = u->masks + (size_t)choice * u->words;
     int r = format_mask(u->kept->format, mask, u->places[choice], u->ends, u->n_ends);
+    const size_t bytes = format_bytes(u->kept->format);
+    const size_t more = bytes > u->bytes ? bytes - u->bytes : 0;
 
-    if (r == 0)
-        r = charge(u, &j->request);
-    if (r == 0)
-        must(core_set_mask(g->core, j->request.id, choice, mask, 1));
+    measure(g, u->kept, r == -E2BIG || r == -ENOMEM);
+    u->bytes = bytes;
+    if (r == 0 && more && request->charge && !request->charge(request->owner, more))
+        r = -EDQUOT;
+    if (r == 0) /* false: the choice has ended meanwhile */
+        (void)core_set_mask(g->core, request->id, choice, mask, 1);
     return r;
 }
 
@@ -244,7 +280,7 @@ int guide_begin(struct engine *g, struct job *j, const int32_t *ends, int32_t n_
     struct guide *u = j->guide;
     int r = 0;
 
-    u->charged = format_bytes(u->kept->format);
+    u->bytes = u->compiled ? 0 : format_bytes(u->kept->format);
     u->n_ends = n_ends;
     memcpy(u->ends, ends, (size_t)n_ends * sizeof(*ends));
     for (int32_t i = 0; i < u->n && r == 0; i++) {
@@ -259,6 +295,7 @@ bool guide_step(struct job *j, const struct core_event *ev)
     struct guide *u = j->guide;
     int32_t *place = &u->places[ev->choice];
 
+    u->bytes = format_bytes(u->kept->format);
     if (ev->reason == CORE_REASON_STOP)
         return false;
     *place = format_step(u->kept->format, *place, ev->token);
@@ -267,5 +304,8 @@ bool guide_step(struct job *j, const struct core_event *ev)
 
 int guide_next(struct engine *g, struct job *j, int32_t choice)
 {
-    return j->guide->places[choice] == GRAMMAR_DEAD ? -E2BIG : set_mask(g, j, choice);
+    if (j->guide->places[choice] != GRAMMAR_DEAD)
+        return set_mask(g, j, choice);
+    measure(g, j->guide->kept, true); /* the step failed */
+    return -E2BIG;
 }

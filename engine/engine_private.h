@@ -92,6 +92,7 @@ struct engine {
     bool new_idle_sleep;
     struct list formats; /* struct kept_format, the last used one last */
     int32_t n_formats;
+    size_t format_bytes;           /* of all in the list */
     struct engine_status status;   /* without state and asleep; written by the engine thread but for
                                     * n_encoding and progress */
     struct engine_metrics metrics; /* a copy of counts, as old as status.core */

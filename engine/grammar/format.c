@@ -123,7 +123,7 @@ static const char *why(int code)
     case -EINVAL:
         return "no text is allowed";
     case -ENOTSUP:
-        return "a rule begins with itself, or is nested too deeply";
+        return "a rule begins with itself, or never ends where a number of them is asked for";
     case -E2BIG:
         return "too complex";
     default:

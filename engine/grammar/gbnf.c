@@ -200,7 +200,6 @@ static struct part parse_class(struct parser *s)
     struct regex_range ranges[MAX_RANGES];
     const bool others = take(s, "^");
     size_t n = 0;
-    int32_t term;
 
     while (!ended(s) && look(s) != ']' && look(s) != '\n') {
         const uint32_t lo = read_char(s);
@@ -219,8 +218,7 @@ static struct part parse_class(struct parser *s)
     }
     if (!take(s, "]"))
         return refuse(s, -EINVAL, "a class without its ]");
-    term = regex_chars(p, ranges, n);
-    return (struct part){.a = others ? regex_and2(p, REGEX_ANY, regex_not(p, term)) : term};
+    return (struct part){.a = others ? regex_other_chars(p, ranges, n) : regex_chars(p, ranges, n)};
 }
 
 /* ---- parts */
@@ -279,23 +277,24 @@ static int32_t read_number(struct parser *s, int32_t fallback)
     return s->at > first ? n : fallback;
 }
 
-/* A rule again and again: what follows each is the end, or one more. */
+/* A rule again and again: what follows each is the end, or one more. The first is there where one
+ * must be: so nothing begins that cannot be ended. */
 static struct part repeat_rule(struct parser *s, struct part part, int32_t min, int32_t max)
 {
     struct grammar *g = s->g;
     const int32_t most = max == REGEX_INFINITE ? min : max;
-    const int32_t end = grammar_node(g, GRAMMAR_OP_FROM, min, GRAMMAR_END);
+    const int32_t end = min > 0 ? grammar_node(g, GRAMMAR_OP_FROM, min, GRAMMAR_END) : GRAMMAR_END;
     const int32_t loop = grammar_node(g, GRAMMAR_OP_FORK, end, end);
-    int32_t more;
+    int32_t first, more;
 
     if (max == 0 || loop == GRAMMAR_DEAD)
         return (struct part){.a = REGEX_EMPTY};
-    more = node_of(s, part, grammar_node(g, GRAMMAR_OP_RAISE, most, loop));
+    first = more = node_of(s, part, grammar_node(g, GRAMMAR_OP_RAISE, most, loop));
     if (max != REGEX_INFINITE)
         more = grammar_node(g, GRAMMAR_OP_BELOW, max, more);
     if (more != GRAMMAR_DEAD)
         g->nodes[loop].a = more;
-    return rule_of(s, loop);
+    return rule_of(s, min > 0 ? first : loop);
 }
 
 static struct part parse_repeat(struct parser *s)
@@ -371,19 +370,38 @@ static struct part parse_sequence(struct parser *s)
 
 static struct part parse_union(struct parser *s)
 {
-    struct regex_pool *p = &s->g->lexer.regex;
-    struct part all = parse_sequence(s), one;
+    struct parts list = {0};
+    int32_t *terms = NULL, node = GRAMMAR_DEAD;
+    size_t n = 0, cap = 0;
 
-    while (take(s, "|")) {
+    do {
         skip(s, true);
-        one = parse_sequence(s);
-        if (!all.is_rule && !one.is_rule)
-            all.a = regex_or2(p, all.a, one.a);
-        else
-            all = rule_of(s, grammar_fork(s->g, node_of(s, all, GRAMMAR_END),
-                                          node_of(s, one, GRAMMAR_END)));
+        if (!add(s, &list, parse_sequence(s)))
+            break;
+    } while (take(s, "|"));
+    for (size_t i = 0; i < list.n; i++) { /* expressions are one, whose order makes no difference */
+        if (list.at[i].is_rule) {
+            node = grammar_fork(s->g, node_of(s, list.at[i], GRAMMAR_END), node);
+        } else if (!array_reserve(&terms, &cap, n + 1, sizeof(*terms))) {
+            refuse(s, -ENOMEM, "out of memory");
+        } else {
+            terms[n++] = list.at[i].a;
+        }
     }
-    return all;
+    free(list.at);
+    if (n == list.n) {
+        struct part one = {.a = regex_or(&s->g->lexer.regex, terms, n)};
+
+        free(terms);
+        return one;
+    }
+    if (n > 0)
+        node = grammar_fork(s->g,
+                            node_of(s, (struct part){.a = regex_or(&s->g->lexer.regex, terms, n)},
+                                    GRAMMAR_END),
+                            node);
+    free(terms);
+    return rule_of(s, node);
 }
 
 /* ---- rules */

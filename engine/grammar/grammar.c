@@ -4,12 +4,10 @@
 #include <errno.h>
 #include <stdlib.h>
 
-#include "engine/util/must.h"
-
 enum {
     MAX_NODES = 1 << 20,
     MAX_WAYS = 4096,   /* of one place */
-    MAX_FOLLOW = 8192, /* forks that follow without a byte between them */
+    MAX_FOLLOW = 4096, /* forks that follow without a byte between them */
 };
 
 static void fail(struct grammar *g, int code)
@@ -459,6 +457,19 @@ int32_t grammar_resume(struct grammar *g, int32_t frame)
     return intern_place(g);
 }
 
+/* Whether a count may ask for a rule that never ends: as ends are marked without the counts, a
+ * place might then lead nowhere. */
+static bool may_be_stuck(const struct grammar *g)
+{
+    bool counts = false, endless = false;
+
+    for (size_t i = 1; i < g->n_nodes; i++) {
+        counts = counts || g->nodes[i].op == GRAMMAR_OP_FROM;
+        endless = endless || (g->nodes[i].op == GRAMMAR_OP_CALL && !rule_ends(g, g->nodes[i].a));
+    }
+    return counts && endless;
+}
+
 int grammar_close(struct grammar *g, int32_t rule, int32_t *wrong_rule)
 {
     if (grammar_failed(g))
@@ -466,6 +477,8 @@ int grammar_close(struct grammar *g, int32_t rule, int32_t *wrong_rule)
     mark_ends(g);
     if (!rule_ends(g, rule))
         return -EINVAL;
+    if (may_be_stuck(g))
+        return -ENOTSUP;
     *wrong_rule = find_left_recursion(g);
     if (*wrong_rule >= 0)
         return -ENOTSUP;

@@ -75,21 +75,24 @@ int32_t json_format(struct compiler *c, const char *name)
     return term;
 }
 
-/* The strings among the values of an enum. */
-static int32_t string_values(struct compiler *c, const json_t *values)
+int32_t json_string_values(struct compiler *c, const json_t *values)
 {
     struct regex_pool *p = &c->g->lexer.regex;
-    int32_t term = REGEX_NONE;
+    int32_t *terms = calloc(json_array_size(values) + 1, sizeof(*terms)), term;
     const json_t *v;
-    size_t i;
+    size_t i, n = 0;
 
+    if (!terms) {
+        json_refuse(c, -ENOMEM, "", "out of memory");
+        return REGEX_NONE;
+    }
     json_array_foreach(values, i, v)
     {
         if (json_is_string(v))
-            term = regex_or2(p, term,
-                             regex_text(p, (struct text){json_string_value(v),
-                                                         json_string_length(v)}));
+            terms[n++] = regex_text(p, (struct text){json_string_value(v), json_string_length(v)});
     }
+    term = regex_or(p, terms, n);
+    free(terms);
     return term;
 }
 
@@ -112,14 +115,17 @@ int32_t json_strings(struct compiler *c, const json_t *schema)
     if (format && json_is_string(format))
         term = regex_and2(p, term, json_format(c, json_string_value(format)));
     if (no)
-        term = regex_and2(p, term,
-                          regex_not(p, values ? string_values(c, values) : json_strings(c, no)));
+        term =
+            regex_and2(p, term,
+                       regex_not(p, values ? json_string_values(c, values) : json_strings(c, no)));
     if (!pattern)
         return term;
     if (!json_is_string(pattern)) {
         json_refuse(c, -EINVAL, "pattern", "must be a string");
         return REGEX_NONE;
     }
+    if (!json_step(c, json_string_length(pattern)))
+        return REGEX_NONE;
     r = regex_parse(&one, p, (struct text){json_string_value(pattern), json_string_length(pattern)},
                     true, &e);
     if (r < 0) {

@@ -55,6 +55,7 @@ struct compiler {
     int32_t any;  /* the rule of any value, or -1: not yet made */
     int32_t none; /* the rule of no value */
     int depth;
+    size_t steps;  /* of json_step() */
     int n_choices; /* alternatives that have been compiled */
     int32_t ws;    /* expressions that all use */
     int32_t open_object, close_object, open_array, close_array, comma, colon;
@@ -65,6 +66,9 @@ struct compiler {
 /* Notes the first problem, at the path and a keyword of it ("": at the path itself). */
 __attribute__((format(printf, 4, 5))) int json_refuse(struct compiler *c, int code,
                                                       const char *keyword, const char *fmt, ...);
+
+/* Counts n steps of what is not counted otherwise; too many are noted, and false. */
+bool json_step(struct compiler *c, size_t n);
 
 /* Lengthens the path; json_leave() with the result goes back. */
 __attribute__((format(printf, 2, 3))) size_t json_enter(struct compiler *c, const char *fmt, ...);
@@ -118,12 +122,16 @@ const json_t *json_one_of(struct compiler *c, const json_t *schema);
 const json_t *json_if(struct compiler *c, const json_t *schema);
 const json_t *json_dependencies(struct compiler *c, const json_t *schema);
 
-/* The spellings of numbers that all n schemas allow. */
-int32_t json_numbers(struct compiler *c, const json_t *const *schemas, size_t n, bool integer);
+/* The spellings of numbers of the types, of JSON_BIT_…, that all n schemas allow. */
+int32_t json_numbers(struct compiler *c, const json_t *const *schemas, size_t n, unsigned types);
+bool json_same(const json_t *a, const json_t *b); /* numbers by their values */
 bool json_number_holds(const json_t *schema, const json_t *value);
 
 /* What a format allows; REGEX_ALL: it is not known. */
 int32_t json_format(struct compiler *c, const char *name);
+
+/* The strings among values. */
+int32_t json_string_values(struct compiler *c, const json_t *values);
 
 /* The texts of strings that a schema allows, enum and const apart. */
 int32_t json_strings(struct compiler *c, const json_t *schema);

@@ -135,7 +135,7 @@ int32_t node_any(struct compiler *c)
     if (c->any >= 0)
         return c->any;
     c->any = grammar_rule(g);
-    node = node_plain(c, json_numbers(c, &none, 0, false), GRAMMAR_END);
+    node = node_plain(c, json_numbers(c, &none, 0, JSON_BIT_INTEGER | JSON_BIT_REAL), GRAMMAR_END);
     node = grammar_fork(g, node_string(c, REGEX_ALL, GRAMMAR_END), node);
     node = grammar_fork(g,
                         node_plain(c,

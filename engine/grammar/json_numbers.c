@@ -209,6 +209,16 @@ static int32_t all_numbers(struct regex_pool *p, bool integer, bool exponent)
     return regex_concat(p, term, regex_repeat(p, power, 0, 1));
 }
 
+/* With zeros for a fraction, too. */
+static int32_t whole_numbers(struct regex_pool *p)
+{
+    const int32_t zeros = regex_repeat(p, regex_char(p, '0'), 1, REGEX_INFINITE);
+    const int32_t part = regex_concat(p, regex_char(p, '.'), zeros);
+
+    return regex_concat(p, regex_repeat(p, regex_char(p, '-'), 0, 1),
+                        regex_concat(p, any_whole(p), regex_repeat(p, part, 0, 1)));
+}
+
 /* Multiples, read digit by digit: what is left by a division by it. */
 static int32_t multiples(struct compiler *c, const json_t *value)
 {
@@ -282,7 +292,7 @@ static int32_t others(struct compiler *c, const json_t *no)
     size_t i;
 
     if (!values)
-        return regex_not(p, json_numbers(c, &no, 1, false));
+        return regex_not(p, json_numbers(c, &no, 1, JSON_BIT_INTEGER | JSON_BIT_REAL));
     json_array_foreach(values, i, v)
     {
         if (json_is_number(v))
@@ -291,7 +301,7 @@ static int32_t others(struct compiler *c, const json_t *no)
     return regex_not(p, term);
 }
 
-int32_t json_numbers(struct compiler *c, const json_t *const *schemas, size_t n, bool integer)
+int32_t json_numbers(struct compiler *c, const json_t *const *schemas, size_t n, unsigned types)
 {
     struct regex_pool *p = &c->g->lexer.regex;
     int32_t term = REGEX_ALL;
@@ -309,7 +319,9 @@ int32_t json_numbers(struct compiler *c, const json_t *const *schemas, size_t n,
         else if (multiple)
             json_refuse(c, -EINVAL, "multipleOf", "must be a number");
     }
-    return regex_and2(p, term, all_numbers(p, integer, term == REGEX_ALL));
+    if (!(types & JSON_BIT_INTEGER))
+        term = regex_and2(p, term, regex_not(p, whole_numbers(p)));
+    return regex_and2(p, term, all_numbers(p, !(types & JSON_BIT_REAL), term == REGEX_ALL));
 }
 
 bool json_number_holds(const json_t *schema, const json_t *value)

@@ -8,8 +8,14 @@
 
 enum {
     MAX_PATTERNS = 5, /* of patternProperties that may apply to one name */
-    MAX_NESTED = 16,  /* schemas in whose order properties come */
+    MAX_NESTED = 64,  /* schemas in whose order properties come */
 };
+
+/* A node that goes on only from a count on. */
+static int32_t from(struct compiler *c, int32_t least, int32_t node)
+{
+    return least <= 0 ? node : grammar_node(c->g, GRAMMAR_OP_FROM, least, node);
+}
 
 /* ---- arrays */
 
@@ -74,7 +80,7 @@ int32_t json_array_node(struct compiler *c, const struct conjunction *all)
     n_prefix = n_prefix > (size_t)max ? (size_t)max : n_prefix;
     if (min > max)
         return GRAMMAR_DEAD;
-    close = grammar_node(g, GRAMMAR_OP_FROM, min, node_plain(c, c->close_array, GRAMMAR_END));
+    close = from(c, min, node_plain(c, c->close_array, GRAMMAR_END));
     /* Behind an element: the end, or a comma and one more, which comes back here. */
     node = grammar_node(g, GRAMMAR_OP_FORK, close, close);
     if (node == GRAMMAR_DEAD)
@@ -94,11 +100,17 @@ int32_t json_array_node(struct compiler *c, const struct conjunction *all)
                 : GRAMMAR_DEAD;
     if (max == 0)
         return empty;
+    if (n_prefix > 0 && (size_t)min > n_prefix) /* one more must be there */
+        node = node_plain(c, c->comma,
+                          node_call(c, element_rule(c, all, n_prefix),
+                                    grammar_node(g, GRAMMAR_OP_RAISE, (int32_t)n, node)));
     for (size_t i = n_prefix ? n_prefix : 1; i-- > 0;) {
         node = node_call(c, element_rule(c, all, i),
                          grammar_node(g, GRAMMAR_OP_RAISE, (int32_t)n, node));
-        if (i > 0) /* or the array ends before it */
-            node = grammar_fork(g, node_plain(c, c->comma, node), close);
+        if (i > 0)
+            node = node_plain(c, c->comma, node);
+        if (i > 0 && i >= (size_t)min) /* or the array ends before it */
+            node = grammar_fork(g, node, close);
     }
     return grammar_fork(g, node_plain(c, c->open_array, node), empty);
 }
@@ -119,11 +131,14 @@ struct object {
     const char *patterns[MAX_PATTERNS];
     int32_t terms[MAX_PATTERNS]; /* of the patterns */
     size_t n_patterns;
-    int32_t names; /* what propertyNames allow */
+    int32_t names;  /* what propertyNames allow */
+    uint64_t taken; /* members whose properties have been */
 };
 
 static struct property *property_of(struct compiler *c, struct object *o, const char *name)
 {
+    if (!json_step(c, o->n / 16 + 1))
+        return NULL;
     for (size_t i = 0; i < o->n; i++)
         if (strcmp(o->properties[i].name, name) == 0)
             return &o->properties[i];
@@ -156,11 +171,14 @@ static void take_pattern(struct compiler *c, struct object *o, const char *patte
         o->patterns[o->n_patterns++] = pattern;
 }
 
-static bool is_member(const struct conjunction *all, const json_t *s)
+/* False: it is none, or has been taken. */
+static bool take_member(struct object *o, const struct conjunction *all, const json_t *s)
 {
     for (size_t k = 0; k < all->n; k++)
-        if (all->members[k].schema == s)
+        if (all->members[k].schema == s && !(o->taken >> k & 1)) {
+            o->taken |= (uint64_t)1 << k;
             return true;
+        }
     return false;
 }
 
@@ -175,7 +193,7 @@ static void take_properties(struct compiler *c, const struct conjunction *all, s
     json_t *part, *v;
     size_t i;
 
-    if (depth > MAX_NESTED || !is_member(all, s))
+    if (depth > MAX_NESTED || !take_member(o, all, s))
         return;
     if (json_is_string(ref))
         take_properties(c, all, o, json_resolve(c, json_string_value(ref)), depth + 1);
@@ -230,22 +248,15 @@ static void take_object(struct compiler *c, struct object *o, const json_t *s)
 
         if (json_object_get(names, "$ref") || json_object_get(names, "anyOf") ||
             json_object_get(names, "allOf") || json_object_get(names, "oneOf") ||
-            json_object_get(names, "not") || json_object_get(names, "const"))
+            json_object_get(names, "not") || json_object_get(names, "if") ||
+            json_object_get(names, "const"))
             json_refuse(c, -ENOTSUP, "propertyNames",
-                        "only pattern, format, lengths and enum are supported");
+                        "only type, pattern, format, lengths and enum are supported");
         o->names = regex_and2(p, o->names, json_strings(c, names));
-        if (values) {
-            int32_t some = REGEX_NONE;
-
-            json_array_foreach(values, i, v)
-            {
-                if (json_is_string(v))
-                    some = regex_or2(p, some,
-                                     regex_text(p, (struct text){json_string_value(v),
-                                                                 json_string_length(v)}));
-            }
-            o->names = regex_and2(p, o->names, some);
-        }
+        if (!(json_types(c, names) & JSON_BIT_STRING))
+            o->names = REGEX_NONE;
+        if (values)
+            o->names = regex_and2(p, o->names, json_string_values(c, values));
     }
 }
 
@@ -314,11 +325,17 @@ static int32_t other_pairs(struct compiler *c, const struct conjunction *all,
                            const struct object *o, int32_t next)
 {
     struct regex_pool *p = &c->g->lexer.regex;
-    int32_t free_names = o->names, node = GRAMMAR_DEAD, named = REGEX_NONE;
+    int32_t *named = calloc(o->n + 1, sizeof(*named));
+    int32_t free_names = o->names, node = GRAMMAR_DEAD;
 
+    if (!named) {
+        json_refuse(c, -ENOMEM, "", "out of memory");
+        return node;
+    }
     for (size_t i = 0; i < o->n; i++)
-        named = regex_or2(p, named, text_term(c, o->properties[i].name));
-    free_names = regex_and2(p, free_names, regex_not(p, named));
+        named[i] = text_term(c, o->properties[i].name);
+    free_names = regex_and2(p, free_names, regex_not(p, regex_or(p, named, o->n)));
+    free(named);
     for (unsigned matching = 0; matching < 1u << o->n_patterns && c->code == 0; matching++) {
         int32_t names = free_names;
 
@@ -355,15 +372,10 @@ static bool choose_properties(struct compiler *c, const struct conjunction *all,
     return true;
 }
 
-/* A node that goes on only below, or from, a count of pairs. */
+/* A node that goes on only below a count of pairs. */
 static int32_t below(struct compiler *c, const struct object *o, int32_t room, int32_t node)
 {
     return o->max == REGEX_INFINITE ? node : grammar_node(c->g, GRAMMAR_OP_BELOW, room, node);
-}
-
-static int32_t from(struct compiler *c, int32_t least, int32_t node)
-{
-    return least <= 0 ? node : grammar_node(c->g, GRAMMAR_OP_FROM, least, node);
 }
 
 /* From the last property to the first: what may come there as the first pair, and as a later one.

@@ -38,7 +38,7 @@ static void take_step(char *out, size_t size, const char **at)
 }
 
 /* The schema that calls itself so: "#name" of "$anchor", or of "id" in draft 4. */
-static const json_t *find_anchor(const json_t *v, const char *name, int depth)
+static const json_t *find_anchor(struct compiler *c, const json_t *v, const char *name, int depth)
 {
     const json_t *found = NULL, *one;
     const char *anchor = json_string_value(json_object_get(v, "$anchor"));
@@ -49,15 +49,15 @@ static const json_t *find_anchor(const json_t *v, const char *name, int depth)
 
     if ((anchor && strcmp(anchor, name) == 0) || (id && *id == '#' && strcmp(id + 1, name) == 0))
         return v;
-    if (depth > MAX_DEPTH)
+    if (depth > MAX_DEPTH || !json_step(c, 1))
         return NULL;
     json_object_foreach((json_t *)(uintptr_t)v, key, one)
     {
-        found = found ? found : find_anchor(one, name, depth + 1);
+        found = found ? found : find_anchor(c, one, name, depth + 1);
     }
     json_array_foreach(v, i, one)
     {
-        found = found ? found : find_anchor(one, name, depth + 1);
+        found = found ? found : find_anchor(c, one, name, depth + 1);
     }
     return found;
 }
@@ -79,7 +79,7 @@ const json_t *json_resolve(struct compiler *c, const char *ref)
     }
     rest += *rest == '#';
     if (*rest && *rest != '/') {
-        at = find_anchor(c->root, rest, 0);
+        at = find_anchor(c, c->root, rest, 0);
     } else if (*rest) {
         for (rest++; at && (*rest || rest[-1] == '/');) {
             const bool last = !strchr(rest, '/');

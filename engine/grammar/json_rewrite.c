@@ -16,7 +16,7 @@ static unsigned wide_types(struct compiler *c, const json_t *s, int depth)
     unsigned bits = JSON_BITS, some = 0;
     size_t i;
 
-    if (!json_is_object(s) || depth > 8)
+    if (!json_is_object(s) || depth > 8 || !json_step(c, 2))
         return json_is_false(s) ? 0 : JSON_BITS;
     bits &= json_types(c, s);
     if (json_is_string(ref))
@@ -52,13 +52,13 @@ static bool values_differ(const json_t *a, const json_t *b)
     if ((!x && !xs) || (!y && !ys))
         return false;
     if (x && y)
-        return !json_equal(x, y);
+        return !json_same(x, y);
     if (x || y) {
         const json_t *list = x ? ys : xs;
 
         json_array_foreach(list, i, one)
         {
-            if (json_equal(one, x ? x : y))
+            if (json_same(one, x ? x : y))
                 return false;
         }
         return true;
@@ -67,7 +67,7 @@ static bool values_differ(const json_t *a, const json_t *b)
     {
         json_array_foreach(ys, k, two)
         {
-            if (json_equal(one, two))
+            if (json_same(one, two))
                 return false;
         }
     }
@@ -141,8 +141,9 @@ static bool are_disjoint(struct compiler *c, const json_t *a, const json_t *b)
 
 enum { NOT, ONE_OF, IF, DEPENDENCIES };
 
-static const json_t *find(const struct compiler *c, const void *from, int kind)
+static const json_t *find(struct compiler *c, const void *from, int kind)
 {
+    (void)json_step(c, c->n_rewritten / 64);
     for (size_t i = 0; i < c->n_rewritten; i++)
         if (c->rewritten[i].from == from && c->rewritten[i].kind == kind)
             return c->rewritten[i].to;
@@ -351,7 +352,7 @@ static void not_parts(struct compiler *c, struct ways *w, const json_t *s)
         for (size_t k = i + 1; k < json_array_size(one); k++) {
             const json_t *a = json_array_get(one, i), *b = json_array_get(one, k);
 
-            if (!are_disjoint(c, a, b))
+            if (json_step(c, 20) && !are_disjoint(c, a, b))
                 add_way(w, json_pack("{s[oo]}", "allOf", share(a), share(b)));
         }
     if (none)
@@ -439,7 +440,7 @@ const json_t *json_one_of(struct compiler *c, const json_t *schema)
 
         json_array_append_new(all, share(one));
         for (size_t k = 0; k < json_array_size(list); k++)
-            if (k != i && !are_disjoint(c, one, json_array_get(list, k)))
+            if (k != i && json_step(c, 20) && !are_disjoint(c, one, json_array_get(list, k)))
                 json_array_append_new(all, no(json_array_get(list, k)));
         if (json_array_size(all) == 1) {
             json_decref(all);

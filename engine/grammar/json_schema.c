@@ -17,7 +17,8 @@
 
 enum {
     MAX_DEPTH = 256,    /* schemas inside of schemas */
-    MAX_CHOICES = 5000, /* alternatives in all */
+    MAX_CHOICES = 2000, /* alternatives in all */
+    MAX_STEPS = 500000,
 };
 
 struct memo {
@@ -44,6 +45,14 @@ int json_refuse(struct compiler *c, int code, const char *keyword, const char *f
 }
 
 /* Lengthens the path; json_leave() with the result goes back. */
+bool json_step(struct compiler *c, size_t n)
+{
+    c->steps += n;
+    if (c->steps > MAX_STEPS)
+        json_refuse(c, -E2BIG, "", "too complex");
+    return c->code == 0;
+}
+
 size_t json_enter(struct compiler *c, const char *fmt, ...)
 {
     const size_t n = strlen(c->path);
@@ -67,7 +76,7 @@ int32_t json_count(struct compiler *c, const json_t *schema, const char *keyword
 
     if (!v)
         return fallback;
-    if (!json_is_number(v) || x < 0 || x != (double)(int64_t)x) {
+    if (!json_is_number(v) || x < 0 || (x <= REGEX_MAX_REPEAT && x != (double)(int32_t)x)) {
         json_refuse(c, -EINVAL, keyword, "must be a whole number from 0");
         return fallback;
     }
@@ -221,8 +230,8 @@ int32_t json_compile_all(struct compiler *c, const json_t *const *schemas, size_
 
 static int32_t by_values(struct compiler *c, const struct conjunction *all, const json_t *values)
 {
-    struct regex_pool *p = &c->g->lexer.regex;
-    int32_t node = GRAMMAR_DEAD, strings = REGEX_NONE;
+    json_t *strings = json_array();
+    int32_t node = GRAMMAR_DEAD, term;
     const json_t *v;
     size_t i;
 
@@ -233,14 +242,13 @@ static int32_t by_values(struct compiler *c, const struct conjunction *all, cons
         for (size_t k = 0; k < all->n && holds; k++)
             holds = json_holds(c, all->members[k].schema, v);
         if (holds && json_is_string(v))
-            strings = regex_or2(p, strings,
-                                regex_text(p, (struct text){json_string_value(v),
-                                                            json_string_length(v)}));
+            json_array_append(strings, (json_t *)(uintptr_t)v);
         else if (holds)
             node = grammar_fork(c->g, node_literal(c, v, GRAMMAR_END), node);
     }
-    return strings == REGEX_NONE ? node
-                                 : grammar_fork(c->g, node_string(c, strings, GRAMMAR_END), node);
+    term = json_string_values(c, strings);
+    json_decref(strings);
+    return term == REGEX_NONE ? node : grammar_fork(c->g, node_string(c, term, GRAMMAR_END), node);
 }
 
 static int32_t by_types(struct compiler *c, const struct conjunction *all)
@@ -266,9 +274,7 @@ static int32_t by_types(struct compiler *c, const struct conjunction *all)
         node = grammar_fork(c->g, node_word(c, "true", GRAMMAR_END),
                             grammar_fork(c->g, node_word(c, "false", GRAMMAR_END), node));
     if (types & (JSON_BIT_INTEGER | JSON_BIT_REAL))
-        node = grammar_fork(c->g,
-                            node_plain(c, json_numbers(c, schemas, n, !(types & JSON_BIT_REAL)),
-                                       GRAMMAR_END),
+        node = grammar_fork(c->g, node_plain(c, json_numbers(c, schemas, n, types), GRAMMAR_END),
                             node);
     if (types & JSON_BIT_STRING) {
         for (size_t i = 0; i < n; i++)

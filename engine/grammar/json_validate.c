@@ -48,9 +48,11 @@ static bool name_matches(struct compiler *c, const char *pattern, const char *na
 {
     int32_t term;
     struct err e;
-    const int r =
-        regex_parse(&term, &c->g->lexer.regex, (struct text){pattern, strlen(pattern)}, true, &e);
+    int r;
 
+    if (!json_step(c, strlen(pattern)))
+        return false;
+    r = regex_parse(&term, &c->g->lexer.regex, (struct text){pattern, strlen(pattern)}, true, &e);
     if (r < 0)
         json_refuse(c, r, "patternProperties", "%s", e.text);
     return r == 0 && matches(c, term, name, strlen(name));
@@ -139,6 +141,13 @@ static int count_holding(struct compiler *c, const json_t *schemas, const json_t
     return n;
 }
 
+bool json_same(const json_t *a, const json_t *b)
+{
+    if (json_is_number(a) && json_is_number(b))
+        return json_number_value(a) == json_number_value(b);
+    return json_equal(a, b);
+}
+
 static bool is_among(const json_t *values, const json_t *value)
 {
     const json_t *v;
@@ -146,8 +155,7 @@ static bool is_among(const json_t *values, const json_t *value)
 
     json_array_foreach(values, i, v)
     {
-        if (json_equal(v, value) || (json_is_number(v) && json_is_number(value) &&
-                                     json_number_value(v) == json_number_value(value)))
+        if (json_same(v, value))
             return true;
     }
     return false;
@@ -181,7 +189,7 @@ bool json_holds(struct compiler *c, const json_t *schema, const json_t *value)
     const unsigned type = json_type_of(value);
     bool holds;
 
-    if (!json_is_object(schema) || c->code < 0)
+    if (!json_is_object(schema) || !json_step(c, 10))
         return !json_is_false(schema);
     if (++c->depth > MAX_DEPTH) {
         json_refuse(c, -E2BIG, "", "nested too deeply");
@@ -190,7 +198,7 @@ bool json_holds(struct compiler *c, const json_t *schema, const json_t *value)
         holds = applies(c, schema, value);
         if (holds && !(c->refs_alone && json_object_get(schema, "$ref"))) {
             holds = (json_types(c, schema) & type) && (!values || is_among(values, value)) &&
-                    (!constant || json_equal(constant, value));
+                    (!constant || json_same(constant, value));
             if (json_object_get(schema, JSON_UNKNOWN) && (json_types(c, schema) & type))
                 json_refuse(c, -ENOTSUP, "not", "of %s is not supported",
                             json_string_value(json_object_get(schema, JSON_UNKNOWN)));

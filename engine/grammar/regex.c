@@ -163,6 +163,14 @@ void regex_pool_deinit(struct regex_pool *p)
     *p = (struct regex_pool){0};
 }
 
+bool regex_spend(struct regex_pool *p, size_t n)
+{
+    p->work += n;
+    if (p->work > p->max_work)
+        fail(p, -E2BIG);
+    return !p->failed;
+}
+
 /* ---- sets of characters */
 
 static int by_lo(const void *a, const void *b)
@@ -216,6 +224,31 @@ int32_t regex_chars(struct regex_pool *p, const struct regex_range *ranges, size
             p->n_ranges = first; /* there is one */
     }
     free(sorted);
+    return term;
+}
+
+int32_t regex_other_chars(struct regex_pool *p, const struct regex_range *ranges, size_t n)
+{
+    const struct regex_term t = p->terms[regex_chars(p, ranges, n)];
+    struct regex_range *others;
+    uint32_t lo = 0;
+    size_t k = 0;
+    int32_t term;
+
+    if (t.op != OP_CHARS)
+        return REGEX_ANY;
+    others = reallocarray(NULL, (size_t)t.b + 1, sizeof(*others));
+    if (!others)
+        return fail(p, -ENOMEM);
+    for (int32_t i = 0; i < t.b; i++) {
+        if (p->ranges[t.a + i].lo > lo)
+            others[k++] = (struct regex_range){lo, p->ranges[t.a + i].lo - 1};
+        lo = p->ranges[t.a + i].hi + 1;
+    }
+    if (lo <= REGEX_MAX_POINT)
+        others[k++] = (struct regex_range){lo, REGEX_MAX_POINT};
+    term = regex_chars(p, others, k);
+    free(others);
     return term;
 }
 
@@ -339,40 +372,53 @@ static int32_t intersect_chars(struct regex_pool *p, int32_t a, int32_t b)
     return term;
 }
 
+/* One set of those in the list from first on, of which there are n ranges. */
+static int32_t unite_chars(struct regex_pool *p, size_t first, size_t n)
+{
+    struct regex_range *all = reallocarray(NULL, n, sizeof(*all));
+    size_t k = 0;
+    int32_t term;
+
+    if (!all)
+        return fail(p, -ENOMEM);
+    for (size_t i = first; i < p->n_lists; i++) {
+        const struct regex_term *t = &p->terms[p->lists[i]];
+
+        if (t->op != OP_CHARS)
+            continue;
+        memcpy(all + k, p->ranges + t->a, (size_t)t->b * sizeof(*all));
+        k += (size_t)t->b;
+    }
+    term = regex_chars(p, all, k);
+    free(all);
+    return term;
+}
+
 /* Joins sets of characters, which may be several, to one in the list from first on. */
 static void join_chars(struct regex_pool *p, int op, size_t first)
 {
     int32_t joined = -1;
-    size_t n = first;
+    size_t n = first, n_ranges = 0, n_sets = 0;
 
-    for (size_t i = first; i < p->n_lists && !p->failed; i++) {
-        const int32_t one = p->lists[i];
-        const struct regex_term *t = &p->terms[one];
+    for (size_t i = first; i < p->n_lists; i++) {
+        const struct regex_term *t = &p->terms[p->lists[i]];
 
-        if (t->op != OP_CHARS) {
-            p->lists[n++] = one;
-        } else if (joined < 0) {
-            joined = one;
-        } else if (op == OP_AND) {
-            joined = intersect_chars(p, joined, one);
-            if (joined == REGEX_NONE)
-                break;
-        } else {
-            const struct regex_term x = p->terms[joined], y = *t;
-            struct regex_range *all = reallocarray(NULL, (size_t)(x.b + y.b), sizeof(*all));
-
-            if (!all) {
-                fail(p, -ENOMEM);
-                return;
-            }
-            memcpy(all, p->ranges + x.a, (size_t)x.b * sizeof(*all));
-            memcpy(all + x.b, p->ranges + y.a, (size_t)y.b * sizeof(*all));
-            joined = regex_chars(p, all, (size_t)(x.b + y.b));
-            free(all);
-        }
+        n_sets += t->op == OP_CHARS;
+        n_ranges += t->op == OP_CHARS ? (size_t)t->b : 0;
     }
-    if (joined >= 0)
-        p->lists[n++] = joined;
+    if (n_sets < 2 || p->failed)
+        return;
+    if (op == OP_OR)
+        joined = unite_chars(p, first, n_ranges);
+    for (size_t i = first; i < p->n_lists; i++) {
+        const int32_t one = p->lists[i];
+
+        if (p->terms[one].op != OP_CHARS)
+            p->lists[n++] = one;
+        else if (op == OP_AND && joined != REGEX_NONE)
+            joined = joined < 0 ? one : intersect_chars(p, joined, one);
+    }
+    p->lists[n++] = joined;
     p->n_lists = n;
 }
 
@@ -599,7 +645,7 @@ static bool add_bounds(struct regex_pool *p, struct bounds *b, int32_t term)
         for (int32_t i = 0; (t.op == OP_OR || t.op == OP_AND) && i < t.b && ok; i++)
             ok = add_bounds(p, b, p->lists[t.a + i]);
     }
-    p->depth--;
+    p->depth -= ok;
     return ok;
 }
 
@@ -630,7 +676,7 @@ static bool fill_steps(struct regex_pool *p, int32_t term)
     p->depth = 0;
     if (!add_bounds(p, &b, term) || !array_reserve(&b.at, &b.cap, b.n + 3, sizeof(*b.at))) {
         free(b.at);
-        fail(p, -ENOMEM);
+        fail(p, p->depth > MAX_DEPTH ? -E2BIG : -ENOMEM);
         return false;
     }
     memcpy(b.at + b.n, ends, sizeof(ends));
@@ -747,12 +793,12 @@ int32_t regex_next(struct regex_pool *p, int32_t term, uint32_t point)
 
 int32_t regex_next_of_all(struct regex_pool *p, int32_t term, uint32_t lo, uint32_t hi)
 {
-    const struct regex_step *step;
+    struct regex_step step;
 
     if (!have_steps(p, term))
         return REGEX_NONE;
-    step = step_of(p, &p->terms[term], lo);
-    return step->hi >= hi && regex_is_alive(p, step->next) ? step->next : REGEX_NONE;
+    step = *step_of(p, &p->terms[term], lo);
+    return step.hi >= hi && regex_is_alive(p, step.next) ? step.next : REGEX_NONE;
 }
 
 bool regex_begins_with(struct regex_pool *p, int32_t term, uint32_t lo, uint32_t hi)

@@ -70,10 +70,14 @@ int regex_pool_init(struct regex_pool *p, size_t max_bytes); /* -ENOMEM */
 void regex_pool_deinit(struct regex_pool *p);                /* of a zeroed one, too */
 size_t regex_pool_bytes(const struct regex_pool *p);
 
+/* Counts n more units of work, as for derivatives. False: the pool has failed. */
+bool regex_spend(struct regex_pool *p, size_t n);
+
 /* ---- terms. All take and give terms of the pool. */
 
 /* Characters of any of the ranges, in any order. */
 int32_t regex_chars(struct regex_pool *p, const struct regex_range *ranges, size_t n);
+int32_t regex_other_chars(struct regex_pool *p, const struct regex_range *ranges, size_t n);
 int32_t regex_char(struct regex_pool *p, uint32_t point);
 int32_t regex_text(struct regex_pool *p, struct text utf8); /* that text; it must be UTF-8 */
 int32_t regex_concat(struct regex_pool *p, int32_t a, int32_t b);

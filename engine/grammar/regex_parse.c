@@ -12,8 +12,14 @@
 
 enum { MAX_DEPTH = 200, MAX_SOURCE = 1 << 16, MAX_CLASS = 4096 };
 
+struct set {
+    struct regex_range ranges[MAX_CLASS];
+    size_t n;
+};
+
 struct parser {
     struct regex_pool *pool;
+    struct set set; /* the class that is read: too large for a recursion's stack */
     struct text source;
     size_t at;
     int depth;
@@ -63,11 +69,6 @@ static uint32_t next_point(struct parser *s)
 }
 
 /* ---- classes of characters */
-
-struct set {
-    struct regex_range ranges[MAX_CLASS];
-    size_t n;
-};
 
 static void add(struct parser *s, struct set *set, uint32_t lo, uint32_t hi)
 {
@@ -199,28 +200,27 @@ static int64_t read_member(struct parser *s, struct set *set)
 
 static int32_t parse_class(struct parser *s)
 {
-    struct set set;
+    struct set *set = &s->set;
     const bool others = take(s, "^");
-    int32_t term;
 
-    set.n = 0;
+    set->n = 0;
     while (!ended(s) && !looks_at(s, "]")) {
-        const int64_t lo = read_member(s, &set);
+        const int64_t lo = read_member(s, set);
         int64_t hi = lo;
 
         if (lo >= 0 && looks_at(s, "-") && !looks_at(s, "-]")) {
             s->at++;
-            hi = ended(s) ? -1 : read_member(s, &set);
+            hi = ended(s) ? -1 : read_member(s, set);
             if (hi < lo)
                 refuse(s, -EINVAL, "a range out of order");
         }
         if (lo >= 0 && s->code == 0)
-            add(s, &set, (uint32_t)lo, (uint32_t)hi);
+            add(s, set, (uint32_t)lo, (uint32_t)hi);
     }
     if (!take(s, "]"))
         return refuse(s, -EINVAL, "a class without its ]");
-    term = regex_chars(s->pool, set.ranges, set.n);
-    return others ? regex_and2(s->pool, REGEX_ANY, regex_not(s->pool, term)) : term;
+    return others ? regex_other_chars(s->pool, set->ranges, set->n)
+                  : regex_chars(s->pool, set->ranges, set->n);
 }
 
 /* ---- terms */
@@ -251,7 +251,7 @@ static int32_t parse_atom(struct parser *s)
                                               {'\n' + 1, '\r' - 1},
                                               {'\r' + 1, 0x2027},
                                               {0x202a, REGEX_MAX_POINT}};
-    struct set set;
+    struct set *set = &s->set;
 
     if (take(s, "("))
         return parse_group(s);
@@ -267,11 +267,11 @@ static int32_t parse_atom(struct parser *s)
         return regex_char(s->pool, next_point(s));
     if (ended(s))
         return refuse(s, -EINVAL, "ends in a backslash");
-    set.n = 0;
-    if (!add_named(s, &set, s->source.data[s->at]))
+    set->n = 0;
+    if (!add_named(s, set, s->source.data[s->at]))
         return regex_char(s->pool, read_escape(s));
     s->at++;
-    return regex_chars(s->pool, set.ranges, set.n);
+    return regex_chars(s->pool, set->ranges, set->n);
 }
 
 static bool read_number(struct parser *s, int32_t *out)
@@ -350,9 +350,9 @@ static size_t behind_group(const struct parser *s)
 /* Whether one group is all of the branch: as if it were not there. */
 static bool is_one_group(const struct parser *s)
 {
-    const size_t end = behind_group(s);
+    const size_t end = looks_at(s, "(") ? behind_group(s) : 0;
 
-    return looks_at(s, "(") && (!looks_at(s, "(?") || looks_at(s, "(?:")) && end > 0 &&
+    return (!looks_at(s, "(?") || looks_at(s, "(?:")) && end > 0 &&
            (end == s->source.len || s->source.data[end] == '|' || s->source.data[end] == ')');
 }
 
@@ -453,7 +453,6 @@ static int32_t parse_union(struct parser *s)
     return term;
 }
 
-/* A whole expression in one group: ^(a|b)$. */
 int regex_parse(int32_t *out, struct regex_pool *pool, struct text source, bool search,
                 struct err *e)
 {

@@ -5,13 +5,13 @@
 #include <stdlib.h>
 
 #include "engine/text/utf8.h"
-#include "engine/util/must.h"
 
 enum {
     MAX_DEPTH = 1024,  /* bytes of a token; longer ones never come */
     PLAIN_POINTS = 16, /* characters of a token that counts as plain */
     KEPT_MASKS = 16,
     FREE_BYTES = 1 << 20,
+    NODES_OF_WORK = 16, /* that cost as much as a derivative */
 };
 
 /* Tokens by their texts. Nodes are in the order in which a walk meets them: before those below
@@ -235,12 +235,13 @@ static bool walk_text(struct lists *out, struct lexer *l, const struct tree *t, 
                       int32_t from)
 {
     int32_t states[MAX_DEPTH + 1]; /* behind the bytes so far */
+    size_t n = 0;
     bool ok = true;
 
     states[0] = from;
     if (kind == PLAIN && lexer_absorbs(l, from, PLAIN_POINTS))
         return add_range(out, 0, t->n_ids);
-    for (int32_t i = 0; i < t->n && ok;) {
+    for (int32_t i = 0; i < t->n && ok; n++) {
         const int depth = t->depths[i];
         const int32_t state = lexer_step(l, states[depth - 1], t->bytes[i]);
         bool ends;
@@ -264,6 +265,7 @@ static bool walk_text(struct lists *out, struct lexer *l, const struct tree *t, 
             ok = ok && append(&out->exits[kind], &out->n_exits[kind], &out->exits_cap[kind], i);
         i = ends ? t->ends[i] : i + 1;
     }
+    (void)regex_spend(&l->regex, n / NODES_OF_WORK);
     return ok;
 }
 
@@ -365,7 +367,7 @@ static int look_up(struct masks *m, const struct known **out, int32_t state)
 {
     struct lexer *l = &m->g->lexer;
     const size_t had = m->of_state_cap;
-    int r = 0;
+    int r;
 
     if (lexer_is_free(l, state)) {
         *out = &m->v->free;
@@ -382,11 +384,15 @@ static int look_up(struct masks *m, const struct known **out, int32_t state)
         if (!array_reserve(&m->known, &m->known_cap, m->n_known + 1, sizeof(*m->known)))
             return -ENOMEM;
         r = learn(&m->known[m->n_known], l, m->v, state);
+        if (r < 0) {
+            forget(&m->known[m->n_known]);
+            return r;
+        }
         m->bytes += known_bytes(m->v, &m->known[m->n_known]);
         m->of_state[state] = (int32_t)++m->n_known;
     }
     *out = &m->known[m->of_state[state] - 1];
-    return r;
+    return 0;
 }
 
 /* What a string of any text takes next is the same in all grammars. */
@@ -474,9 +480,10 @@ static void walk_place(struct masks *m, uint32_t *mask, const struct tree *t, in
 {
     const int base = t->depths[node];
     int32_t places[MAX_DEPTH + 1]; /* behind the bytes so far */
+    size_t n = 0;
 
     places[0] = from;
-    for (int32_t i = node + 1; i < t->ends[node];) {
+    for (int32_t i = node + 1; i < t->ends[node]; n++) {
         const int depth = t->depths[i] - base;
         const int32_t place = grammar_step(m->g, places[depth - 1], t->bytes[i]);
 
@@ -489,6 +496,7 @@ static void walk_place(struct masks *m, uint32_t *mask, const struct tree *t, in
             set_bit(mask, t->ids[k]);
         i++;
     }
+    (void)regex_spend(&m->g->lexer.regex, n / NODES_OF_WORK + 1);
 }
 
 /* Adds the tokens that stay inside of the text. */
@@ -526,7 +534,7 @@ static int add_way(struct masks *m, uint32_t *mask, struct grammar_way w)
     if (behind == GRAMMAR_DEAD || grammar_is_over(m->g, behind))
         return grammar_failed(m->g);
     for (int kind = 0; kind < N_TREES; kind++)
-        for (size_t i = 0; i < k->n_exits[kind]; i++)
+        for (size_t i = 0; i < k->n_exits[kind] && grammar_failed(m->g) == 0; i++)
             walk_place(m, mask, &m->v->trees[kind], k->exits[kind][i], behind);
     return grammar_failed(m->g);
 }
