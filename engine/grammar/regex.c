@@ -433,7 +433,8 @@ static int32_t combine(struct regex_pool *p, int op, size_t first)
     int32_t term;
 
     join_chars(p, op, first);
-    qsort(p->lists + first, p->n_lists - first, sizeof(*p->lists), by_number);
+    if (p->n_lists > first)
+        qsort(p->lists + first, p->n_lists - first, sizeof(*p->lists), by_number);
     for (size_t i = first; i < p->n_lists; i++) {
         const int32_t x = p->lists[i];
 
