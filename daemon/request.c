@@ -376,23 +376,28 @@ static void take_stops(struct checker *c, struct engine_request *out, const Nvll
     out->n_stops = (int32_t)g->n_stop;
 }
 
-/* The texts of a format: one, or all choices. */
-static void take_format_texts(struct checker *c, struct engine_request *r,
-                              const ProtobufCBinaryData *list, size_t n, const char *field)
+static void take_format_text(struct checker *c, struct text *out, const ProtobufCBinaryData *text,
+                             const char *field)
 {
-    const struct text *texts = take_texts(c, (ProtobufCBinaryData *)(uintptr_t)list, n, field);
+    if (text->len > FORMAT_MAX_SOURCE)
+        refuse(c, CODE(INVALID), field, "is longer than %d bytes", FORMAT_MAX_SOURCE);
+    take_text(c, out, text->data, text->len, field);
+}
+
+static void take_choices(struct checker *c, struct engine_request *r, const Nvllm__V1__Choices *m)
+{
+    static const char field[] = "response_format.choice.texts";
     size_t bytes = 0;
 
-    for (size_t i = 0; c->r == 0 && i < n; i++)
-        bytes += texts[i].len;
+    r->format.kind = FORMAT_CHOICE;
+    r->format.choices = take_texts(c, m->texts, m->n_texts, field);
+    r->format.n_choices = m->n_texts;
+    for (size_t i = 0; i < m->n_texts; i++)
+        bytes += m->texts[i].len;
+    if (m->n_texts == 0)
+        refuse(c, CODE(INVALID), field, "is empty");
     if (bytes > FORMAT_MAX_SOURCE)
         refuse(c, CODE(INVALID), field, "is longer than %d bytes", FORMAT_MAX_SOURCE);
-    if (r->format.kind == FORMAT_CHOICE) {
-        r->format.choices = texts;
-        r->format.n_choices = n;
-    } else if (c->r == 0) {
-        r->format.text = texts[0];
-    }
 }
 
 static void take_format(struct checker *c, struct engine_request *r,
@@ -415,15 +420,10 @@ static void take_format(struct checker *c, struct engine_request *r,
         if (!text)
             continue;
         r->format.kind = kinds[i].kind;
-        take_format_texts(c, r, text, 1, kinds[i].field);
+        take_format_text(c, &r->format.text, text, kinds[i].field);
     }
-    if (choice) {
-        r->format.kind = FORMAT_CHOICE;
-        if ((*choice)->n_texts == 0)
-            refuse(c, CODE(INVALID), "response_format.choice.texts", "is empty");
-        take_format_texts(c, r, (*choice)->texts, (*choice)->n_texts,
-                          "response_format.choice.texts");
-    }
+    if (choice)
+        take_choices(c, r, *choice);
     if (r->format.kind == FORMAT_NONE)
         refuse(c, CODE(INVALID), "response_format", "one of its fields is required");
     if (r->ignore_eos)

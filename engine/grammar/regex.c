@@ -229,7 +229,8 @@ int32_t regex_chars(struct regex_pool *p, const struct regex_range *ranges, size
 
 int32_t regex_other_chars(struct regex_pool *p, const struct regex_range *ranges, size_t n)
 {
-    const struct regex_term t = p->terms[regex_chars(p, ranges, n)];
+    const int32_t these = regex_chars(p, ranges, n);
+    const struct regex_term t = p->terms[these];
     struct regex_range *others;
     uint32_t lo = 0;
     size_t k = 0;
