@@ -52,8 +52,8 @@ static int accepts(struct format *f, const struct tokenizer *t, int32_t vocab_si
         r = id < vocab_size ? format_mask(f, mask, place, NULL, 0) : -ENOENT;
         if (r == -ENOENT || (r == 0 && !(mask[id / 32] >> id % 32 & 1)))
             place = GRAMMAR_DEAD;
-        else if (r == 0)
-            place = format_step(f, place, id);
+        else if (r == 0 && (place = format_step(f, place, id)) == GRAMMAR_DEAD)
+            r = -E2BIG;
         r = r == -ENOENT ? 0 : r;
     }
     free(ids.ids);

@@ -52,8 +52,9 @@ struct compiler {
     size_t n_memos, memos_cap;
     struct rewritten *rewritten; /* [n_rewritten] */
     size_t n_rewritten, rewritten_cap;
-    int32_t any;  /* the rule of any value, or -1: not yet made */
-    int32_t none; /* the rule of no value */
+    int32_t any;          /* the rule of any value, or -1: not yet made */
+    int32_t none;         /* the rule of no value */
+    const json_t *listed; /* the enum whose values are looked at */
     int depth;
     size_t steps;  /* of json_step() */
     int n_choices; /* alternatives that have been compiled */
@@ -136,8 +137,10 @@ int32_t json_string_values(struct compiler *c, const json_t *values);
 /* The texts of strings that a schema allows, enum and const apart. */
 int32_t json_strings(struct compiler *c, const json_t *schema);
 
-/* Whether a value is an instance of a schema. */
+/* Whether a value is an instance of a schema; alone: of its keywords that hold no other schemas of
+ * the same instance. */
 bool json_holds(struct compiler *c, const json_t *schema, const json_t *value);
+bool json_holds_alone(struct compiler *c, const json_t *schema, const json_t *value);
 unsigned json_type_of(const json_t *value);
 
 #endif

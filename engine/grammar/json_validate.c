@@ -148,15 +148,15 @@ bool json_same(const json_t *a, const json_t *b)
     return json_equal(a, b);
 }
 
-static bool is_among(const json_t *values, const json_t *value)
+static bool is_among(struct compiler *c, const json_t *values, const json_t *value)
 {
     const json_t *v;
     size_t i;
 
     json_array_foreach(values, i, v)
     {
-        if (json_same(v, value))
-            return true;
+        if (!json_step(c, 1) || json_same(v, value))
+            return c->code == 0;
     }
     return false;
 }
@@ -182,38 +182,44 @@ static bool applies(struct compiler *c, const json_t *schema, const json_t *valu
            (!one || count_holding(c, one, value) == 1) && (!no || !json_holds(c, no, value));
 }
 
-bool json_holds(struct compiler *c, const json_t *schema, const json_t *value)
+bool json_holds_alone(struct compiler *c, const json_t *schema, const json_t *value)
 {
     const json_t *constant = json_object_get(schema, "const");
     const json_t *values = json_object_get(schema, "enum");
     const unsigned type = json_type_of(value);
+
+    if (!json_step(c, 10) || !(json_types(c, schema) & type) ||
+        (values && values != c->listed && !is_among(c, values, value)) ||
+        (constant && !json_same(constant, value)))
+        return false;
+    if (json_object_get(schema, JSON_UNKNOWN))
+        json_refuse(c, -ENOTSUP, "not", "of %s is not supported",
+                    json_string_value(json_object_get(schema, JSON_UNKNOWN)));
+    if (json_object_get(schema, JSON_NONE_OF) &&
+        json_holds(c, json_object_get(schema, JSON_NONE_OF), value))
+        return false;
+    if (type & (JSON_BIT_INTEGER | JSON_BIT_REAL))
+        return json_number_holds(schema, value);
+    if (type == JSON_BIT_STRING)
+        return matches(c, json_strings(c, schema), json_string_value(value),
+                       json_string_length(value));
+    if (type == JSON_BIT_ARRAY)
+        return array_holds(c, schema, value);
+    return type != JSON_BIT_OBJECT || object_holds(c, schema, value);
+}
+
+bool json_holds(struct compiler *c, const json_t *schema, const json_t *value)
+{
     bool holds;
 
-    if (!json_is_object(schema) || !json_step(c, 10))
+    if (!json_is_object(schema) || c->code < 0)
         return !json_is_false(schema);
     if (++c->depth > MAX_DEPTH) {
         json_refuse(c, -E2BIG, "", "nested too deeply");
         holds = false;
     } else {
-        holds = applies(c, schema, value);
-        if (holds && !(c->refs_alone && json_object_get(schema, "$ref"))) {
-            holds = (json_types(c, schema) & type) && (!values || is_among(values, value)) &&
-                    (!constant || json_same(constant, value));
-            if (json_object_get(schema, JSON_UNKNOWN) && (json_types(c, schema) & type))
-                json_refuse(c, -ENOTSUP, "not", "of %s is not supported",
-                            json_string_value(json_object_get(schema, JSON_UNKNOWN)));
-            if (json_object_get(schema, JSON_NONE_OF))
-                holds = holds && !json_holds(c, json_object_get(schema, JSON_NONE_OF), value);
-            if (type & (JSON_BIT_INTEGER | JSON_BIT_REAL))
-                holds = holds && json_number_holds(schema, value);
-            else if (type == JSON_BIT_STRING)
-                holds = holds && matches(c, json_strings(c, schema), json_string_value(value),
-                                         json_string_length(value));
-            else if (type == JSON_BIT_ARRAY)
-                holds = holds && array_holds(c, schema, value);
-            else if (type == JSON_BIT_OBJECT)
-                holds = holds && object_holds(c, schema, value);
-        }
+        holds = applies(c, schema, value) && ((c->refs_alone && json_object_get(schema, "$ref")) ||
+                                              json_holds_alone(c, schema, value));
     }
     c->depth--;
     return holds;
