@@ -64,7 +64,8 @@ static const struct usage_command commands[] = {
             .synopsis = "[options] [JSON|-]",
             .options = {json_option, lines_option, render_options}, .max_words = 1),
     COMMAND("schema", "say which texts a JSON Schema or another response format allows",
-            .synopsis = "[options] [JSON|-]", .options = {lines_option}, .max_words = 1),
+            .synopsis = "[options] [JSON|-]", .options = {json_option, lines_option},
+            .max_words = 1),
 };
 
 const struct usage_program nvllmd_program = {
