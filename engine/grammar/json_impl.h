@@ -52,9 +52,8 @@ struct compiler {
     size_t n_memos, memos_cap;
     struct rewritten *rewritten; /* [n_rewritten] */
     size_t n_rewritten, rewritten_cap;
-    int32_t any;          /* the rule of any value, or -1: not yet made */
-    int32_t none;         /* the rule of no value */
-    const json_t *listed; /* the enum whose values are looked at */
+    int32_t any;  /* the rule of any value, or -1: not yet made */
+    int32_t none; /* the rule of no value */
     int depth;
     size_t steps;  /* of json_step() */
     int n_choices; /* alternatives that have been compiled */
@@ -138,9 +137,10 @@ int32_t json_string_values(struct compiler *c, const json_t *values);
 int32_t json_strings(struct compiler *c, const json_t *schema);
 
 /* Whether a value is an instance of a schema; alone: of its keywords that hold no other schemas of
- * the same instance. */
+ * the same instance, and of its enum unless that is `listed`, which the value is known to be of. */
 bool json_holds(struct compiler *c, const json_t *schema, const json_t *value);
-bool json_holds_alone(struct compiler *c, const json_t *schema, const json_t *value);
+bool json_holds_alone(struct compiler *c, const json_t *schema, const json_t *value,
+                      const json_t *listed);
 unsigned json_type_of(const json_t *value);
 
 #endif

@@ -44,7 +44,6 @@ int json_refuse(struct compiler *c, int code, const char *keyword, const char *f
     return c->code = err_set(c->e, code, "%s%s%s: %s", c->path, *keyword ? "." : "", keyword, what);
 }
 
-/* Lengthens the path; json_leave() with the result goes back. */
 bool json_step(struct compiler *c, size_t n)
 {
     c->steps += n;
@@ -235,21 +234,19 @@ static int32_t by_values(struct compiler *c, const struct conjunction *all, cons
     const json_t *v;
     size_t i;
 
-    c->listed = values;
     json_array_foreach(values, i, v)
     {
         bool holds = true;
 
         /* What holds other schemas has added them to the members. */
         for (size_t k = 0; k < all->n && holds; k++)
-            holds =
-                !json_counts(c, &all->members[k]) || json_holds_alone(c, all->members[k].schema, v);
+            holds = !json_counts(c, &all->members[k]) ||
+                    json_holds_alone(c, all->members[k].schema, v, values);
         if (holds && json_is_string(v))
             json_array_append(strings, (json_t *)(uintptr_t)v);
         else if (holds)
             node = grammar_fork(c->g, node_literal(c, v, GRAMMAR_END), node);
     }
-    c->listed = NULL;
     term = json_string_values(c, strings);
     json_decref(strings);
     return term == REGEX_NONE ? node : grammar_fork(c->g, node_string(c, term, GRAMMAR_END), node);

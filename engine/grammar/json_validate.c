@@ -182,14 +182,15 @@ static bool applies(struct compiler *c, const json_t *schema, const json_t *valu
            (!one || count_holding(c, one, value) == 1) && (!no || !json_holds(c, no, value));
 }
 
-bool json_holds_alone(struct compiler *c, const json_t *schema, const json_t *value)
+bool json_holds_alone(struct compiler *c, const json_t *schema, const json_t *value,
+                      const json_t *listed)
 {
     const json_t *constant = json_object_get(schema, "const");
     const json_t *values = json_object_get(schema, "enum");
     const unsigned type = json_type_of(value);
 
     if (!json_step(c, 10) || !(json_types(c, schema) & type) ||
-        (values && values != c->listed && !is_among(c, values, value)) ||
+        (values && values != listed && !is_among(c, values, value)) ||
         (constant && !json_same(constant, value)))
         return false;
     if (json_object_get(schema, JSON_UNKNOWN))
@@ -219,7 +220,7 @@ bool json_holds(struct compiler *c, const json_t *schema, const json_t *value)
         holds = false;
     } else {
         holds = applies(c, schema, value) && ((c->refs_alone && json_object_get(schema, "$ref")) ||
-                                              json_holds_alone(c, schema, value));
+                                              json_holds_alone(c, schema, value, NULL));
     }
     c->depth--;
     return holds;
