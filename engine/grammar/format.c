@@ -18,7 +18,6 @@ enum {
 struct format {
     struct grammar grammar;
     struct masks *masks;
-    const struct vocabulary *vocabulary;
 };
 
 /* ---- kinds */
@@ -140,7 +139,6 @@ int format_new(struct format **out, const struct format_source *source, const st
 
     if (!f)
         return err_set(e, -ENOMEM, "out of memory");
-    f->vocabulary = v;
     r = grammar_init(&f->grammar, FORMAT_MAX_BYTES / 2);
     if (r == 0) {
         f->masks = masks_new(v, &f->grammar, FORMAT_MAX_BYTES / 2);

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "engine/grammar/json_impl.h"
+#include "engine/text/utf8.h"
 
 #define YEAR "[0-9]{4}"
 #define LEAP "([0-9]{2}(0[48]|[2468][048]|[13579][26])|([02468][048]|[13579][26])00)"
@@ -42,7 +43,8 @@
     "([^\\x00-\\x20\"'%<>\\\\^`{|}\\x7f]|%" HEX "{2}|\\{[+#./;?&=,!@|]?" VARSPEC "(," VARSPEC      \
     ")*\\})*"
 
-int32_t json_format(struct compiler *c, const char *name)
+/* What a format allows; REGEX_ALL: it is not known. */
+static int32_t format_term(struct compiler *c, const char *name)
 {
     static const struct {
         const char *name, *source;
@@ -96,6 +98,31 @@ int32_t json_string_values(struct compiler *c, const json_t *values)
     return term;
 }
 
+int32_t json_pattern(struct compiler *c, const char *keyword, const char *pattern, size_t n)
+{
+    int32_t term = REGEX_NONE;
+    struct err e;
+    int r = 0;
+
+    if (json_step(c, n))
+        r = regex_parse(&term, &c->g->lexer.regex, (struct text){pattern, n}, true, &e);
+    if (r < 0)
+        json_refuse(c, r, keyword, "“%.60s”: %s", pattern, e.text);
+    return term;
+}
+
+bool json_matches(struct compiler *c, int32_t term, const char *s, size_t n)
+{
+    struct regex_pool *p = &c->g->lexer.regex;
+    uint32_t point;
+
+    for (size_t at = 0; at < n && term != REGEX_NONE;) {
+        at += utf8_read(s + at, n - at, &point);
+        term = regex_next(p, term, point);
+    }
+    return term != REGEX_NONE && regex_accepts(p, term);
+}
+
 int32_t json_strings(struct compiler *c, const json_t *schema)
 {
     struct regex_pool *p = &c->g->lexer.regex;
@@ -104,16 +131,14 @@ int32_t json_strings(struct compiler *c, const json_t *schema)
     const json_t *pattern = json_object_get(schema, "pattern");
     const json_t *format = json_object_get(schema, "format");
     const json_t *no = json_object_get(schema, JSON_NONE_OF), *values = json_object_get(no, "enum");
-    int32_t term = REGEX_ALL, one;
-    struct err e;
-    int r;
+    int32_t term = REGEX_ALL;
 
     if (min > max)
         return REGEX_NONE;
     if (min > 0 || max != REGEX_INFINITE)
         term = regex_repeat(p, REGEX_ANY, min, max);
     if (format && json_is_string(format))
-        term = regex_and2(p, term, json_format(c, json_string_value(format)));
+        term = regex_and2(p, term, format_term(c, json_string_value(format)));
     if (no)
         term =
             regex_and2(p, term,
@@ -124,13 +149,7 @@ int32_t json_strings(struct compiler *c, const json_t *schema)
         json_refuse(c, -EINVAL, "pattern", "must be a string");
         return REGEX_NONE;
     }
-    if (!json_step(c, json_string_length(pattern)))
-        return REGEX_NONE;
-    r = regex_parse(&one, p, (struct text){json_string_value(pattern), json_string_length(pattern)},
-                    true, &e);
-    if (r < 0) {
-        json_refuse(c, r, "pattern", "%s", e.text);
-        return REGEX_NONE;
-    }
-    return regex_and2(p, term, one);
+    return regex_and2(p, term,
+                      json_pattern(c, "pattern", json_string_value(pattern),
+                                   json_string_length(pattern)));
 }

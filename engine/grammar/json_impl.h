@@ -98,6 +98,9 @@ enum {
 
 unsigned json_types(struct compiler *c, const json_t *schema); /* that "type" allows */
 
+/* Notes it where instances of these types cannot be told from others: see JSON_UNKNOWN. */
+void json_refuse_unknown(struct compiler *c, const json_t *schema, unsigned types);
+
 /* ---- the others */
 
 /* The schema that a reference leads to; NULL: there is none, which is noted. */
@@ -108,6 +111,7 @@ int32_t node_plain(struct compiler *c, int32_t term, int32_t next);
 int32_t node_word(struct compiler *c, const char *text, int32_t next);
 int32_t node_string(struct compiler *c, int32_t term, int32_t next);
 int32_t node_call(struct compiler *c, int32_t rule, int32_t next);
+int32_t node_empty(struct compiler *c, int32_t open, char close, int32_t next); /* [] or {} */
 int32_t node_literal(struct compiler *c, const json_t *v, int32_t next);
 int32_t node_any(struct compiler *c); /* the rule of any value */
 void node_marks(struct compiler *c);  /* fills ws and what follows it */
@@ -121,14 +125,17 @@ const json_t *json_not(struct compiler *c, const json_t *schema);
 const json_t *json_one_of(struct compiler *c, const json_t *schema);
 const json_t *json_if(struct compiler *c, const json_t *schema);
 const json_t *json_dependencies(struct compiler *c, const json_t *schema);
+bool json_has_dependencies(const json_t *schema);
 
 /* The spellings of numbers of the types, of JSON_BIT_…, that all n schemas allow. */
 int32_t json_numbers(struct compiler *c, const json_t *const *schemas, size_t n, unsigned types);
 bool json_same(const json_t *a, const json_t *b); /* numbers by their values */
 bool json_number_holds(const json_t *schema, const json_t *value);
 
-/* What a format allows; REGEX_ALL: it is not known. */
-int32_t json_format(struct compiler *c, const char *name);
+/* The texts in which a pattern matches, of this keyword; REGEX_NONE: it is wrong, which is noted.
+ */
+int32_t json_pattern(struct compiler *c, const char *keyword, const char *pattern, size_t n);
+bool json_matches(struct compiler *c, int32_t term, const char *s, size_t n); /* as a whole */
 
 /* The strings among values. */
 int32_t json_string_values(struct compiler *c, const json_t *values);

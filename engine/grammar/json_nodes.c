@@ -53,6 +53,13 @@ void node_marks(struct compiler *c)
     c->colon = mark(c, ':', true, true);
 }
 
+int32_t node_empty(struct compiler *c, int32_t open, char close, int32_t next)
+{
+    struct regex_pool *p = &c->g->lexer.regex;
+
+    return node_plain(c, regex_concat(p, open, regex_char(p, (uint32_t)close)), next);
+}
+
 /* A number with the fewest digits that mean it. */
 static int32_t real_node(struct compiler *c, double x, int32_t next)
 {
@@ -84,9 +91,8 @@ int32_t node_literal(struct compiler *c, const json_t *v, int32_t next)
             node = node_literal(c, json_array_get(v, i), node);
             node = i > 0 ? node_plain(c, c->comma, node) : node;
         }
-        return json_array_size(v)
-                   ? node_plain(c, c->open_array, node)
-                   : node_plain(c, regex_concat(p, c->open_array, regex_char(p, ']')), next);
+        return json_array_size(v) ? node_plain(c, c->open_array, node)
+                                  : node_empty(c, c->open_array, ']', next);
     case JSON_OBJECT: {
         const size_t n = json_object_size(v);
         const char **keys = calloc(n + 1, sizeof(*keys));
@@ -107,8 +113,7 @@ int32_t node_literal(struct compiler *c, const json_t *v, int32_t next)
             node = i > 0 ? node_plain(c, c->comma, node) : node;
         }
         free(keys);
-        return n ? node_plain(c, c->open_object, node)
-                 : node_plain(c, regex_concat(p, c->open_object, regex_char(p, '}')), next);
+        return n ? node_plain(c, c->open_object, node) : node_empty(c, c->open_object, '}', next);
     }
     case JSON_REAL:
         return real_node(c, json_real_value(v), next);
@@ -124,47 +129,39 @@ int32_t node_literal(struct compiler *c, const json_t *v, int32_t next)
     }
 }
 
+/* Any number of the same, with commas between: between these marks. */
+static int32_t any_list(struct compiler *c, int32_t open, int32_t close, const char *closed,
+                        bool named)
+{
+    struct grammar *g = c->g;
+    const int32_t members = grammar_rule(g);
+    int32_t first = node_call(c, c->any, node_call(c, members, GRAMMAR_END));
+
+    if (named)
+        first = node_string(c, REGEX_ALL, node_plain(c, c->colon, first));
+    grammar_define(g, members,
+                   grammar_fork(g, node_plain(c, c->comma, first),
+                                node_plain(c, close, GRAMMAR_END)));
+    return node_plain(c, open, grammar_fork(g, first, node_word(c, closed, GRAMMAR_END)));
+}
+
 /* The rule of any value, which is made once. */
 int32_t node_any(struct compiler *c)
 {
-    struct regex_pool *p = &c->g->lexer.regex;
+    static const char *const words[] = {"true", "false", "null"};
     struct grammar *g = c->g;
     const json_t *none = NULL;
-    int32_t node, members, first;
+    int32_t node;
 
     if (c->any >= 0)
         return c->any;
     c->any = grammar_rule(g);
     node = node_plain(c, json_numbers(c, &none, 0, JSON_BIT_INTEGER | JSON_BIT_REAL), GRAMMAR_END);
     node = grammar_fork(g, node_string(c, REGEX_ALL, GRAMMAR_END), node);
-    node = grammar_fork(g,
-                        node_plain(c,
-                                   regex_or2(p, regex_text(p, (struct text){"true", 4}),
-                                             regex_or2(p, regex_text(p, (struct text){"false", 5}),
-                                                       regex_text(p, (struct text){"null", 4}))),
-                                   GRAMMAR_END),
-                        node);
-    /* [ value (, value)* ] */
-    members = grammar_rule(g);
-    first = node_call(c, c->any, node_call(c, members, GRAMMAR_END));
-    grammar_define(g, members,
-                   grammar_fork(g, node_plain(c, c->comma, first),
-                                node_plain(c, c->close_array, GRAMMAR_END)));
-    node = grammar_fork(g,
-                        node_plain(c, c->open_array,
-                                   grammar_fork(g, first, node_word(c, "]", GRAMMAR_END))),
-                        node);
-    members = grammar_rule(g);
-    first = node_string(c, REGEX_ALL,
-                        node_plain(c, c->colon,
-                                   node_call(c, c->any, node_call(c, members, GRAMMAR_END))));
-    grammar_define(g, members,
-                   grammar_fork(g, node_plain(c, c->comma, first),
-                                node_plain(c, c->close_object, GRAMMAR_END)));
-    node = grammar_fork(g,
-                        node_plain(c, c->open_object,
-                                   grammar_fork(g, first, node_word(c, "}", GRAMMAR_END))),
-                        node);
+    for (size_t i = 0; i < 3; i++)
+        node = grammar_fork(g, node_word(c, words[i], GRAMMAR_END), node);
+    node = grammar_fork(g, any_list(c, c->open_array, c->close_array, "]", false), node);
+    node = grammar_fork(g, any_list(c, c->open_object, c->close_object, "}", true), node);
     grammar_define(g, c->any, node);
     return c->any;
 }

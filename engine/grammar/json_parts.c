@@ -51,7 +51,6 @@ static int32_t element_rule(struct compiler *c, const struct conjunction *all, s
 
 int32_t json_array_node(struct compiler *c, const struct conjunction *all)
 {
-    struct regex_pool *p = &c->g->lexer.regex;
     struct grammar *g = c->g;
     int32_t min = 0, max = REGEX_INFINITE, node, close, more, empty;
     size_t n_prefix = 0, n;
@@ -95,9 +94,7 @@ int32_t json_array_node(struct compiler *c, const struct conjunction *all)
             return more;
         g->nodes[node].a = more;
     }
-    empty = min == 0
-                ? node_plain(c, regex_concat(p, c->open_array, regex_char(p, ']')), GRAMMAR_END)
-                : GRAMMAR_DEAD;
+    empty = min == 0 ? node_empty(c, c->open_array, ']', GRAMMAR_END) : GRAMMAR_DEAD;
     if (max == 0)
         return empty;
     if (n_prefix > 0 && (size_t)min > n_prefix) /* one more must be there */
@@ -152,9 +149,6 @@ static struct property *property_of(struct compiler *c, struct object *o, const 
 
 static void take_pattern(struct compiler *c, struct object *o, const char *pattern)
 {
-    struct err e;
-    int r;
-
     for (size_t i = 0; i < o->n_patterns; i++)
         if (strcmp(o->patterns[i], pattern) == 0)
             return;
@@ -163,12 +157,8 @@ static void take_pattern(struct compiler *c, struct object *o, const char *patte
                     MAX_PATTERNS);
         return;
     }
-    r = regex_parse(&o->terms[o->n_patterns], &c->g->lexer.regex,
-                    (struct text){pattern, strlen(pattern)}, true, &e);
-    if (r < 0)
-        json_refuse(c, r, "patternProperties", "“%.60s”: %s", pattern, e.text);
-    else
-        o->patterns[o->n_patterns++] = pattern;
+    o->terms[o->n_patterns] = json_pattern(c, "patternProperties", pattern, strlen(pattern));
+    o->patterns[o->n_patterns++] = pattern;
 }
 
 /* False: it is none, or has been taken. */
@@ -265,16 +255,8 @@ static int32_t text_term(struct compiler *c, const char *s)
     return regex_text(&c->g->lexer.regex, (struct text){s, strlen(s)});
 }
 
-static bool text_matches(struct compiler *c, int32_t term, const char *s)
-{
-    struct regex_pool *p = &c->g->lexer.regex;
-    const int32_t both = regex_and2(p, term, text_term(c, s));
-
-    return regex_is_alive(p, both);
-}
-
 /* The rule of a property's value: of a name, or NULL of names that match the patterns in `matching`
- * and are no property of any member. Nodes that are dead: there is no such value. */
+ * and are no property of any member. */
 static int32_t value_rule(struct compiler *c, const struct conjunction *all, const struct object *o,
                           const char *name, unsigned matching)
 {
@@ -359,9 +341,9 @@ static bool choose_properties(struct compiler *c, const struct conjunction *all,
         unsigned matching = 0;
 
         for (size_t k = 0; k < o->n_patterns; k++)
-            matching |= (unsigned)text_matches(c, o->terms[k], one.name) << k;
+            matching |= (unsigned)json_matches(c, o->terms[k], one.name, strlen(one.name)) << k;
         one.rule = c->none;
-        if (text_matches(c, o->names, one.name))
+        if (json_matches(c, o->names, one.name, strlen(one.name)))
             one.rule = value_rule(c, all, o, one.name, matching);
         if (one.rule != c->none)
             o->properties[n++] = one;
@@ -382,7 +364,6 @@ static int32_t below(struct compiler *c, const struct object *o, int32_t room, i
  * A bound is looked at as soon as what is left could not keep it. */
 static int32_t build_object(struct compiler *c, const struct conjunction *all, struct object *o)
 {
-    struct regex_pool *p = &c->g->lexer.regex;
     struct grammar *g = c->g;
     const int32_t close = from(c, o->min, node_plain(c, c->close_object, GRAMMAR_END));
     const int32_t most = o->max != REGEX_INFINITE ? o->max : o->min;
@@ -422,9 +403,7 @@ static int32_t build_object(struct compiler *c, const struct conjunction *all, s
     first = first == GRAMMAR_DEAD ? first : node_plain(c, c->open_object, first);
     if (required > 0 || o->min > 0)
         return first;
-    return grammar_fork(g, first,
-                        node_plain(c, regex_concat(p, c->open_object, regex_char(p, '}')),
-                                   GRAMMAR_END));
+    return grammar_fork(g, first, node_empty(c, c->open_object, '}', GRAMMAR_END));
 }
 
 int32_t json_object_node(struct compiler *c, const struct conjunction *all)

@@ -476,9 +476,18 @@ static json_t *depend(const char *name, const json_t *on)
                      "allOf", json_pack("[o]", then));
 }
 
+static const char *const dependencies[] = {"dependencies", "dependentRequired", "dependentSchemas"};
+
+bool json_has_dependencies(const json_t *schema)
+{
+    for (size_t i = 0; i < 3; i++)
+        if (json_object_get(schema, dependencies[i]))
+            return true;
+    return false;
+}
+
 const json_t *json_dependencies(struct compiler *c, const json_t *schema)
 {
-    static const char *const keywords[] = {"dependencies", "dependentRequired", "dependentSchemas"};
     const json_t *had = find(c, schema, DEPENDENCIES);
     const char *name;
     json_t *all, *v;
@@ -487,7 +496,7 @@ const json_t *json_dependencies(struct compiler *c, const json_t *schema)
         return had;
     all = json_array();
     for (size_t i = 0; i < 3; i++) {
-        json_object_foreach(json_object_get(schema, keywords[i]), name, v)
+        json_object_foreach(json_object_get(schema, dependencies[i]), name, v)
         {
             json_array_append_new(all, depend(name, v));
         }

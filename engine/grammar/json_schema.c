@@ -126,6 +126,14 @@ unsigned json_types(struct compiler *c, const json_t *schema)
     return bits;
 }
 
+void json_refuse_unknown(struct compiler *c, const json_t *schema, unsigned types)
+{
+    const char *keyword = json_string_value(json_object_get(schema, JSON_UNKNOWN));
+
+    if (keyword && json_types(c, schema) & types)
+        json_refuse(c, -ENOTSUP, "not", "of %s is not supported", keyword);
+}
+
 /* ---- conjunctions */
 
 /* Adds a schema, true and false among them. */
@@ -187,8 +195,7 @@ static void close_member(struct compiler *c, struct conjunction *all, const json
         add_member(c, all, json_one_of(c, schema));
     if (json_object_get(schema, "if"))
         add_member(c, all, json_if(c, schema));
-    if (json_object_get(schema, "dependencies") || json_object_get(schema, "dependentSchemas") ||
-        json_object_get(schema, "dependentRequired"))
+    if (json_has_dependencies(schema))
         add_member(c, all, json_dependencies(c, schema));
 }
 
@@ -227,6 +234,17 @@ int32_t json_compile_all(struct compiler *c, const json_t *const *schemas, size_
 
 /* ---- conjunctions without choices */
 
+/* The types that all members allow. */
+static unsigned types_of(struct compiler *c, const struct conjunction *all)
+{
+    unsigned types = JSON_BITS;
+
+    for (size_t k = 0; k < all->n; k++)
+        if (json_counts(c, &all->members[k]))
+            types &= json_types(c, all->members[k].schema);
+    return types;
+}
+
 static int32_t by_values(struct compiler *c, const struct conjunction *all, const json_t *values)
 {
     json_t *strings = json_array();
@@ -257,18 +275,14 @@ static int32_t by_types(struct compiler *c, const struct conjunction *all)
     struct regex_pool *p = &c->g->lexer.regex;
     const json_t *schemas[MAX_MEMBERS];
     int32_t node = GRAMMAR_DEAD, strings = REGEX_ALL;
-    unsigned types = JSON_BITS;
+    const unsigned types = types_of(c, all);
     size_t n = 0;
 
     for (size_t k = 0; k < all->n; k++)
         if (json_counts(c, &all->members[k])) {
             schemas[n++] = all->members[k].schema;
-            types &= json_types(c, all->members[k].schema);
+            json_refuse_unknown(c, all->members[k].schema, types);
         }
-    for (size_t i = 0; i < n; i++)
-        if (types & json_types(c, schemas[i]) && json_object_get(schemas[i], JSON_UNKNOWN))
-            json_refuse(c, -ENOTSUP, "not", "of %s is not supported",
-                        json_string_value(json_object_get(schemas[i], JSON_UNKNOWN)));
     if (types & JSON_BIT_NULL)
         node = grammar_fork(c->g, node_word(c, "null", GRAMMAR_END), node);
     if (types & JSON_BIT_BOOLEAN)
@@ -384,17 +398,6 @@ static size_t hash_of(const struct conjunction *all)
     for (size_t i = 0; i < all->n; i++)
         h = (h ^ (uintptr_t)all->members[i].schema ^ all->members[i].chosen) * 0x9e3779b97f4a7c15u;
     return h;
-}
-
-/* The types that all members allow. */
-static unsigned types_of(struct compiler *c, const struct conjunction *all)
-{
-    unsigned types = JSON_BITS;
-
-    for (size_t k = 0; k < all->n; k++)
-        if (json_counts(c, &all->members[k]))
-            types &= json_types(c, all->members[k].schema);
-    return types;
 }
 
 /* The rule of a conjunction; one that is under way has a rule, too. */

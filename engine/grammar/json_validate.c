@@ -5,7 +5,6 @@
 #include <string.h>
 
 #include "engine/grammar/json_impl.h"
-#include "engine/text/utf8.h"
 
 enum { MAX_DEPTH = 64 };
 
@@ -29,33 +28,6 @@ unsigned json_type_of(const json_t *v)
     default:
         return JSON_BIT_OBJECT;
     }
-}
-
-static bool matches(struct compiler *c, int32_t term, const char *s, size_t n)
-{
-    struct regex_pool *p = &c->g->lexer.regex;
-    uint32_t point;
-
-    for (size_t at = 0; at < n && term != REGEX_NONE;) {
-        at += utf8_read(s + at, n - at, &point);
-        term = regex_next(p, term, point);
-    }
-    return term != REGEX_NONE && regex_accepts(p, term);
-}
-
-/* Whether a name matches a pattern of patternProperties. */
-static bool name_matches(struct compiler *c, const char *pattern, const char *name)
-{
-    int32_t term;
-    struct err e;
-    int r;
-
-    if (!json_step(c, strlen(pattern)))
-        return false;
-    r = regex_parse(&term, &c->g->lexer.regex, (struct text){pattern, strlen(pattern)}, true, &e);
-    if (r < 0)
-        json_refuse(c, r, "patternProperties", "%s", e.text);
-    return r == 0 && matches(c, term, name, strlen(name));
 }
 
 static bool object_holds(struct compiler *c, const json_t *schema, const json_t *value)
@@ -86,7 +58,9 @@ static bool object_holds(struct compiler *c, const json_t *schema, const json_t 
             return false;
         json_object_foreach((json_t *)(uintptr_t)patterns, pattern, one)
         {
-            if (!name_matches(c, pattern, name))
+            const int32_t term = json_pattern(c, "patternProperties", pattern, strlen(pattern));
+
+            if (!json_matches(c, term, name, strlen(name)))
                 continue;
             named = true;
             if (!json_holds(c, one, member))
@@ -193,17 +167,15 @@ bool json_holds_alone(struct compiler *c, const json_t *schema, const json_t *va
         (values && values != listed && !is_among(c, values, value)) ||
         (constant && !json_same(constant, value)))
         return false;
-    if (json_object_get(schema, JSON_UNKNOWN))
-        json_refuse(c, -ENOTSUP, "not", "of %s is not supported",
-                    json_string_value(json_object_get(schema, JSON_UNKNOWN)));
+    json_refuse_unknown(c, schema, type);
     if (json_object_get(schema, JSON_NONE_OF) &&
         json_holds(c, json_object_get(schema, JSON_NONE_OF), value))
         return false;
     if (type & (JSON_BIT_INTEGER | JSON_BIT_REAL))
         return json_number_holds(schema, value);
     if (type == JSON_BIT_STRING)
-        return matches(c, json_strings(c, schema), json_string_value(value),
-                       json_string_length(value));
+        return json_matches(c, json_strings(c, schema), json_string_value(value),
+                            json_string_length(value));
     if (type == JSON_BIT_ARRAY)
         return array_holds(c, schema, value);
     return type != JSON_BIT_OBJECT || object_holds(c, schema, value);
