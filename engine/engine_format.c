@@ -36,10 +36,9 @@ struct guide {
     size_t bytes;  /* of the format, when it was last charged for */
     int32_t n_ends;
     int32_t ends[SAMPLING_MAX_STOP_IDS];
-    size_t words; /* of a mask */
     int32_t n;
     int32_t *places;  /* [n] */
-    uint32_t masks[]; /* [n][words], then the places */
+    uint32_t masks[]; /* [n][words_of()], then the places */
 };
 
 /* ---- formats that are kept */
@@ -85,14 +84,21 @@ static struct kept_format *find(struct engine *g, const struct format_source *s,
     return NULL;
 }
 
+/* With the lock. */
+static void unlist(struct engine *g, struct kept_format *k)
+{
+    list_remove(&k->link);
+    g->n_formats--;
+    g->format_bytes -= k->bytes;
+    k->listed = false;
+}
+
 /* With the lock: the one that has been unused the longest; or NULL. */
 static struct kept_format *take_oldest_unused(struct engine *g)
 {
     LIST_EACH (struct kept_format, k, link, &g->formats)
         if (k->n_users == 0) {
-            list_remove(&k->link);
-            g->n_formats--;
-            g->format_bytes -= k->bytes;
+            unlist(g, k);
             return k;
         }
     return NULL;
@@ -144,12 +150,8 @@ static void leave(struct engine *g, struct kept_format *k)
 
     pthread_mutex_lock(&g->lock);
     k->n_users--;
-    if (k->n_users == 0 && k->listed && k->is_worn) {
-        list_remove(&k->link);
-        g->n_formats--;
-        g->format_bytes -= k->bytes;
-        k->listed = false;
-    }
+    if (k->n_users == 0 && k->listed && k->is_worn)
+        unlist(g, k);
     last = k->n_users == 0 && !k->listed;
     pthread_mutex_unlock(&g->lock);
     if (last)
@@ -240,9 +242,8 @@ int guide_new(struct job *j, struct err *e)
         return ret;
     }
     u->compiled = ret == 1;
-    u->words = words_of(g);
     u->n = r->n;
-    u->places = (int32_t *)(u->masks + (size_t)u->n * u->words);
+    u->places = (int32_t *)(u->masks + (size_t)u->n * words_of(g));
     j->guide = u;
     return 0;
 }
@@ -261,7 +262,7 @@ static int set_mask(struct engine *g, struct job *j, int32_t choice)
 {
     const struct engine_request *request = &j->request;
     struct guide *u = j->guide;
-    uint32_t *mask = u->masks + (size_t)choice * u->words;
+    uint32_t *mask = u->masks + (size_t)choice * words_of(g);
     int r = format_mask(u->kept->format, mask, u->places[choice], u->ends, u->n_ends);
     const size_t bytes = format_bytes(u->kept->format);
     const size_t more = bytes > u->bytes ? bytes - u->bytes : 0;

@@ -18,12 +18,18 @@ void job_release(struct job *j)
     j->prompt = (struct token_list){0};
 }
 
-void job_free(struct job *j)
+/* All but the job itself. */
+static void clear(struct job *j)
 {
     job_release(j);
     generation_free(j->generation);
     guide_free(j->engine, j->guide);
     free(j->embedding);
+}
+
+void job_free(struct job *j)
+{
+    clear(j);
     free(j);
 }
 
@@ -37,10 +43,7 @@ void job_end(struct job *j, enum engine_event_type type, struct event_list *out)
     if (j->phase != JOB_IN_ENGINE && engine_computes(j->request.kind))
         g->status.n_encoding--;
     pthread_mutex_unlock(&g->lock);
-    job_release(j);
-    generation_free(j->generation);
-    guide_free(g, j->guide);
-    free(j->embedding);
+    clear(j);
     j->terminal.type = type;
     j->terminal.bytes += sizeof(*j) + j->terminal.packed.bytes;
     event_list_push(out, &j->terminal);
