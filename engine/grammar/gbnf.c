@@ -7,6 +7,7 @@
 
 #include "engine/text/utf8.h"
 #include "engine/util/checked.h"
+#include "engine/util/hex.h"
 
 enum { MAX_SOURCE = 1 << 18, MAX_RULES = 2048, MAX_DEPTH = 100, MAX_RANGES = 1024 };
 
@@ -134,14 +135,12 @@ static uint32_t read_code(struct parser *s, int digits)
     uint32_t point = 0;
 
     for (int i = 0; i < digits; i++, s->at++) {
-        const char c = look(s);
+        const int digit = hex_digit((unsigned char)look(s));
 
-        if (c >= '0' && c <= '9')
-            point = point * 16 + (uint32_t)(c - '0');
-        else if ((c | 0x20) >= 'a' && (c | 0x20) <= 'f')
-            point = point * 16 + (uint32_t)((c | 0x20) - 'a' + 10);
-        else
+        if (digit < 0)
             refuse(s, -EINVAL, "an escape has too few digits");
+        else
+            point = point * 16 + (uint32_t)digit;
     }
     if (point > REGEX_MAX_POINT || (point >= 0xd800 && point <= 0xdfff))
         refuse(s, -EINVAL, "no such character");

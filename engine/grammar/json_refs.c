@@ -4,15 +4,9 @@
 #include <string.h>
 
 #include "engine/grammar/json_impl.h"
+#include "engine/util/hex.h"
 
 enum { MAX_DEPTH = 256 };
-
-static int hex(char d)
-{
-    return d >= '0' && d <= '9'                     ? d - '0'
-           : (d | 0x20) >= 'a' && (d | 0x20) <= 'f' ? (d | 0x20) - 'a' + 10
-                                                    : -1;
-}
 
 /* One step of a JSON pointer, decoded, up to *at, which moves behind it. */
 static void take_step(char *out, size_t size, const char **at)
@@ -23,8 +17,9 @@ static void take_step(char *out, size_t size, const char **at)
     for (; *s && *s != '/'; s++) {
         char byte = *s;
 
-        if (byte == '%' && hex(s[1]) >= 0 && hex(s[2]) >= 0) {
-            byte = (char)(hex(s[1]) << 4 | hex(s[2]));
+        if (byte == '%' && hex_digit((unsigned char)s[1]) >= 0 &&
+            hex_digit((unsigned char)s[2]) >= 0) {
+            byte = (char)(hex_digit((unsigned char)s[1]) << 4 | hex_digit((unsigned char)s[2]));
             s += 2;
         } else if (byte == '~' && (s[1] == '0' || s[1] == '1')) {
             byte = s[1] == '0' ? '~' : '/';

@@ -4,6 +4,8 @@
 #include <errno.h>
 #include <stdlib.h>
 
+#include "engine/util/hex.h"
+
 enum {
     IN_TEXT,   /* between two characters of a plain text, or with left > 0 inside of one */
     AT_OPEN,   /* before a string */
@@ -215,9 +217,7 @@ static struct key take_digits(struct lexer *l, struct key k)
 
 static struct key step_hex(struct lexer *l, struct key k, uint8_t byte)
 {
-    const int digit = byte >= '0' && byte <= '9'                     ? byte - '0'
-                      : (byte | 0x20) >= 'a' && (byte | 0x20) <= 'f' ? (byte | 0x20) - 'a' + 10
-                                                                     : -1;
+    const int digit = hex_digit(byte);
 
     if (digit < 0)
         return dead;

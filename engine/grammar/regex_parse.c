@@ -9,6 +9,7 @@
 
 #include "engine/text/utf8.h"
 #include "engine/util/checked.h"
+#include "engine/util/hex.h"
 
 enum { MAX_DEPTH = 200, MAX_SOURCE = 1 << 16, MAX_CLASS = 4096 };
 
@@ -120,15 +121,11 @@ static bool read_hex(struct parser *s, size_t min, size_t max, uint32_t *out)
     size_t n = 0;
 
     for (*out = 0; n < max && !ended(s); n++) {
-        const char c = s->source.data[s->at];
-        const uint32_t digit = c >= '0' && c <= '9' ? (uint32_t)(c - '0')
-                               : (c | 0x20) >= 'a' && (c | 0x20) <= 'f'
-                                   ? (uint32_t)(c | 0x20) - 'a' + 10
-                                   : 16;
+        const int digit = hex_digit((unsigned char)s->source.data[s->at]);
 
-        if (digit == 16)
+        if (digit < 0)
             break;
-        *out = *out * 16 + digit;
+        *out = *out * 16 + (uint32_t)digit;
         s->at++;
     }
     return n >= min;

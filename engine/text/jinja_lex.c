@@ -5,6 +5,7 @@
 
 #include "engine/text/jinja_impl.h"
 #include "engine/text/utf8.h"
+#include "engine/util/hex.h"
 #include "engine/util/checked.h"
 
 enum { BRACKETS_MAX = 200 };
@@ -272,11 +273,11 @@ static uint32_t hex(const char *s, int n)
     uint32_t cp = 0;
 
     for (int i = 0; i < n; i++) {
-        const char *at = s[i] ? strchr("0123456789abcdef", s[i] | 0x20) : NULL;
+        const int digit = hex_digit((unsigned char)s[i]);
 
-        if (!at || (s[i] < '0' || (s[i] > '9' && s[i] < 'A')))
+        if (digit < 0)
             return UTF8_BROKEN;
-        cp = cp << 4 | (uint32_t)(at - "0123456789abcdef");
+        cp = cp << 4 | (uint32_t)digit;
         cp = cp > UTF8_BROKEN ? UTF8_BROKEN : cp;
     }
     return cp >= 0xd800 && cp < 0xe000 ? UTF8_BROKEN : cp;
