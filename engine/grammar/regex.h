@@ -40,7 +40,7 @@ struct regex_step {
 };
 
 struct regex_term {
-    int32_t op, a, b, c; /* private to regex.c */
+    int32_t op, a, b, c; /* private: regex_impl.h */
     int32_t steps_at, n_steps;
     int32_t link; /* of the hash table */
     bool nullable;
