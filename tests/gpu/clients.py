@@ -1,6 +1,7 @@
 """Many clients, each of which sends its next request when the last one is answered: tokens a second,
-times between the tokens of an answer, times to the first one."""
+times between the tokens of an answer, times to the first one; what response formats cost."""
 
+import json
 import random
 import select
 import statistics
@@ -18,8 +19,10 @@ WINDOWS = 3  # parts of it; the median counts
 class Client:
     """One connection with one request under way."""
 
-    def __init__(self, w, rng, vocab):
-        self.wire, self.rng, self.vocab = w, rng, vocab
+    def __init__(self, w, rng, vocab, n_prompt=PROMPT, **request):
+        self.wire, self.rng, self.vocab, self.n_prompt = w, rng, vocab, n_prompt
+        self.request = {"max_tokens": few(OUTPUT, 2), "stream": True,
+                        "sampling": {"temperature": 0, "ignore_eos": True}, **request}
         self.buffer = b""
         self.sent = self.last = None
         self.gaps, self.firsts, self.tokens = [], [], 0
@@ -27,9 +30,8 @@ class Client:
     def ask(self):
         self.sent, self.last = time.monotonic(), None
         self.wire.send(self.wire.new_id(), generate={
-            "prompt_ids": {"ids": random_ids(self.rng, few(PROMPT), self.vocab)},
-            "max_tokens": few(OUTPUT, 2), "stream": True,
-            "sampling": {"temperature": 0, "ignore_eos": True}})
+            "prompt_ids": {"ids": random_ids(self.rng, few(self.n_prompt), self.vocab)},
+            **self.request})
 
     def take(self, measured):
         """What has come, all of it at this moment."""
@@ -64,24 +66,8 @@ def clients():
     vocab = model_config(model)["vocab_size"]
     with daemon("cache.prefix_cache=off", model=model) as d:
         all_ = [Client(d.connect(), random.Random(i), vocab) for i in range(few(CLIENTS))]
-        by_fd, poll = {c.wire.sock.fileno(): c for c in all_}, select.poll()
-        for fd in by_fd:
-            poll.register(fd, select.POLLIN)
-        begin = time.monotonic()
-        for c in all_:
-            c.ask()
-        from_, to = begin + WARM_UP * args.scale, begin + (WARM_UP + MEASURED) * args.scale
-        counts = [0]  # tokens until the end of each window
-        for window in range(1, WINDOWS + 1):
-            end = from_ + (to - from_) * window / WINDOWS
-            while (now := time.monotonic()) < end:
-                for fd, _ in poll.poll(1000):
-                    by_fd[fd].take(now >= from_)
-            counts.append(sum(c.tokens for c in all_))
-        for c in all_:
-            c.wire.close()
+        rates = run(all_, WARM_UP, MEASURED)
     gaps, firsts = sorted(g for c in all_ for g in c.gaps), [f for c in all_ for f in c.firsts]
-    rates = [(b - a) * WINDOWS / (to - from_) for a, b in zip(counts, counts[1:])]
     middle, late = statistics.median(gaps), gaps[len(gaps) * 99 // 100]
     good = statistics.median(rates) >= 3600 and late <= 3 * middle
     row(f"speed, {len(all_)} clients", reached(good) if args.large else "-",
@@ -93,7 +79,68 @@ def clients():
         " (bar 3600 on the 8B shape, 3 x)")
 
 
+def run(all_, warm_up, measured):
+    """Tokens a second, in each window."""
+    by_fd, poll = {c.wire.sock.fileno(): c for c in all_}, select.poll()
+    for fd in by_fd:
+        poll.register(fd, select.POLLIN)
+    begin = time.monotonic()
+    for c in all_:
+        c.ask()
+    from_, to = begin + warm_up * args.scale, begin + (warm_up + measured) * args.scale
+    counts = [0]  # tokens until the end of each window
+    for window in range(1, WINDOWS + 1):
+        end = from_ + (to - from_) * window / WINDOWS
+        while (now := time.monotonic()) < end:
+            for fd, _ in poll.poll(1000):
+                by_fd[fd].take(now >= from_)
+        counts.append(sum(c.tokens for c in all_))
+    for c in all_:
+        c.wire.close()
+    return [(b - a) * WINDOWS / (to - from_) for a, b in zip(counts, counts[1:])]
+
+
 def floor(config, n_clients):
     """Seconds of a token: its part of the prompt, and of a step for all."""
     return (roofline.products(config, PROMPT) / OUTPUT
             + roofline.decode(config, n_clients, PROMPT + OUTPUT / 2) / n_clients)
+
+
+N_STREAMS, N_SCHEMAS = 64, 16
+
+
+def schema(i):
+    """A list of records, too long for an answer; no two of the schemas are alike."""
+    kinds = ({"type": "string"}, {"type": "integer", "minimum": i}, {"type": "number"},
+             {"enum": [f"kind {k}" for k in range(i + 2)]}, {"type": "boolean"},
+             {"type": "array", "items": {"type": "string"}, "maxItems": 3 + i},
+             {"type": "string", "format": "date"}, {"type": "string", "pattern": "^[A-Z]{2}[0-9]+$"})
+    record = {f"{name}_{i}": kinds[(i + k) % len(kinds)]
+              for k, name in enumerate(("id", "title", "amount", "state", "tags", "since"))}
+    return {"type": "array", "minItems": 1000,
+            "items": {"type": "object", "properties": record, "required": list(record),
+                      "additionalProperties": False}}
+
+
+def formats():
+    """Tokens a second of answers that follow JSON Schemas, beside free ones of the same lengths."""
+    if not args.model:
+        raise Skip("no folder of the 0.6B shape")
+    vocab = model_config(args.model)["vocab_size"]
+    rates = {False: [], True: []}
+    with daemon("cache.prefix_cache=off", model=args.model) as d:
+        for bound in False, True, False, True:
+            all_ = []
+            for i in range(N_STREAMS):
+                request = {"sampling": {"temperature": 1.0, "ignore_eos": not bound}}
+                if bound:
+                    text = json.dumps(schema(i % N_SCHEMAS)).encode()
+                    request["response_format"] = {"json_schema": text}
+                all_.append(Client(d.connect(), random.Random(i), vocab, 32,
+                                   max_tokens=few(512, 8), **request))
+            rates[bound] += run(all_, 3.0, 6.0)
+    free, bound = (statistics.median(rates[key]) for key in (False, True))
+    row("formats, 64 streams, 16 schemas", reached(bound >= 0.85 * free),
+        f"tok_per_s={bound:.0f} ({min(rates[True]):.0f} to {max(rates[True]):.0f}), free "
+        f"{free:.0f} ({min(rates[False]):.0f} to {max(rates[False]):.0f}): {bound / free:.2f} "
+        "(bar 0.85)")

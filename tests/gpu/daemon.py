@@ -171,13 +171,14 @@ def shapes():
         requests = [{"prompt_ids": {"ids": random_ids(rng, n, vocab)}, "max_tokens": 8,
                      "sampling": {**GREEDY, "ignore_eos": True, "logprobs": 5}}
                     for n in (1, 2, 15, 16, 17, 63, few(250))]
-        answers = []
-        for backend in "cpu", args.backend:
-            with daemon(model=folder, backend=backend) as d, d.connect() as w:
-                answers.append(answers_of(w, requests))
-        compared, worst = compare_logprobs(*answers)
-        row(f"shape {folder.name}", verdict(compared >= len(requests) and worst <= CLEAR_MARGIN),
-            f"requests={len(requests)} logprobs={compared} largest_difference={worst:.4f}")
+        with daemon(model=folder, backend="cpu") as d, d.connect() as w:
+            exact = answers_of(w, requests)
+        for graphs in "on", "off":
+            with daemon(f"cuda.graphs={graphs}", model=folder) as d, d.connect() as w:
+                compared, worst = compare_logprobs(exact, answers_of(w, requests))
+            row(f"shape {folder.name}, graphs {graphs}",
+                verdict(compared >= len(requests) and worst <= CLEAR_MARGIN),
+                f"requests={len(requests)} logprobs={compared} largest_difference={worst:.4f}")
 
 
 def compare_logprobs(ours, theirs):
@@ -223,6 +224,7 @@ PARTS = {f.__name__: f for f in (golden, seeds, prefix, starts, ledger, shapes, 
 PARTS["ranks"] = ranks.ranks
 PARTS["stress"] = stress.stress
 PARTS["clients"] = clients.clients
+PARTS["formats"] = clients.formats
 PARTS["speed"] = speed.speed
 PARTS["large"] = speed.large
 PARTS["host"] = tiers.host
