@@ -11,6 +11,7 @@ import math
 import random
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import clients
@@ -162,6 +163,17 @@ def ledger():
             f" (bar {LEDGER_MIB})")
 
 
+def idle():
+    """How often threads of a daemon with nothing to do wake, the driver's among them."""
+    with daemon() as d, d.connect() as w:
+        w.generate(prompt="Hello", max_tokens=4, sampling=GREEDY)
+        time.sleep(few(8))  # what is measured for later steps is done
+        before, seconds = d.n_wakes(), few(20)
+        time.sleep(seconds)
+        rate = (d.n_wakes() - before) / seconds
+    row("idle", verdict(rate <= 0.1), f"wake_ups_a_second={rate:.2f} (bar 0.1)")
+
+
 def shapes():
     """Other shapes end to end: the device's log probabilities are the CPU's."""
     if not args.shape:
@@ -220,7 +232,7 @@ def faults():
         + "".join(f"; {p}" for p in problems[:3]))
 
 
-PARTS = {f.__name__: f for f in (golden, seeds, prefix, starts, ledger, shapes, faults)}
+PARTS = {f.__name__: f for f in (golden, seeds, prefix, starts, ledger, idle, shapes, faults)}
 PARTS["ranks"] = ranks.ranks
 PARTS["stress"] = stress.stress
 PARTS["clients"] = clients.clients
