@@ -6,6 +6,7 @@ Usage:
 
 --light is for builds with sanitizers: fewer rounds, shorter prompts, no limits on memory."""
 
+import collections
 import argparse
 import concurrent.futures
 import contextlib
@@ -222,15 +223,19 @@ class Daemon:
         status = pathlib.Path(f"/proc/{self.pid}/task/{self.pid}/status").read_text()
         return int(re.search(r"^voluntary_ctxt_switches:\s*(\d+)", status, re.M)[1])
 
-    def n_wakes(self):
-        """How often any of its threads has slept, and so been woken. The main thread alone has the
+    def wakes(self):
+        """{thread's name: how often it has slept, and so been woken}. The main thread alone has the
         program's name, but for one of ThreadSanitizer's own, which wakes by itself."""
-        n = 0
+        n = collections.Counter()
         for t in os.listdir(f"/proc/{self.pid}/task"):
             status = pathlib.Path(f"/proc/{self.pid}/task/{t}/status").read_text()
-            if int(t) == self.pid or not status.startswith("Name:\tnvllmd\n"):
-                n += int(re.search(r"^voluntary_ctxt_switches:\s*(\d+)", status, re.M)[1])
+            name = re.match(r"Name:\t(.*)", status)[1]
+            if int(t) == self.pid or name != "nvllmd":
+                n[name] += int(re.search(r"^voluntary_ctxt_switches:\s*(\d+)", status, re.M)[1])
         return n
+
+    def n_wakes(self):
+        return sum(self.wakes().values())
 
     def n_descriptors(self):
         return len(os.listdir(f"/proc/{self.pid}/fd"))
