@@ -6,8 +6,8 @@ Usage:
 
 --light is for builds with sanitizers: fewer rounds, shorter prompts, no limits on memory."""
 
-import collections
 import argparse
+import collections
 import concurrent.futures
 import contextlib
 import json
