@@ -151,14 +151,54 @@ static void advise(const struct ctl *ctl, const struct nvllm_error *err)
                 path);
 }
 
+/* The option given that a field of a request was filled from: of “sampling.top_p” it is “top-p”;
+ * NULL: none. */
+static const char *option_of(const struct ctl *ctl, const char *field)
+{
+    char name[sizeof(((struct nvllm_error *)NULL)->field)];
+
+    for (; *field; field += strspn(field, ".")) {
+        const size_t n = strcspn(field, ".");
+
+        snprintf(name, sizeof(name), "%.*s", (int)n, field);
+        name[strcspn(name, "[")] = 0;
+        for (char *c = name; *c; c++)
+            *c = (char)(*c == '_' ? '-' : *c);
+        for (size_t i = 0; i < ctl->line.n_given; i++)
+            if (strcmp(ctl->line.given[i].option->name, name) == 0)
+                return ctl->line.given[i].option->name;
+        field += n;
+    }
+    return NULL;
+}
+
+/* Whether people know a field by its name: not what they typed or piped, nor where the library
+ * connects to. */
+static bool is_known_by_name(const char *field)
+{
+    static const char *const unknown[] = {"chat", "prompt", "request", "socket_path"};
+
+    for (size_t i = 0; i < sizeof(unknown) / sizeof(*unknown); i++)
+        if (strcmp(field, unknown[i]) == 0)
+            return false;
+    return true;
+}
+
 int ctl_report(const struct ctl *ctl, const struct nvllm_error *err)
 {
-    /* The daemon's messages name the field where it helps. */
-    if (err->field[0] && !strstr(err->message, err->field) &&
-        strcmp(err->field, "socket_path") != 0) /* a member of the library's options */
-        ctl_message("%s: %s", err->field, err->message);
+    const bool known = err->field[0] && is_known_by_name(err->field);
+    const char *option = known ? option_of(ctl, err->field) : NULL;
+    const size_t n = strlen(err->field);
+    const char *what = err->message; /* behind the field, which many begin with */
+
+    if (n && strncmp(what, err->field, n) == 0 && strncmp(what + n, ": ", 2) == 0)
+        what += n + 2;
+    if (option)
+        ctl_message("--%s: %s", option, what);
+    else if (known && (what != err->message || !strstr(what, err->field)))
+        ctl_message("%s: %s", err->field, what);
     else
-        ctl_message("%s", err->message);
+        ctl_message("%s", what);
     advise(ctl, err);
     if (err->retryable && err->retry_after_ms > 0)
         fprintf(stderr, "Try again in %.1f s.\n", (double)err->retry_after_ms / 1000);
