@@ -19,20 +19,25 @@ bool api_fail(struct api_error *e, int status, const char *code, const char *par
     return false;
 }
 
-/* nvllmd's name of a field as the client has it: “sampling.top_p” is “top_p”. A format may have
- * come in any of several fields. */
-static const char *param_of(const char *field)
+/* Bytes before the client's name in nvllmd's name of a field: “sampling.top_p” is “top_p”. */
+static size_t group_of(const char *field)
 {
     static const char *const groups[] = {"sampling.", "chat."};
+
+    for (size_t i = 0; i < sizeof(groups) / sizeof(groups[0]); i++)
+        if (strncmp(field, groups[i], strlen(groups[i])) == 0)
+            return strlen(groups[i]);
+    return 0;
+}
+
+/* A format may have come in any of several fields. */
+static const char *param_of(const char *field)
+{
     static const char format[] = "response_format";
 
     if (strncmp(field, format, strlen(format)) == 0)
         return format;
-
-    for (size_t i = 0; i < sizeof(groups) / sizeof(groups[0]); i++)
-        if (strncmp(field, groups[i], strlen(groups[i])) == 0)
-            return field + strlen(groups[i]);
-    return strncmp(field, "prompt_ids", 10) == 0 ? "prompt" : field;
+    return strncmp(field, "prompt_ids", 10) == 0 ? "prompt" : field + group_of(field);
 }
 
 void api_error_of(struct api_error *e, const struct nvllm_error *from)
@@ -54,14 +59,19 @@ void api_error_of(struct api_error *e, const struct nvllm_error *from)
         {NVLLM_E_DENIED, 403, "denied"},
         {NVLLM_E_UNSUPPORTED, 501, "unsupported"},
     };
+    const size_t n = strlen(from->field);
+    const char *what = from->message;
     size_t i = 0;
+
+    if (strncmp(what, from->field, n) == 0)
+        what += group_of(from->field);
 
     while (i < sizeof(rows) / sizeof(rows[0]) && rows[i].code != from->code)
         i++;
     if (i == sizeof(rows) / sizeof(rows[0]))
-        api_fail(e, 500, "internal", "", "%s", from->message);
+        api_fail(e, 500, "internal", "", "%s", what);
     else
-        api_fail(e, rows[i].status, rows[i].name, param_of(from->field), "%s", from->message);
+        api_fail(e, rows[i].status, rows[i].name, param_of(from->field), "%s", what);
     if (e->status == 429 || e->status == 503)
         e->retry_after_s = from->retry_after_ms > 1000 ? (from->retry_after_ms + 999) / 1000 : 1;
 }

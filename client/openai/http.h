@@ -3,7 +3,11 @@
  * A connection serves one request at a time; what a client sends meanwhile waits in its socket.
  * What is added to answers is written once for each wake-up of the loop, by http_flush(). Whoever
  * answers holds the connection by pointer until http_reply() or http_stream_end(), or until it is
- * told that the client has gone; no call of this file tells that from inside. */
+ * told that the client has gone; no call of this file tells that from inside.
+ *
+ * libevent's evhttp is not used: it has no limit on connections, no answer of our own to what is
+ * too large or malformed, no look at the key before the body, and does not notice a client that
+ * leaves while its answer is awaited. */
 #ifndef NVLLM_CLIENT_OPENAI_HTTP_H
 #define NVLLM_CLIENT_OPENAI_HTTP_H
 
