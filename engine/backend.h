@@ -16,7 +16,7 @@
 #include "engine/model/model.h"
 
 enum {
-    BACKEND_ABI = 13,        /* changes when a struct of batch.h or this file does */
+    BACKEND_ABI = 14,        /* changes when a struct of batch.h or this file does */
     BACKEND_IN_FLIGHT = 2,   /* steps submitted and not yet waited for, at most */
     BACKEND_MAX_DEVICES = 8, /* of one backend */
 };
@@ -43,8 +43,15 @@ struct backend_options {
     int32_t devices[BACKEND_MAX_DEVICES];
     int32_t tp_size; /* ranks that share each layer: as many as devices, on the CPU threads of its
                       * own; 0: all devices, on the CPU one */
-    bool eager;      /* device backends: no captured graphs */
-    bool invariant;  /* device backends: a request's tokens do not depend on what else runs */
+    /* Device backends: processes, each with as many devices, whose ranks share the model; 0: one.
+     * They take the same options. Number 0 is driven by its engine; the others follow(). They meet
+     * through a file that number 0 writes ("/…"), at its address ("host:port"), or as NCCL's own
+     * variables say (NULL). These and the path of NCCL (NULL: the system's) are valid until open
+     * returns. */
+    int32_t n_processes, process;
+    const char *rendezvous, *nccl;
+    bool eager;     /* device backends: no captured graphs */
+    bool invariant; /* device backends: a request's tokens do not depend on what else runs */
     const char *cache_folder; /* device backends: where measurements are kept for the next start;
                                * NULL: nowhere. Valid until close */
     bool tune; /* device backends: measure for a few seconds before open returns, and use that; else
@@ -76,7 +83,10 @@ struct backend_device {
 struct backend_info {
     int32_t n_devices;
     struct backend_device devices[BACKEND_MAX_DEVICES];
-    int32_t tp_size; /* ranks that share each layer; on the CPU all are one device */
+    int32_t tp_size;     /* ranks that share each layer; on the CPU all are one device */
+    int32_t n_processes; /* that they are divided among, of which this has the devices above and the
+                          * memory below; 0: one */
+    int32_t idle_s;  /* idle() wants to be called again after so many seconds, asleep too; 0: not */
     char driver[64]; /* "580.159.04, CUDA 13.0"; empty: there is none */
     struct backend_tier tiers[N_TIERS];
     uint64_t block_bytes;   /* of one block, all layers, on all devices */
@@ -121,7 +131,8 @@ struct backend_ops {
     int (*wait)(struct backend *b, struct step_result *out, struct err *e);
     /* Called again and again while no step is under way and none is to come: a piece of work for
      * later steps or the next start, a few milliseconds, and 0.1 s the first time. 1 while there is
-     * more, 0 when there is none, or a negative errno as from wait. NULL: never any. */
+     * more, 0 when there is none, or a negative errno as from wait. NULL: never any. While asleep
+     * it is called only where backend_info says so. */
     int (*idle)(struct backend *b, struct err *e);
     /* Gives back the memory of weights, of a device also that of workspaces and, unless
      * keep_blocks, of the device tier, whose blocks are lost. No step is under way; until wake()
@@ -133,8 +144,11 @@ struct backend_ops {
      * wait. */
     int (*wake)(struct backend *b, struct err *e);
     void (*close)(struct backend *b); /* waits for steps under way; takes NULL */
-    /* Whether the devices of these options can be opened; loads nothing. Errors as from open. NULL:
-     * there is nothing to open. */
+    /* Instead of all these but close, in all processes but number 0: does what number 0 is asked to
+     * until that is closed. 0, or an error as from wait. NULL: it knows no other processes. */
+    int (*follow)(struct backend *b, struct err *e);
+    /* Whether the devices of these options, and the library of a cluster, can be opened; loads no
+     * model. Errors as from open. NULL: there is nothing to open. */
     int (*probe)(const struct backend_options *options, struct err *e);
     /* Whether open could succeed with this model and these options, as far as can be said without
      * opening a device or taking memory. Errors as from open; -ENOMEM: this machine could not even

@@ -530,12 +530,15 @@ int engine_store_down(struct engine *g, bool to_sleep, uint64_t until_us, struct
 /* With nothing to do: until a request, a cancel, a deadline or the end, or the time to sleep. */
 static int rest(struct engine *g, uint64_t deadline_us, struct err *e)
 {
-    const uint64_t sleep_us = engine_sleep_time(g);
+    const uint64_t sleep_us = engine_sleep_time(g), now_us = engine_now_us();
+    const uint64_t idle_us = now_us + (uint64_t)g->status.backend.idle_s * 1000000u;
 
     if (g->trace && (!deadline_us || g->trace_end_us < deadline_us))
         deadline_us = g->trace_end_us;
-    if (sleep_us && engine_now_us() >= sleep_us)
+    if (sleep_us && now_us >= sleep_us)
         return engine_sleep_by_itself(g, e);
+    if (idle_us > now_us && (!deadline_us || idle_us < deadline_us))
+        deadline_us = idle_us;
     if (!deadline_us || (sleep_us && sleep_us < deadline_us))
         deadline_us = sleep_us;
     wait_for_work(g, deadline_us);
@@ -581,7 +584,7 @@ static int iterate(struct engine *g, struct err *e)
     if (next == CORE_OK || answered || g->restoring)
         return 0;
     must(next == CORE_IDLE); /* with nothing in flight, what fits runs */
-    if (ops->idle && !g->asleep)
+    if (ops->idle && (!g->asleep || g->status.backend.idle_s))
         r = ops->idle(g->backend, e);
     if (r == 0) {
         engine_read_memory(g);

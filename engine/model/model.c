@@ -511,7 +511,7 @@ bool model_has_changed(const struct model *m)
     return false;
 }
 
-int model_fingerprint(const struct model *m, XXH128_hash_t *out, struct err *e)
+int model_fingerprint(const struct model *m, bool with_times, XXH128_hash_t *out, struct err *e)
 {
     enum { BEGINNING = 4096 };
     const struct model_config *c = &m->config;
@@ -534,7 +534,7 @@ int model_fingerprint(const struct model *m, XXH128_hash_t *out, struct err *e)
 
         if (fstat(m->files[f].fd, &st) < 0)
             r = err_set(e, -errno, "%s: %s", m->files[f].name, strerror(errno));
-        else
+        else if (with_times)
             (void)XXH3_128bits_update(state, &st.st_mtim, sizeof(st.st_mtim));
         for (size_t i = 0; r == 0 && i < m->files[f].tensors.n; i++) {
             const struct tensor *t = &m->files[f].tensors.tensors[i];

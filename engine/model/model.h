@@ -133,9 +133,9 @@ const struct embedder *model_embedder(const struct model *m);
  * before it; NULL for any other name. Each is there
  * and has the right shape. */
 const struct tensor *model_tensor(const struct model *m, const char *name);
-/* A hash of the configuration, the beginning of each tensor and the times at which the files were
- * written: other weights have another one. */
-int model_fingerprint(const struct model *m, XXH128_hash_t *out, struct err *e);
+/* A hash of the configuration and the beginning of each tensor, and of the times at which the files
+ * were written: other weights have another one. Without times a copy has the same. */
+int model_fingerprint(const struct model *m, bool with_times, XXH128_hash_t *out, struct err *e);
 /* Somebody has written to the files since they were opened. */
 bool model_has_changed(const struct model *m);
 uint64_t model_weight_bytes(const struct model *m); /* of all these tensors, as stored */

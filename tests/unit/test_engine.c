@@ -483,6 +483,46 @@ TEST(idle_work_runs_between_steps)
     ck_assert_int_eq(atomic_load(&n_idle_beside_steps), 0);
 }
 
+static void looked_at_info(const struct backend *b, struct backend_info *out)
+{
+    cpu_backend.info(b, out);
+    out->idle_s = 1;
+}
+
+static int idle_look(struct backend *b, struct err *e)
+{
+    (void)b, (void)e;
+    atomic_fetch_add(&n_idle, 1);
+    return 0;
+}
+
+/* Waits for two more looks. */
+static void wait_looks(void)
+{
+    const int n = atomic_load(&n_idle) + 2;
+
+    for (int i = 0; i < 3000 && atomic_load(&n_idle) < n; i++)
+        usleep(10000);
+    ck_assert_int_ge(atomic_load(&n_idle), n);
+}
+
+/* A backend that wants it is called every second of an idle engine, asleep or not. */
+TEST(idle_backend_is_called_again)
+{
+    struct engine *g;
+
+    ops.info = looked_at_info;
+    ops.idle = idle_look;
+    g = start();
+    wait_looks();
+    engine_set_idle_sleep(g, 1);
+    for (int i = 0; i < 3000 && !engine_asleep(g); i++)
+        usleep(10000);
+    ck_assert_int_eq(engine_asleep(g), SLEEP_ALL); /* no block is cached */
+    wait_looks();
+    ck_assert_int_eq(engine_asleep(g), SLEEP_ALL);
+}
+
 /* A folder that does not exist leads to FAILED, with its name. */
 TEST(bad_folder_fails_with_its_name)
 {
