@@ -13,7 +13,7 @@
 struct backend {
     struct ranks *ranks;
     struct tune *tune; /* measures for the next start; NULL: nothing to */
-    bool products_loaded;
+    bool products_loaded, asleep;
     uint64_t n_submitted, n_waited;
     int dead; /* the errno that ended it */
 };
@@ -71,18 +71,25 @@ static int check_model(const struct model_config *c, int tp_size, struct err *e)
 /* Every rank's device by number; what several cannot do is refused. */
 static int check_options(struct backend_options *o, struct err *e)
 {
-    o->tp_size = o->tp_size > 0 ? o->tp_size : o->n_devices > 0 ? o->n_devices : 1;
+    const int n = o->n_processes > 1 ? o->n_processes : 1;
+
+    o->tp_size = o->tp_size > 0 ? o->tp_size : o->n_devices > 0 ? n * o->n_devices : n;
     if (o->n_devices == 0)
-        for (; o->n_devices < o->tp_size && o->n_devices < BACKEND_MAX_DEVICES; o->n_devices++)
+        for (; o->n_devices < o->tp_size / n && o->n_devices < BACKEND_MAX_DEVICES; o->n_devices++)
             o->devices[o->n_devices] = o->n_devices;
     if (o->kv_dtype == KV_DTYPE_F32)
         return err_set(e, -ENOTSUP, "CUDA: keys and values are bf16 on a device, not f32");
     if (o->tp_size > MAX_RANKS || (o->tp_size & (o->tp_size - 1)) != 0)
         return err_set(e, -EINVAL, "model.tensor_parallel: %d is not 1, 2, 4 or 8", o->tp_size);
-    if (o->tp_size != o->n_devices)
+    if (o->tp_size != n * o->n_devices)
         return err_set(e, -EINVAL,
-                       "cuda.devices: %d devices are named, and model.tensor_parallel is %d",
-                       o->n_devices, o->tp_size);
+                       "cuda.devices: %d devices are named in each of %d processes, and "
+                       "model.tensor_parallel is %d",
+                       o->n_devices, n, o->tp_size);
+    if (n > 1 && o->invariant)
+        return err_set(e, -ENOTSUP,
+                       "cuda.invariant: not in a cluster: how NCCL adds depends on the number of "
+                       "rows; turn it off, or set cluster.world_size = 1");
     return 0;
 }
 
@@ -141,6 +148,8 @@ static int cuda_open(struct backend **out, const struct model *model,
     b = calloc(1, sizeof(*b));
     if (!b)
         return err_set(e, -ENOMEM, "out of memory");
+    if (o.n_processes > 1) /* before CUDA reads it: queues that streams of NCCL's rarely share */
+        (void)setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
     r = ranks_new(&b->ranks, model, &o, e);
     if (r == 0)
         r = open_tune(b, &o, e);
@@ -155,8 +164,11 @@ static int cuda_open(struct backend **out, const struct model *model,
 static int cuda_probe(const struct backend_options *options, struct err *e)
 {
     struct backend_options o = *options;
+    const struct nccl *ignored;
     int r = check_options(&o, e);
 
+    if (r == 0 && o.n_processes > 1)
+        r = nccl_load(&ignored, o.nccl, e);
     for (int32_t i = 0; r == 0 && i < o.n_devices; i++) {
         struct device d;
 
@@ -203,6 +215,10 @@ static int cuda_idle(struct backend *b, struct err *e)
     must(b->n_submitted == b->n_waited);
     if (b->dead)
         return 0;
+    r = ranks_beat(b->ranks, e);
+    b->dead = r;
+    if (r < 0 || b->asleep)
+        return r;
     if (b->products_loaded && ranks_pin(b->ranks)) /* before anything is measured beside it */
         return 1;
     if (b->products_loaded && !b->tune)
@@ -227,6 +243,7 @@ static int cuda_sleep(struct backend *b, bool keep_blocks, struct err *e)
         return err_set(e, b->dead, "CUDA: the device has failed earlier");
     tune_pause(b->tune);
     b->dead = ranks_sleep(b->ranks, keep_blocks, e);
+    b->asleep = true;
     return b->dead;
 }
 
@@ -236,7 +253,52 @@ static int cuda_wake(struct backend *b, struct err *e)
 
     if (r != -ENOMEM)
         b->dead = r;
+    b->asleep = r < 0;
     return r;
+}
+
+/* As the leader's engine has called it there. Steps under way stay so while others come, and at
+ * orders that come beside them. */
+static int carry_out(struct backend *b, const struct order *o, struct err *e)
+{
+    const bool beside = o->kind == ORDER_COPIES || o->kind == ORDER_NUDGE;
+    const uint64_t may_run = beside                  ? BACKEND_IN_FLIGHT
+                             : o->kind == ORDER_STEP ? BACKEND_IN_FLIGHT - 1
+                                                     : 0;
+    struct step_result ignored;
+    int r = 0;
+
+    while (r == 0 && b->n_submitted - b->n_waited > may_run)
+        r = cuda_wait(b, &ignored, e);
+    if (r < 0)
+        return r;
+    switch (o->kind) {
+    case ORDER_STEP:
+        return cuda_submit(b, o->batch, e);
+    case ORDER_NUDGE:
+        return 0;
+    case ORDER_SLEEP:
+        return cuda_sleep(b, o->keep_blocks, e);
+    case ORDER_WAKE:
+        r = cuda_wake(b, e);
+        return r == -ENOMEM ? 0 : r; /* all sleep on */
+    default:
+        return ranks_answer(b->ranks, o, e);
+    }
+}
+
+static int cuda_follow(struct backend *b, struct err *e)
+{
+    struct order order = {.kind = ORDER_BEAT};
+    int r = 0;
+
+    must(ranks_follow(b->ranks));
+    while (r == 0 && order.kind != ORDER_CLOSE) {
+        r = ranks_next_order(b->ranks, &order, e);
+        if (r == 0)
+            r = carry_out(b, &order, e);
+    }
+    return order.kind == ORDER_CLOSE ? 0 : r; /* the leader may be gone before it has the answer */
 }
 
 const struct rank *cuda_backend_rank(const struct backend *b)
@@ -261,6 +323,7 @@ const struct backend_ops nvllm_backend = {
     .sleep = cuda_sleep,
     .wake = cuda_wake,
     .close = cuda_close,
+    .follow = cuda_follow,
     .probe = cuda_probe,
     .check = cuda_check_model,
 };

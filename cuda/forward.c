@@ -7,7 +7,7 @@
  * machine leaves sums over parts of k, and the norm after it adds these.
  *
  * With several ranks both leave their sums in parts, and the norm after them is a kernel of its
- * own, which adds those of all ranks.
+ * own, which adds those of all ranks, or what an exchange has made of them.
  *
  * An invariant pass takes two paths at once: decodes go the skinny way, however many they are,
  * prompts the gemm way, with algorithms that do not depend on how many rows there are. So a row's
@@ -47,10 +47,16 @@ static int barrier(const struct pass *p, enum peer_mark mark)
     return cuda_check(peer_barrier(p->f->launch, &b), "a barrier of ranks", p->e);
 }
 
+/* Whether parts of so many rows are bf16. */
+static bool parts_are_bf16(const struct forward *f, int n)
+{
+    return f->ranks.n > 1 && n > NORM_PUSHED_ROWS && !f->invariant;
+}
+
 /* Whether each rank norms a share of so many rows. */
 static bool shares_rows(const struct forward *f, int n)
 {
-    return f->ranks.n > 1 && n > NORM_PUSHED_ROWS && !f->invariant;
+    return parts_are_bf16(f, n) && !f->ranks.exchange.nccl;
 }
 
 /* Rows of the step whose residual this rank keeps. */
@@ -66,6 +72,30 @@ static struct rows owned_rows(const struct pass *p)
 }
 
 enum { PARTS_OF_ATTENTION, PARTS_OF_FFN, NO_PARTS };
+
+/* As reduce(), of parts that an exchange adds first. */
+static int reduce_apart(const struct pass *p, int which, const uint16_t *w, bool gathered)
+{
+    const struct forward *f = p->f;
+    const int n_tokens = p->s->n_tokens, dim = f->config->hidden_dim;
+    void *parts = f->ranks.parts[f->ranks.me][which];
+    const bool bf16 = parts_are_bf16(f, n_tokens);
+    const struct norm n = {.y = {f->normed},
+                           .x = f->residual,
+                           .w = w,
+                           .n_rows = gathered ? p->s->n_rows : n_tokens,
+                           .dim = dim,
+                           .eps = f->config->rms_norm_eps,
+                           .gather = gathered ? p->v : NULL,
+                           .owned_rows = n_tokens,
+                           .n_parts = 1,
+                           .parts = {parts},
+                           .parts_bf16 = bf16};
+    const int r = exchange_sum(&f->ranks.exchange, f->launch, parts, (size_t)n_tokens * (size_t)dim,
+                               bf16, p->e);
+
+    return r < 0 ? r : cuda_check(rms_norm(f->launch, &n), "rms_norm", p->e);
+}
 
 /* Adds what products have left in parts to the residual and norms the sum: of all rows, or of those
  * that are gathered. */
@@ -94,6 +124,8 @@ static int reduce(const struct pass *p, int which, const uint16_t *w, bool gathe
                      .clock = pushed && which != NO_PARTS ? r->barrier.clock : NULL};
     int rc = 0;
 
+    if (r->exchange.nccl && which != NO_PARTS)
+        return reduce_apart(p, which, w, gathered);
     if (which != NO_PARTS && !pushed)
         rc = barrier(p, shared ? PEER_BEGIN : PEER_MEET);
     for (int i = 0; i < n.n_parts; i++) {
@@ -148,12 +180,12 @@ static struct gemm_product product_of(const struct forward *f, enum forward_prod
     };
 
     if (f->ranks.n > 1 && (kind == PRODUCT_O || kind == PRODUCT_DOWN)) {
-        const bool shared = shares_rows(f, rows.n);
+        const bool bf16 = parts_are_bf16(f, rows.n);
         char *parts =
             f->ranks.parts[f->ranks.me][kind == PRODUCT_O ? PARTS_OF_ATTENTION : PARTS_OF_FFN];
 
-        p.y = parts + (size_t)rows.first * (size_t)w->n * sizeof(float); /* of all, where shared */
-        p.out = shared ? GEMM_BF16 : GEMM_F32;
+        p.y = parts + (size_t)rows.first * (size_t)w->n * sizeof(float); /* bf16: all rows */
+        p.out = bf16 ? GEMM_BF16 : GEMM_F32;
         return p;
     }
     /* after the last layer no norm of all rows adds the parts */
@@ -596,6 +628,9 @@ static int chain(const struct pass *p)
                              f->sampler.sampled[f->ranks.me], n_tokens),
                        "embed", p->e);
 
+    if (r == 0 && f->ranks.exchange.nccl)
+        r = exchange_sum(&f->ranks.exchange, f->launch, f->residual,
+                         (size_t)n_tokens * (size_t)f->config->hidden_dim, false, p->e);
     if (r == 0 && p->s->chunk_blocks > 0)
         r = begin_offloaded(p);
     for (int i = 0; i < f->config->n_layers && r == 0; i++)
@@ -607,7 +642,12 @@ static int sample(const struct pass *p)
 {
     const struct forward *f = p->f;
     const int n = p->s->n_rows;
-    int r = cuda_check(sampler_scan(f->launch, &f->sampler, p->v, n), "sampling", p->e);
+    int r;
+
+    if (f->ranks.exchange.nccl)
+        return exchange_sample(&f->ranks.exchange, f->launch, &f->sampler, p->v, n,
+                               p->s->whole_rows, p->e);
+    r = cuda_check(sampler_scan(f->launch, &f->sampler, p->v, n), "sampling", p->e);
 
     if (r == 0 && f->ranks.n > 1)
         r = barrier(p, PEER_MEET);
@@ -626,7 +666,7 @@ int forward_run(const struct forward *f, const struct step_view *v, const struct
         r = sample(&p);
     /* The next step writes parts and logits that others may still read, and begins with what rank 0
      * has sampled. */
-    return r == 0 && f->ranks.n > 1 ? barrier(&p, PEER_STEP_END) : r;
+    return r == 0 && f->ranks.n > 1 && !f->ranks.exchange.nccl ? barrier(&p, PEER_STEP_END) : r;
 }
 
 int forward_capture(cudaGraphExec_t *out, const struct forward *f, const struct step_view *v,

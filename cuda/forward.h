@@ -5,6 +5,7 @@
 #ifndef NVLLM_CUDA_FORWARD_H
 #define NVLLM_CUDA_FORWARD_H
 
+#include "cuda/exchange.h"
 #include "cuda/gemm.h"
 #include "cuda/kernels/kernels.h"
 #include "cuda/kernels/resident/resident.h"
@@ -45,9 +46,13 @@ struct ring {
  * In steps of at most NORM_PUSHED_ROWS the norm itself exchanges the parts, without barriers. In
  * steps of more a rank norms only its share of the rows and writes the result to all ranks. That
  * takes a second barrier. But only its share of each other rank's part crosses NVLink, as bf16, and
- * as many bytes of normed rows. */
+ * as many bytes of normed rows.
+ *
+ * Ranks of several processes have an exchange instead, which leaves the sum of all parts in each
+ * one's own. */
 struct forward_ranks {
     int n, me; /* 1, 0: there are no others */
+    struct exchange exchange;
     struct peer_barrier barrier;
     char *parts[MAX_RANKS][2];  /* [rows, hidden_dim] after attention; after the FFN: float, or bf16
                                  * where rows are shared */
@@ -100,6 +105,7 @@ struct forward_shape {
     const int32_t *chunk_table;
     int chunk_old, chunk_blocks;
     enum forward_path path;
+    bool whole_rows;  /* with an exchange: as exchange_sample() says */
     bool logits_only; /* nothing is sampled: for measuring */
 };
 

@@ -22,7 +22,7 @@ struct group {
 struct lane {
     cudaStream_t stream;
     uint64_t n_copies, n_started, n_ended;
-    uint64_t n_taken;          /* of the ended ones, on rank 0 */
+    uint64_t n_taken;          /* of the ended ones, on the process's first rank */
     struct batch_copy *copies; /* [max_copies] */
     uint64_t n_groups, n_groups_ended;
     struct group groups[GROUPS];
@@ -162,23 +162,19 @@ int host_tier_poll(struct host_tier *h, struct err *e)
     return r;
 }
 
-/* The ranks' copies are the same, in the same order. */
-void host_tier_take_ended(struct host_tier *const ranks[], int n_ranks, struct step_result *out)
+void host_tier_least_ended(const struct host_tier *h, int64_t ended[2])
 {
-    struct host_tier *first = ranks[0];
+    for (int i = 0; i < 2; i++)
+        if ((int64_t)h->lanes[i].n_ended < ended[i])
+            ended[i] = (int64_t)h->lanes[i].n_ended;
+}
 
-    out->copies = first->results;
-    for (int i = 0; i < 2; i++) {
-        struct lane *l = &first->lanes[i];
-        uint64_t end = l->n_ended;
-
-        for (int k = 1; k < n_ranks; k++)
-            if (ranks[k]->lanes[i].n_ended < end)
-                end = ranks[k]->lanes[i].n_ended;
-        for (; l->n_taken < end; l->n_taken++)
-            first->results[out->n_copies++] =
-                (struct copy_result){copy_at(first, l, l->n_taken)->id, true};
-    }
+void host_tier_take_ended(struct host_tier *h, const int64_t ended[2], struct step_result *out)
+{
+    out->copies = h->results;
+    for (int i = 0; i < 2; i++)
+        for (struct lane *l = &h->lanes[i]; (int64_t)l->n_taken < ended[i]; l->n_taken++)
+            h->results[out->n_copies++] = (struct copy_result){copy_at(h, l, l->n_taken)->id, true};
 }
 
 /* ---- from open to close */

@@ -4,7 +4,8 @@
  * them, and no step waits for them: the core uses a block only once it has been told that its copy
  * has ended, on all ranks.
  *
- * The rank's thread, but for host_tier_take_ended: no rank is at work then. */
+ * The rank's thread, but for host_tier_least_ended and host_tier_take_ended: no rank is at work
+ * then. */
 #ifndef NVLLM_CUDA_HOST_TIER_H
 #define NVLLM_CUDA_HOST_TIER_H
 
@@ -31,8 +32,12 @@ int host_tier_submit(struct host_tier *h, const struct batch *b, cudaEvent_t ste
 /* Notes which copies have ended, and starts those whose memory has been pinned since. */
 int host_tier_poll(struct host_tier *h, struct err *e);
 
-/* Fills in the copies that have ended on all ranks since the last call; they hold until the next.
- */
-void host_tier_take_ended(struct host_tier *const ranks[], int n_ranks, struct step_result *out);
+/* Copies that have ended, counted from the first, of each direction: ended becomes no more than the
+ * rank's. */
+void host_tier_least_ended(const struct host_tier *h, int64_t ended[2]);
+
+/* Fills in the copies up to there since the last call; they hold until the next. Of one rank: all
+ * have the same, in the same order. */
+void host_tier_take_ended(struct host_tier *h, const int64_t ended[2], struct step_result *out);
 
 #endif

@@ -71,6 +71,8 @@ static void lay_shared(struct rank *b, struct arena *a, size_t rows)
 
     for (int i = 0; i < 2; i++)
         r->parts[r->me][i] = arena_take(a, rows * (size_t)b->config.hidden_dim * sizeof(float));
+    if (r->exchange.nccl)
+        return;
     r->normed[r->me] = b->forward.normed;
     r->barrier.arrived[r->me] = arena_take(a, MAX_RANKS * sizeof(uint32_t));
     r->barrier.last = arena_take(a, sizeof(uint32_t));
@@ -116,6 +118,7 @@ static void lay_activations(struct rank *b, struct arena *a)
 static void lay_sampler(struct rank *b, struct arena *a)
 {
     const size_t seqs = (size_t)b->limits.max_seqs;
+    const bool apart = b->forward.ranks.exchange.nccl != NULL;
     const int me = b->shard.rank;
     struct sampler_memory *m = &b->forward.sampler;
     const size_t stride = ((size_t)b->forward.ranks.embedding.rows_per_rank + 7) & ~(size_t)7;
@@ -134,8 +137,12 @@ static void lay_sampler(struct rank *b, struct arena *a)
     m->states = arena_take(a, seqs * sizeof(*m->states));
     m->bias = arena_take(a, seqs * SAMPLING_MAX_BIAS * sizeof(*m->bias));
     m->seen[me] = arena_take(a, seqs * stride * sizeof(**m->seen));
-    if (me == 0)
+    if (me == 0 || apart)
         m->scans = arena_take(a, sampler_scan_bytes(&b->device.launch, m));
+    for (int i = 1; i < m->n_ranks && me == 0 && apart; i++) { /* for copies of the others' */
+        m->logits[i] = arena_take(a, seqs * stride * sizeof(float));
+        m->adjusted[i] = arena_take(a, seqs * stride * sizeof(float));
+    }
     m->sampled[me] = arena_take(a, seqs * sizeof(**m->sampled));
     b->history = arena_take(a, (size_t)b->options.max_seq_len * sizeof(int32_t));
 }
@@ -198,7 +205,7 @@ int rank_plan_ring(struct rank *b, struct err *e)
     const uint64_t n = (uint64_t)b->n_blocks, most = (uint64_t)b->limits.max_blocks;
     uint64_t pool;
 
-    if (n_host <= n || most <= n)
+    if (n_host <= n || most <= n || b->options.n_processes > 1)
         return 0;
     b->forward.ring.max_blocks = (int)(n_host < most ? n_host : most);
     if (b->options.tier_bytes[TIER_DEVICE])
@@ -294,7 +301,7 @@ static int take_pool(struct rank *b, struct err *e)
 /* Where the rank's part of a block in host memory begins. */
 static size_t host_part(const struct rank *b)
 {
-    return (size_t)b->shard.rank * b->block_bytes;
+    return (size_t)b->local * b->block_bytes;
 }
 
 /* With a host tier: where its blocks are, and the maps of the ring. */
@@ -305,7 +312,7 @@ static int place_host(struct rank *b, int n_rows, struct err *e)
     const char *host = host_memory_base(b->host_memory) + host_part(b);
     int r = 0;
 
-    f->kv.host_stride = b->shard.tp_size * f->kv.block_stride;
+    f->kv.host_stride = b->n_local * f->kv.block_stride;
     f->kv.host_offset = (host - (const char *)f->kv.base) / (ptrdiff_t)sizeof(*f->kv.base) -
                         b->n_blocks * f->kv.host_stride;
     for (int i = 0; i < 2 && f->ring.max_blocks > 0 && b->device.compute == 90 && r == 0; i++)
@@ -349,8 +356,7 @@ static int open_device(struct rank *b, struct err *e)
     int64_t from, n_ids;
     int r;
 
-    if ((r = device_open(d, b->options.devices[b->shard.rank], e)) < 0 ||
-        (r = set_limits(b, e)) < 0)
+    if ((r = device_open(d, b->options.devices[b->local], e)) < 0 || (r = set_limits(b, e)) < 0)
         return r;
     shard_range(&from, &n_ids, c, DIM_VOCAB, first);
     f->ranks.n = b->shard.tp_size;
@@ -406,7 +412,7 @@ int rank_take_memory(struct rank *b, struct err *e)
     r = cuda_check(rope_table(f->launch, f->rope, b->options.max_seq_len, inv_freq, c->head_dim / 2,
                               rope_scale(c)),
                    "rope_table", e);
-    for (int i = 0; i < 2 && b->shard.tp_size > 1 && r == 0; i++)
+    for (int i = 0; i < 2 && f->ranks.inbox_bytes > 0 && r == 0; i++)
         r = cuda_check(cudaMemsetAsync(f->ranks.inbox[b->shard.rank][i], 0xff, f->ranks.inbox_bytes,
                                        d->launch.stream),
                        "clearing memory", e);
@@ -424,8 +430,8 @@ int rank_take_blocks(struct rank *b, struct err *e)
         host_tier_move_device(b->host, d->memory[DEVICE_KV]);
     else if (r == 0 && b->host_memory)
         r = host_tier_new(&b->host, b->host_memory, host_part(b), b->block_bytes,
-                          (size_t)b->shard.tp_size * b->block_bytes, d->memory[DEVICE_KV],
-                          b->n_blocks, e);
+                          (size_t)b->n_local * b->block_bytes, d->memory[DEVICE_KV], b->n_blocks,
+                          e);
     if (r == 0 && b->host)
         r = place_host(b, gemm_rows(b->limits.max_tokens), e);
     if (r == 0 && d->compute == 90)
@@ -497,6 +503,7 @@ void rank_deinit(struct rank *b)
     host_tier_free(b->host);
     rank_give_back(b, false);
     free(b->graphs.by_size);
+    free(b->whole_rows);
     free(b->known.all);
     for (int i = 0; i < SAMPLER_SLOTS; i++) {
         if (b->slots[i].pinned)
@@ -573,7 +580,7 @@ int rank_load_products(struct rank *b, struct err *e)
     return r < 0 || (r = cuda_check(cudaStreamSynchronize(stream), "loading", e)) < 0 ? r : 1;
 }
 
-int rank_open(struct rank *b, const struct model *model, struct shard shard,
+int rank_open(struct rank *b, const struct model *model, struct shard shard, int local,
               const struct backend_options *options, struct err *e)
 {
     const int64_t block = 2 * (int64_t)options->block_len * (int64_t)sizeof(uint16_t);
@@ -582,12 +589,16 @@ int rank_open(struct rank *b, const struct model *model, struct shard shard,
 
     b->model = model;
     b->shard = shard;
+    b->local = local;
+    b->n_local = options->n_devices;
     b->options = *options;
     b->config = shard_config(model_config(model), shard);
     b->block_bytes = (uint64_t)(block * c->n_layers * c->n_kv_heads * c->head_dim);
     b->graphs.by_size =
         calloc((size_t)rank_graph_size(options->max_seqs) + 1, sizeof(*b->graphs.by_size));
-    if (!b->graphs.by_size)
+    if (options->n_processes > 1)
+        b->whole_rows = calloc((size_t)options->max_seqs, sizeof(*b->whole_rows));
+    if (!b->graphs.by_size || (options->n_processes > 1 && !b->whole_rows))
         return err_set(e, -ENOMEM, "out of memory");
     r = open_device(b, e);
     return r < 0 ? r : rank_read_known(b, e);

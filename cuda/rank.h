@@ -35,6 +35,7 @@ struct graphs {
 struct rank {
     const struct model *model;
     struct shard shard;
+    int local, n_local; /* among the ranks of this process */
     struct backend_options options;
     struct model_config config; /* of this rank: shard_config() */
     struct device device;
@@ -53,7 +54,9 @@ struct rank {
     uint64_t block_bytes;
     char key[ALGO_KEY];        /* of measurements: device, software, shape of the model */
     struct algo_records known; /* measured at earlier starts; unchanged from the first step on */
-    uint32_t last_tag;         /* of the resident kernel's exchanges */
+    uint8_t *whole_rows; /* [max_seqs] sampler states that need all logits of a row in one place;
+                          * NULL where they are */
+    uint32_t last_tag;   /* of the resident kernel's exchanges */
 };
 
 /* What the kernels ask of matrices: rows without gaps, 256-byte alignment. */
@@ -64,9 +67,9 @@ extern const struct weights_layout cuda_weights_layout;
 int cuda_weights_load(struct weights *w, struct device *d, const struct model *m, struct shard s,
                       const struct backend_options *o, struct err *e);
 
-/* Opens the rank's device of the options. The rank is all zeros before; the model outlives it.
- * rank_deinit() waits for steps under way; it is due after a failure too. */
-int rank_open(struct rank *r, const struct model *model, struct shard shard,
+/* Opens number `local` of the options' devices as one of all ranks. The rank is all zeros before;
+ * the model outlives it. rank_deinit() waits for steps under way; it is due after a failure too. */
+int rank_open(struct rank *r, const struct model *model, struct shard shard, int local,
               const struct backend_options *options, struct err *e);
 void rank_deinit(struct rank *r);
 

@@ -122,11 +122,30 @@ static void describe_chunk(struct forward_shape *shape, const struct rank *b,
     must(shape->chunk_blocks <= b->forward.ring.max_blocks);
 }
 
+/* Whether rank 0 needs whole rows of logits that others have: a row with log probabilities, or that
+ * is filtered. */
+static bool needs_whole_rows(const struct rank *b, const struct batch *batch)
+{
+    for (int i = 0; i < batch->n_updates; i++) {
+        const struct sampler_update *u = &batch_updates(batch)[i];
+        const struct sampling *s = &u->sampling;
+
+        b->whole_rows[u->state] =
+            s->n_logprobs >= 0 ||
+            (s->temperature > 0.0f && (s->top_k > 0 || s->top_p < 1.0f || s->min_p > 0.0f));
+    }
+    for (int i = 0; i < batch->n_rows; i++)
+        if (b->whole_rows[batch_rows(batch)[i].state])
+            return true;
+    return false;
+}
+
 static int enqueue_step(struct rank *b, const struct batch *batch, int slot, struct err *e)
 {
     cudaStream_t stream = b->device.launch.stream;
+    const bool whole_rows = b->whole_rows && needs_whole_rows(b, batch);
     const bool graph = !b->options.eager && batch->n_decodes > 0 && batch->n_offloaded == 0 &&
-                       batch->n_tokens == batch->n_decodes;
+                       batch->n_tokens == batch->n_decodes && !whole_rows;
     const int size = graph ? rank_graph_size(batch->n_decodes) : 0;
     const struct step_room room =
         graph ? step_room_of_graph(&b->limits, size) : step_room_of(&b->limits, batch);
@@ -154,7 +173,8 @@ static int enqueue_step(struct rank *b, const struct batch *batch, int slot, str
                                    .n_rows = graph ? size : batch->n_rows,
                                    .n_items = counts->n_items,
                                    .n_tiles = counts->n_tiles,
-                                   .path = path};
+                                   .path = path,
+                                   .whole_rows = whole_rows};
     for (int i = batch->n_decodes; i < batch->n_seqs; i++)
         if (batch_kv_len(batch)[i] > shape.max_kv_len)
             shape.max_kv_len = batch_kv_len(batch)[i];

@@ -1,214 +1,59 @@
-/* ranks.c - see ranks.h.
- *
- * Work is posted in a ring that all ranks read: a function and its argument, the same for each.
- * The poster writes an entry and counts it; no lock is on the way of a step. A rank that has
- * nothing to do watches that count for a while, then sleeps on it. */
+/* ranks.c - see ranks.h. */
 #include "cuda/ranks.h"
 
 #include <errno.h>
-#include <limits.h>
-#include <linux/futex.h>
 #include <math.h>
-#include <pthread.h>
-#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
+#include "cuda/rank_threads.h"
 #include "engine/util/must.h"
-#include "engine/util/thread.h"
 
 enum {
-    N_JOBS = 4,      /* posted and not yet done, at most: steps in flight and one more */
-    WAIT_US = 50,    /* between looks at a long job */
-    SPIN_US = 1000,  /* before a rank sleeps; steps longer than this hide what waking costs */
-    SPIN_LOOKS = 64, /* between looks at the clock */
+    WAIT_US = 50, /* between looks at a long step */
     COPY_POLL_US = 50,
     OFFLOADED_SECONDS = 60,
     STEP_LOOKS = 2000, /* polls of a step's events before the engine thread sleeps between them */
-    STEP_SECONDS = PEER_SECONDS + 2, /* by then the device of a rank that waits has failed */
 };
 
 static const double COPY_WAIT = 1e-3; /* seconds: contract 2 of a step without rows */
 
-typedef int rank_fn(struct rank *rank, const void *arg, struct err *e);
-
-struct job {
-    rank_fn *run; /* NULL: the thread ends */
-    const void *arg;
-    bool is_step;
-};
-
 struct step {
     const struct batch *batch;
     int slot;
-    uint32_t posted; /* n_posted once it was */
-};
-
-struct worker {
-    struct ranks *all;
-    struct rank *rank;
-    pthread_t thread;
-    _Atomic uint32_t n_done; /* jobs */
-    int result;              /* of the last job that is no step, for who waits for that */
-    struct err err;
-    _Atomic int failed; /* the first error of a step, behind its text: no step is run any more */
-    struct err failure;
+    uint32_t number; /* of rank_threads_post() */
 };
 
 struct ranks {
     int n;
     struct rank ranks[MAX_RANKS];
+    struct rank_threads *threads; /* NULL: a single rank, which the caller's thread runs */
+    struct cluster *cluster;      /* NULL: there are no other processes */
+    bool open;
     struct host_memory *host; /* NULL: there is none */
     int64_t n_copying;        /* copies of blocks that have not been told as ended */
     struct backend_info infos[MAX_RANKS];
 
-    /* where there are several */
-    struct worker workers[MAX_RANKS];
-    int n_workers; /* started */
-    int lost; /* a rank whose thread has stopped, or -1: nothing can be asked of them any more */
-    struct job jobs[N_JOBS];
-    _Atomic uint32_t n_posted;
-    _Atomic int n_asleep;
+    /* with threads */
     struct step steps[SAMPLER_SLOTS];
     double busy, busy_from; /* seconds with steps under way since the memory was taken */
     int n_under_way;
 };
-
-/* ---- threads */
-
-static void futex(_Atomic uint32_t *at, int op, uint32_t value)
-{
-    (void)syscall(SYS_futex, at, op | FUTEX_PRIVATE_FLAG, value, NULL, NULL, 0);
-}
-
-/* Returns when n_posted is no longer n. */
-static void wait_for_job(struct ranks *r, uint32_t n)
-{
-    const double begin = monotonic_seconds();
-
-    while (monotonic_seconds() - begin < SPIN_US * 1e-6)
-        for (int i = 0; i < SPIN_LOOKS; i++)
-            if (r->n_posted != n)
-                return;
-    r->n_asleep++;
-    while (r->n_posted == n)
-        futex(&r->n_posted, FUTEX_WAIT, n);
-    r->n_asleep--;
-}
-
-static void *rank_main(void *arg)
-{
-    struct worker *w = arg;
-
-    for (uint32_t n = 0;; n++) {
-        struct job job;
-
-        wait_for_job(w->all, n);
-        job = w->all->jobs[n % N_JOBS];
-        if (!job.run) {
-            w->n_done = n + 1;
-            return NULL;
-        }
-        if (!job.is_step)
-            w->result = job.run(w->rank, job.arg, &w->err);
-        else if (w->failed == 0)
-            w->failed = job.run(w->rank, job.arg, &w->failure);
-        w->n_done = n + 1;
-    }
-}
-
-/* Returns -1 when all ranks have done n jobs, or the rank that has not within so many seconds. */
-static int wait_until_done(const struct ranks *r, uint32_t n, double seconds)
-{
-    const double begin = monotonic_seconds();
-
-    for (int i = 0; i < r->n_workers; i++)
-        for (int looks = 0; (int32_t)(r->workers[i].n_done - n) < 0; looks++) {
-            if (looks > SPIN_LOOKS * 10)
-                (void)usleep(WAIT_US);
-            if (looks % SPIN_LOOKS == 0 && monotonic_seconds() - begin > seconds)
-                return i;
-        }
-    return -1;
-}
-
-static int lost_error(const struct ranks *r, struct err *e)
-{
-    return err_set(e, -ETIMEDOUT, "rank %d has not answered for %d s", r->lost, STEP_SECONDS);
-}
-
-static int post(struct ranks *r, struct job job, struct err *e)
-{
-    if (r->lost < 0) /* wait until all have read the entry */
-        r->lost = wait_until_done(r, r->n_posted - (N_JOBS - 1), STEP_SECONDS);
-    if (r->lost >= 0)
-        return lost_error(r, e);
-    r->jobs[r->n_posted % N_JOBS] = job;
-    r->n_posted++;
-    if (r->n_asleep > 0)
-        futex(&r->n_posted, FUTEX_WAKE, INT_MAX);
-    return 0;
-}
 
 /* Runs a function on all ranks at a time and waits for it, for so many seconds. Returns the first
  * error. */
 static int each_within(struct ranks *r, double seconds, rank_fn *run, const void *arg,
                        struct err *e)
 {
-    int rc;
-
-    if (r->n == 1)
-        return run(&r->ranks[0], arg, e);
-    rc = post(r, (struct job){.run = run, .arg = arg}, e);
-    if (rc < 0)
-        return rc;
-    r->lost = wait_until_done(r, r->n_posted, seconds);
-    if (r->lost >= 0)
-        return lost_error(r, e);
-    for (int i = 0; i < r->n; i++)
-        if (r->workers[i].result < 0)
-            return err_set(e, r->workers[i].result, "rank %d: %s", i, r->workers[i].err.text);
-    return 0;
+    return r->threads ? rank_threads_run(r->threads, seconds, run, arg, e)
+                      : run(&r->ranks[0], arg, e);
 }
 
 /* The same of what may take long: reading weights. */
 static int each(struct ranks *r, rank_fn *run, const void *arg, struct err *e)
 {
     return each_within(r, INFINITY, run, arg, e);
-}
-
-static int start_workers(struct ranks *r, struct err *e)
-{
-    for (; r->n > 1 && r->n_workers < r->n; r->n_workers++) {
-        struct worker *w = &r->workers[r->n_workers];
-        int rc;
-
-        w->all = r;
-        w->rank = &r->ranks[r->n_workers];
-        rc = thread_start(&w->thread, "cuda-rank", rank_main, w);
-        if (rc < 0)
-            return err_set(e, rc, "cannot start a thread for rank %d: %s", r->n_workers,
-                           strerror(-rc));
-    }
-    return 0;
-}
-
-/* False: one is lost, and the others may still wait for it. */
-static bool stop_workers(struct ranks *r)
-{
-    struct err ignored;
-
-    if (r->n_workers == 0)
-        return true;
-    if (post(r, (struct job){.run = NULL}, &ignored) < 0)
-        return false;
-    r->lost = wait_until_done(r, r->n_posted, STEP_SECONDS);
-    for (int i = 0; r->lost < 0 && i < r->n_workers; i++)
-        pthread_join(r->workers[i].thread, NULL);
-    r->n_workers = r->lost < 0 ? 0 : r->n_workers;
-    return r->lost < 0;
 }
 
 /* ---- from open to close */
@@ -222,14 +67,23 @@ struct opening {
 static int open_one(struct rank *rank, const void *arg, struct err *e)
 {
     const struct opening *o = arg;
-    const struct shard s = {.rank = (int32_t)(rank - o->all->ranks), .tp_size = o->all->n};
+    const int local = (int)(rank - o->all->ranks);
+    const struct shard s = {.rank = o->options->process * o->all->n + local,
+                            .tp_size = o->options->tp_size};
     struct backend_options mine = *o->options;
 
-    if (s.rank > 0)
+    if (local > 0)
         mine.progress = NULL; /* all read as much: one tells how far they are */
-    if (s.tp_size > 1)        /* a single rank has no thread of its own */
-        device_keep_thread_near(mine.devices[s.rank]);
-    return rank_open(rank, o->model, s, &mine, e);
+    if (o->all->threads)
+        device_keep_thread_near(mine.devices[local]);
+    return rank_open(rank, o->model, s, local, &mine, e);
+}
+
+static int join_one(struct rank *rank, const void *cluster, struct err *e)
+{
+    return cluster_join((struct cluster *)(uintptr_t)cluster, &rank->forward.ranks.exchange,
+                        rank->local, rank->shard.rank, rank->shard.tp_size,
+                        rank->device.launch.stream, e);
 }
 
 static int take_memory(struct rank *rank, const void *arg, struct err *e)
@@ -258,7 +112,7 @@ static int give_back(struct rank *rank, const void *keep_blocks, struct err *e)
     return 0;
 }
 
-/* Lets this rank's device access the others' memory. */
+/* Lets this rank's device access the others' memory, which a cluster does not need. */
 static int reach_peers(struct rank *rank, const void *arg, struct err *e)
 {
     const struct ranks *r = arg;
@@ -274,7 +128,7 @@ static int reach_peers(struct rank *rank, const void *arg, struct err *e)
                            "cuda.devices: %d is a %s and %d a %s; tensor parallelism needs devices "
                            "of one kind",
                            mine->id, mine->name, d->id, d->name);
-        if (d->id == mine->id)
+        if (d->id == mine->id || r->cluster)
             continue;
         rc = cuda_check(cudaDeviceCanAccessPeer(&able, mine->id, d->id), "asking for peer access",
                         e);
@@ -311,6 +165,10 @@ static void link_ranks(struct ranks *r)
     for (int me = 0; me < r->n; me++) {
         struct forward *f = &r->ranks[me].forward;
 
+        if (r->cluster) { /* none reaches another's memory, not even beside it */
+            f->ranks.embedding.tables[f->ranks.me] = r->ranks[me].weights.embed.data;
+            continue;
+        }
         if (share_a_device(r))
             r->ranks[me].device.launch.chained = false;
         f->ranks.barrier.n_ranks = r->n;
@@ -350,7 +208,8 @@ static void share_blocks(struct ranks *r)
 static int take_host_memory(struct ranks *r, struct err *e)
 {
     const struct rank *first = &r->ranks[0];
-    const uint64_t bytes = first->options.tier_bytes[TIER_HOST];
+    const uint64_t bytes =
+        first->options.tier_bytes[TIER_HOST] / (uint64_t)first->shard.tp_size * (uint64_t)r->n;
     int rc;
 
     if (r->host || bytes == 0)
@@ -361,12 +220,35 @@ static int take_host_memory(struct ranks *r, struct err *e)
     return rc;
 }
 
+/* What all processes have come to: an error of one is one of all, and otherwise the least value is
+ * everybody's. */
+static int agree(struct ranks *r, int rc, int64_t *value, struct err *e)
+{
+    int64_t least = rc < 0 ? rc : *value;
+    struct err why;
+    int agreed;
+
+    if (!r->cluster)
+        return rc;
+    agreed = cluster_least(r->cluster, &least, 1, CLUSTER_LOAD_SECONDS, &why);
+    if (rc < 0)
+        return rc;
+    if (agreed < 0) {
+        *e = why;
+        return agreed;
+    }
+    if (least < 0)
+        return err_set(e, (int)least, "another process of the cluster: %s; its log says more",
+                       strerror((int)-least));
+    *value = least;
+    return 0;
+}
+
 /* The rank with the least room decides for all. */
 static int plan_blocks(struct ranks *r, struct err *e)
 {
     int rc = 0;
 
-    share_blocks(r);
     for (int i = 0; i < r->n && rc == 0; i++)
         rc = rank_plan_ring(&r->ranks[i], e);
     return rc;
@@ -376,14 +258,38 @@ static int take_all(struct ranks *r, struct err *e)
 {
     const bool planned = r->ranks[0].n_blocks > 0;
     int rc = each(r, take_memory, NULL, e);
+    int64_t least;
 
     r->busy = 0.0;
-    if (rc < 0 || (!planned && (rc = plan_blocks(r, e)) < 0))
+    share_blocks(r);
+    least = r->ranks[0].n_blocks;
+    rc = agree(r, rc, &least, e);
+    if (rc < 0)
         return rc;
-    if ((rc = take_host_memory(r, e)) < 0 || (rc = each(r, take_blocks, NULL, e)) < 0)
-        return rc;
-    link_ranks(r);
-    return each(r, choose, NULL, e);
+    for (int i = 0; i < r->n; i++)
+        r->ranks[i].n_blocks = (int32_t)least;
+    if ((planned || (rc = plan_blocks(r, e)) == 0) && (rc = take_host_memory(r, e)) == 0 &&
+        (rc = each(r, take_blocks, NULL, e)) == 0) {
+        link_ranks(r);
+        rc = each(r, choose, NULL, e);
+    }
+    return agree(r, rc, &least, e);
+}
+
+/* All processes meet. */
+static int join(struct ranks *r, const struct opening *o, struct err *e)
+{
+    int rc = each_within(r, CLUSTER_START_SECONDS, join_one, r->cluster, e);
+
+    if (rc < 0 && rank_threads_are_lost(r->threads))
+        return err_set(e, rc,
+                       "cluster: not all processes have come within %d s; each needs the same "
+                       "cluster.world_size, cluster.rendezvous and number of devices, and a "
+                       "cluster.rank of its own",
+                       CLUSTER_START_SECONDS);
+    if (rc == 0)
+        rc = cluster_open(r->cluster, r->ranks[0].device.id, e);
+    return rc < 0 ? rc : cluster_compare(r->cluster, o->options, o->model, &r->ranks[0].device, e);
 }
 
 int ranks_new(struct ranks **out, const struct model *model, const struct backend_options *options,
@@ -391,38 +297,61 @@ int ranks_new(struct ranks **out, const struct model *model, const struct backen
 {
     struct ranks *r = calloc(1, sizeof(*r));
     const struct opening opening = {r, model, options};
-    int rc;
+    int rc = 0;
 
     must(options->n_devices > 0 && options->n_devices <= MAX_RANKS);
     if (!r)
         return err_set(e, -ENOMEM, "out of memory");
     r->n = options->n_devices;
-    r->lost = -1;
-    rc = start_workers(r, e);
+    if (r->n > 1 || options->n_processes > 1) /* where there is another to wait for */
+        rc = rank_threads_new(&r->threads, r->ranks, r->n, e);
     if (rc == 0)
         rc = each(r, open_one, &opening, e);
+    if (rc == 0 && options->n_processes > 1)
+        rc = cluster_new(&r->cluster, options, e);
     if (rc == 0 && r->n > 1)
         rc = each(r, reach_peers, r, e);
+    if (rc == 0 && r->cluster)
+        rc = join(r, &opening, e);
     if (rc == 0)
         rc = take_all(r, e);
     if (rc < 0) {
         ranks_free(r);
         return rc;
     }
+    r->open = true;
     *out = r;
     return 0;
 }
 
-/* Under a thread that has stopped nothing can be freed. */
+/* Tells the followers of the end, and waits for their answer: until then it may be on its way. */
+static void dismiss(struct ranks *r)
+{
+    int64_t ignored = 0;
+    struct err e;
+
+    if (cluster_leads(r->cluster) &&
+        cluster_order(r->cluster, &(struct order){.kind = ORDER_CLOSE}, &e) == 0)
+        (void)cluster_least(r->cluster, &ignored, 1, CLUSTER_SECONDS, &e);
+}
+
+/* Under a thread that has stopped, or waits for another process, nothing can be freed. */
 void ranks_free(struct ranks *r)
 {
-    if (!r || r->lost >= 0 || !stop_workers(r))
+    if (!r || (r->threads && rank_threads_are_lost(r->threads)))
+        return;
+    if (r->cluster && r->open)
+        dismiss(r);
+    if ((r->cluster && cluster_has_parted(r->cluster)) || !rank_threads_free(r->threads))
         return;
     for (int i = 0; i < r->n; i++) {
         (void)cudaSetDevice(r->ranks[i].device.id);
         if (r->ranks[i].device.launch.stream)
             (void)cudaStreamSynchronize(r->ranks[i].device.launch.stream);
     }
+    for (int i = 0; i < r->n && r->cluster; i++)
+        rank_drop_graphs(&r->ranks[i]); /* NCCL waits for those that hold its work */
+    cluster_free(r->cluster);
     for (int i = 0; i < r->n; i++)
         rank_deinit(&r->ranks[i]);
     host_memory_free(r->host);
@@ -439,10 +368,10 @@ const struct rank *ranks_at(const struct ranks *r, int i)
     return i < r->n ? &r->ranks[i] : NULL;
 }
 
-/* Rank 0 knows already what has been measured: it did. */
+/* The first knows already what has been measured: it did. */
 static int choose_anew(struct rank *rank, const void *arg, struct err *e)
 {
-    const int r = rank->shard.rank > 0 ? rank_read_known(rank, e) : 0;
+    const int r = rank->local > 0 ? rank_read_known(rank, e) : 0;
 
     (void)arg;
     return r < 0 ? r : rank_choose(rank, e);
@@ -471,9 +400,18 @@ static int sleep_one(struct rank *rank, const void *keep_blocks, struct err *e)
     return rank_sleep(rank, *(const bool *)keep_blocks, e);
 }
 
+/* The leader of several processes. */
+static int order(struct ranks *r, const struct order *o, struct err *e)
+{
+    return r->cluster && cluster_leads(r->cluster) ? cluster_order(r->cluster, o, e) : 0;
+}
+
 int ranks_sleep(struct ranks *r, bool keep_blocks, struct err *e)
 {
-    return each(r, sleep_one, &keep_blocks, e);
+    const struct order sleep = {.kind = ORDER_SLEEP, .keep_blocks = keep_blocks};
+    const int rc = order(r, &sleep, e);
+
+    return rc < 0 ? rc : each(r, sleep_one, &keep_blocks, e);
 }
 
 static int check_wake(struct rank *rank, const void *arg, struct err *e)
@@ -485,9 +423,10 @@ static int check_wake(struct rank *rank, const void *arg, struct err *e)
 int ranks_wake(struct ranks *r, struct err *e)
 {
     const bool keep_blocks = r->ranks[0].device.memory[DEVICE_KV] != NULL;
-    int rc = each(r, check_wake, NULL, e);
+    int rc = order(r, &(struct order){.kind = ORDER_WAKE}, e);
+    int64_t ignored = 0;
 
-    if (rc < 0)
+    if (rc < 0 || (rc = agree(r, each(r, check_wake, NULL, e), &ignored, e)) < 0)
         return rc;
     rc = take_all(r, e);
     if (rc < 0) {
@@ -502,7 +441,7 @@ int ranks_wake(struct ranks *r, struct err *e)
 static int info_of(struct rank *rank, const void *infos, struct err *e)
 {
     (void)e;
-    rank_info(rank, &((struct backend_info *)(uintptr_t)infos)[rank->shard.rank]);
+    rank_info(rank, &((struct backend_info *)(uintptr_t)infos)[rank->local]);
     return 0;
 }
 
@@ -523,12 +462,16 @@ void ranks_info(struct ranks *r, struct backend_info *out)
     (void)each_within(r, STEP_SECONDS, info_of, r->infos, &ignored);
     *out = infos[0];
     out->n_devices = r->n;
+    if (r->cluster) {
+        out->n_processes = r->ranks[0].options.n_processes;
+        out->idle_s = CLUSTER_BEAT_SECONDS;
+    }
     for (int i = 0; i < r->n && r->n > 1; i++) {
         out->devices[i] = infos[i].devices[0];
         out->devices[i].total_bytes = infos[i].total_bytes;
         out->devices[i].free_bytes = infos[i].free_bytes;
         out->devices[i].exchange_share =
-            r->busy > 0.0
+            r->busy > 0.0 && !r->cluster
                 ? fmin((double)*r->ranks[i].forward.ranks.barrier.host_ns * 1e-9 / r->busy, 1.0)
                 : 0.0;
     }
@@ -562,15 +505,16 @@ int ranks_submit(struct ranks *r, const struct batch *batch, int slot, struct er
         r->n_copying += !copy_is_of_disk(&batch_copies(batch)[i]);
     if (r->host)
         host_memory_pin(r->host);
-    if (r->n == 1)
+    if (!r->threads)
         return rank_submit(&r->ranks[0], batch, slot, e);
+    rc = order(r, &(struct order){.kind = ORDER_STEP, .batch = batch}, e);
+    if (rc < 0)
+        return rc;
     s->batch = batch;
     s->slot = slot;
     if (r->n_under_way++ == 0)
         r->busy_from = monotonic_seconds();
-    rc = post(r, (struct job){.run = submit_one, .arg = s, .is_step = true}, e);
-    s->posted = r->n_posted;
-    return rc;
+    return rank_threads_post(r->threads, submit_one, s, &s->number, e);
 }
 
 static int poll_copies(struct rank *rank, const void *arg, struct err *e)
@@ -579,21 +523,32 @@ static int poll_copies(struct rank *rank, const void *arg, struct err *e)
     return host_tier_poll(rank->host, e);
 }
 
+/* How many copies have ended on all ranks of all processes. */
+static int count_ended(struct ranks *r, int64_t ended[2], struct err *e)
+{
+    const int rc = each_within(r, STEP_SECONDS, poll_copies, NULL, e);
+
+    ended[0] = ended[1] = INT64_MAX;
+    for (int i = 0; i < r->n && rc == 0; i++)
+        host_tier_least_ended(r->ranks[i].host, ended);
+    return rc < 0 || !r->cluster ? rc : cluster_least(r->cluster, ended, 2, CLUSTER_SECONDS, e);
+}
+
 /* Which copies have ended; where there is nothing else to wait for, waits for one. */
 static int take_copies(struct ranks *r, bool wait, struct step_result *out, struct err *e)
 {
     const double begin = monotonic_seconds();
-    struct host_tier *tiers[MAX_RANKS];
+    int64_t ended[2];
 
-    for (int i = 0; i < r->n; i++)
-        tiers[i] = r->ranks[i].host;
     for (;;) {
-        const int rc = r->n_copying > 0 ? each_within(r, STEP_SECONDS, poll_copies, NULL, e) : 0;
+        int rc = r->n_copying > 0 ? order(r, &(struct order){.kind = ORDER_COPIES}, e) : 0;
 
+        if (rc == 0 && r->n_copying > 0)
+            rc = count_ended(r, ended, e);
         if (rc < 0)
             return rc;
         if (r->n_copying > 0)
-            host_tier_take_ended(tiers, r->n, out);
+            host_tier_take_ended(r->ranks[0].host, ended, out);
         r->n_copying -= out->n_copies;
         if (!wait || out->n_copies > 0 || monotonic_seconds() - begin >= COPY_WAIT)
             return 0;
@@ -601,60 +556,118 @@ static int take_copies(struct ranks *r, bool wait, struct step_result *out, stru
     }
 }
 
-/* Of several ranks all are polled: where one hangs, another's device reports it. A step that waits
- * for the bus may take seconds, and counts as alive for a minute. */
+/* Of all ranks, of which one may report another that hangs: 1, or 0: not yet. */
+static int poll_devices(const struct ranks *r, int slot, struct err *e)
+{
+    int n_ended = 0;
+
+    for (int i = 0; i < r->n; i++) {
+        const struct rank *rank = &r->ranks[i];
+        struct err why;
+        const int rc = rank_poll(rank, slot, &why);
+
+        if (rc < 0)
+            return err_set(e, rc, "rank %d: %s", rank->shard.rank, why.text);
+        n_ended += rc;
+    }
+    return n_ended == r->n;
+}
+
+/* A step that waits for the bus may take seconds, and counts as alive for a minute. */
 static int wait_for_devices(const struct ranks *r, int slot, struct err *e)
 {
     const struct rank *first = &r->ranks[0];
     const double begin = monotonic_seconds();
+    int rc;
 
-    if (r->n == 1)
-        return rank_wait(first, slot, e);
-    for (int looks = 0, n_ended = 0; n_ended < r->n; looks++) {
-        n_ended = 0;
-        for (int i = 0; i < r->n; i++) {
-            struct err why;
-            const int rc = rank_poll(&r->ranks[i], slot, &why);
-
-            if (rc < 0)
-                return err_set(e, rc, "rank %d: %s", i, why.text);
-            n_ended += rc;
-        }
-        if (looks < STEP_LOOKS || n_ended == r->n)
+    for (int looks = 0; (rc = poll_devices(r, slot, e)) == 0; looks++) {
+        if (looks < STEP_LOOKS)
             continue;
         (void)usleep(WAIT_US);
         if (first->slots[slot].offloaded && first->options.beat &&
             monotonic_seconds() - begin < OFFLOADED_SECONDS)
             *first->options.beat += 2;
     }
-    return 0;
+    return rc < 0 ? rc : 0;
 }
 
-static int step_error(const struct ranks *r, struct err *e)
+/* With other processes, which may keep a rank's thread waiting, too. */
+static int wait_in_cluster(const struct ranks *r, int slot, struct err *e)
 {
-    for (int i = 0; i < r->n_workers; i++)
-        if (r->workers[i].failed < 0)
-            return err_set(e, r->workers[i].failed, "rank %d: %s", i, r->workers[i].failure.text);
-    return 0;
+    const double begin = monotonic_seconds();
+
+    for (int looks = 0;; looks++) {
+        int rc = rank_threads_poll(r->threads, r->steps[slot].number, e);
+
+        if (rc == 1)
+            rc = poll_devices(r, slot, e);
+        if (rc != 0)
+            return rc < 0 ? rc : 0;
+        if (looks < STEP_LOOKS)
+            continue;
+        (void)usleep(WAIT_US);
+        if ((rc = cluster_check(r->cluster, monotonic_seconds() - begin, e)) < 0 ||
+            (rc = cluster_nudge(r->cluster, e)) < 0)
+            return rc;
+    }
+}
+
+static int wait_for_step(struct ranks *r, int slot, struct err *e)
+{
+    int rc;
+
+    if (!r->threads)
+        return rank_wait(&r->ranks[0], slot, e);
+    rc = cuda_check(cudaSetDevice(r->ranks[0].device.id), "choosing the device", e);
+    if (rc == 0 && r->cluster)
+        return wait_in_cluster(r, slot, e);
+    if (rc == 0)
+        rc = rank_threads_wait(r->threads, r->steps[slot].number, e);
+    return rc < 0 ? rc : wait_for_devices(r, slot, e);
 }
 
 /* The step has ended on all ranks then: their slots may be written again. */
 int ranks_wait(struct ranks *r, int slot, struct step_result *out, struct err *e)
 {
-    int rc = 0;
+    const int rc = wait_for_step(r, slot, e);
 
-    if (r->n > 1)
-        rc = cuda_check(cudaSetDevice(r->ranks[0].device.id), "choosing the device", e);
-    if (r->n > 1 && r->lost < 0)
-        r->lost = wait_until_done(r, r->steps[slot].posted, STEP_SECONDS);
-    if (rc == 0)
-        rc = r->lost >= 0 ? lost_error(r, e) : step_error(r, e);
-    if (rc == 0)
-        rc = wait_for_devices(r, slot, e);
     if (rc < 0)
         return rc;
-    if (r->n > 1 && --r->n_under_way == 0)
+    if (r->threads && --r->n_under_way == 0)
         r->busy += monotonic_seconds() - r->busy_from;
     rank_result(&r->ranks[0], slot, out);
-    return r->host ? take_copies(r, r->ranks[0].slots[slot].copies_only, out, e) : 0;
+    if (!r->host || ranks_follow(r))
+        return 0;
+    return take_copies(r, r->ranks[0].slots[slot].copies_only, out, e);
+}
+
+/* ---- followers */
+
+bool ranks_follow(const struct ranks *r)
+{
+    return r->cluster && !cluster_leads(r->cluster);
+}
+
+int ranks_next_order(struct ranks *r, struct order *out, struct err *e)
+{
+    return cluster_next(r->cluster, out, e);
+}
+
+int ranks_answer(struct ranks *r, const struct order *o, struct err *e)
+{
+    int64_t ended[2] = {0};
+
+    return o->kind == ORDER_COPIES ? count_ended(r, ended, e)
+                                   : cluster_least(r->cluster, ended, 1, CLUSTER_SECONDS, e);
+}
+
+int ranks_beat(struct ranks *r, struct err *e)
+{
+    const struct order beat = {.kind = ORDER_BEAT};
+    int rc;
+
+    if (!r->cluster || !cluster_beat_is_due(r->cluster))
+        return 0;
+    rc = cluster_order(r->cluster, &beat, e);
+    return rc < 0 ? rc : ranks_answer(r, &beat, e);
 }

@@ -1,23 +1,35 @@
 /* ranks.h - the ranks of a model, each on its device: one, run by its caller's thread, or several
- * with a thread each, which find a step as soon as it is posted and enqueue it side by side.
+ * with a thread each, which find a step as soon as it is posted and enqueue it side by side. They
+ * may be a part of all: other processes have the rest (cluster.h).
  *
  * Engine thread only; ranks_new may run on another. */
 #ifndef NVLLM_CUDA_RANKS_H
 #define NVLLM_CUDA_RANKS_H
 
+#include "cuda/cluster.h"
 #include "cuda/rank.h"
 
 struct ranks;
 
-/* Opens all, takes their memory and gets them ready for the first step. n_devices and devices of
- * the options are set, one device a rank; the same device for all is possible, for tests. */
+/* Opens all, takes their memory and gets them ready for the first step. tp_size, n_devices and
+ * devices of the options are set, one device a rank of this process; the same device for all is
+ * possible, for tests. */
 int ranks_new(struct ranks **out, const struct model *model, const struct backend_options *options,
               struct err *e);
 void ranks_free(struct ranks *r); /* waits for steps under way; takes NULL */
 
-/* Rank 0: what is measured. Not while a step is under way. */
+/* The first rank: what is measured. Not while a step is under way. */
 struct rank *ranks_first(struct ranks *r);
 const struct rank *ranks_at(const struct ranks *r, int i); /* for tests */
+
+/* With other processes: the leader's sleep, wake, submit and wait tell them to do the same. */
+bool ranks_follow(const struct ranks *r); /* this is not the leader */
+/* A follower: the next order, which is carried out by these same functions, or by ranks_answer().
+ */
+int ranks_next_order(struct ranks *r, struct order *out, struct err *e);
+int ranks_answer(struct ranks *r, const struct order *order, struct err *e);
+/* An idle leader: whether all are there, once it is due. */
+int ranks_beat(struct ranks *r, struct err *e);
 
 /* Posts a step, which all ranks read until ranks_wait() has returned it. An error of one is told by
  * the next wait. */

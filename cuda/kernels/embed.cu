@@ -1,5 +1,5 @@
-/* embed.cu - residual[i] = embedding of token i, as float; a token may name what a row sampled in
- * the step before.
+/* embed.cu - residual[i] = embedding of token i, as float, or 0 where another process has it; a
+ * token may name what a row sampled in the step before.
  *
  * Bound by memory: 6 * n_tokens * dim bytes. */
 #include "cuda/kernels/common.cuh"
@@ -24,7 +24,7 @@ static __global__ void __launch_bounds__(THREADS)
     const uint4 *table = (const uint4 *)e.tables[token / e.rows_per_rank];
     const int64_t at = (int64_t)(token % e.rows_per_rank) * n_vec;
     for (int i = (int)threadIdx.x; i < n_vec; i += THREADS) {
-        const uint4 v = table[at + i];
+        const uint4 v = table ? table[at + i] : make_uint4(0, 0, 0, 0);
         float4 *to = residual + ((int64_t)row * n_vec + i) * 2;
 
         to[0] = make_float4(bf16_low(v.x), bf16_high(v.x), bf16_low(v.y), bf16_high(v.y));

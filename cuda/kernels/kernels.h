@@ -153,7 +153,7 @@ cudaError_t step_copy(const struct launch *l, void *to, const void *from, size_t
 
 /* The embedding, by rows that its ranks have: row i is row i % rows_per_rank of one of them. */
 struct embedding {
-    const uint16_t *tables[MAX_RANKS]; /* [rows_per_rank, dim] */
+    const uint16_t *tables[MAX_RANKS]; /* [rows_per_rank, dim]; NULL: out of reach, taken as 0 */
     int rows_per_rank, vocab_size, dim;
 };
 
@@ -177,7 +177,7 @@ struct norm {
     /* x[i] += parts[0][i], then parts[1][i], …: of a product over parts of k, or of each rank */
     const void *parts[NORM_MAX_PARTS]; /* float, or */
     bool parts_bf16;
-    int n_parts; /* 0, or 2, 4 or 8 where dim is at most 16384 */
+    int n_parts; /* 0, or 1, 2, 4 or 8 where dim is at most 16384 */
     /* NULL, or parts[me] alone is read: each rank writes its own to the inboxes of the others and
      * waits for theirs in its own, for PEER_SECONDS. All take the same rows, NORM_PUSHED_ROWS at
      * most. An inbox is [n_parts, NORM_PUSHED_ROWS, dim], begins as bytes of 0xff and is left so;
@@ -321,6 +321,8 @@ struct sampler_memory {
 };
 /* Of scans, for launches of up to max_seqs rows; depends on that and invariant alone. */
 size_t sampler_scan_bytes(const struct launch *l, const struct sampler_memory *m);
+/* And of those, what a launch of n_rows rows writes on all ranks. */
+size_t sampler_scan_bytes_of(const struct launch *l, const struct sampler_memory *m, int n_rows);
 cudaError_t sampler_update(const struct launch *l, const struct sampler_memory *m,
                            const struct step_view *v, int n_updates);
 cudaError_t sampler_history(const struct launch *l, const struct sampler_memory *m, int state,
@@ -330,6 +332,10 @@ cudaError_t sampler_scan(const struct launch *l, const struct sampler_memory *m,
                          const struct step_view *v, int n_rows);
 cudaError_t sampler_finish(const struct launch *l, const struct sampler_memory *m,
                            const struct step_view *v, int n_rows);
+/* Where ranks cannot reach each other's memory: what the second has left undone on others than rank
+ * 0, once they have what was sampled. */
+cudaError_t sampler_count(const struct launch *l, const struct sampler_memory *m,
+                          const struct step_view *v, int n_rows);
 
 #ifdef __cplusplus
 }

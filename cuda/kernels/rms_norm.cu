@@ -208,6 +208,8 @@ extern "C" cudaError_t rms_norm(const struct launch *l, const struct norm *n)
     switch (n->n_parts) {
     case 0:
         return pick<0, float>(l, n);
+    case 1:
+        return pick_part<1>(l, n);
     case 2:
         return pick_part<2>(l, n);
     case 4:

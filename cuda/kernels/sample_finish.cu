@@ -460,6 +460,19 @@ static __device__ int32_t choose(const struct sampler_memory &m, const struct sa
     return id < m.vocab_size ? id : (int32_t)BATCH_NUMERICS;
 }
 
+/* That an id has been sampled, where this rank can write what has it. */
+static __device__ void count(const struct sampler_memory &m, const struct sampler_row &row,
+                             int32_t id)
+{
+    uint16_t *seen = id >= 0 ? m.seen[id / m.ids_per_rank] : nullptr;
+
+    if (!seen)
+        return;
+    seen += (int64_t)row.state * m.logits_stride + id % m.ids_per_rank;
+    if ((*seen & SEEN_MAX) < SEEN_MAX)
+        ++*seen;
+}
+
 static __global__ void __launch_bounds__(THREADS)
     sample_finish_kernel(const __grid_constant__ struct sampler_memory m,
                          const struct sampler_row *rows, const struct step_counts *counts,
@@ -501,16 +514,12 @@ static __global__ void __launch_bounds__(THREADS)
     if (threadIdx.x != 0)
         return;
     for (int rank = 0; rank < m.n_ranks; rank++)
-        m.sampled[rank][i] = id;
+        if (m.sampled[rank])
+            m.sampled[rank][i] = id;
     m.host_ids[slot][i] = id;
     m.host_logprobs[slot][i] = logprob;
-    if (p.history && id >= 0) {
-        uint16_t *seen = m.seen[id / m.ids_per_rank] + (int64_t)row.state * m.logits_stride +
-                         id % m.ids_per_rank;
-
-        if ((*seen & SEEN_MAX) < SEEN_MAX)
-            ++*seen;
-    }
+    if (p.history)
+        count(m, row, id);
 }
 
 extern "C" cudaError_t sampler_finish(const struct launch *l, const struct sampler_memory *m,
@@ -518,4 +527,24 @@ extern "C" cudaError_t sampler_finish(const struct launch *l, const struct sampl
 {
     return launch_kernel(known<sample_finish_kernel>(), dim3((unsigned)n_rows), THREADS, 0, l, *m,
                          v->rows, v->counts, sample_scan_parts(l, m, n_rows) * m->n_ranks);
+}
+
+static __global__ void count_kernel(const struct sampler_memory m, const struct sampler_row *rows,
+                                    const struct step_counts *counts)
+{
+    const int i = (int)(blockIdx.x * blockDim.x + threadIdx.x);
+
+    chain_wait();
+    if (i >= __ldcg(&counts->n_rows))
+        return;
+    const struct sampler_row row = row_at(rows, i);
+    if (m.states[row.state].history)
+        count(m, row, __ldcg(m.sampled[m.me] + i));
+}
+
+extern "C" cudaError_t sampler_count(const struct launch *l, const struct sampler_memory *m,
+                                     const struct step_view *v, int n_rows)
+{
+    return launch_kernel(known<count_kernel>(), dim3((unsigned)((n_rows + 127) / 128)), 128, 0, l,
+                         *m, v->rows, v->counts);
 }

@@ -335,17 +335,23 @@ extern "C" cudaError_t sampler_scan(const struct launch *l, const struct sampler
     return launch_kernel(known<sample_scan_kernel>(), grid, THREADS, 0, l, *m, v->rows, v->counts);
 }
 
+extern "C" size_t sampler_scan_bytes_of(const struct launch *l, const struct sampler_memory *m,
+                                        int n_rows)
+{
+    return (size_t)(n_rows * sample_scan_parts(l, m, n_rows) * m->n_ranks) * sizeof(struct scan);
+}
+
 /* The more rows, the fewer parts of each: the most rows do not take the most room. */
 extern "C" size_t sampler_scan_bytes(const struct launch *l, const struct sampler_memory *m)
 {
-    int most = 0;
+    size_t most = 0;
 
     for (int n = 1; n <= m->max_seqs; n++) {
-        const int parts = n * sample_scan_parts(l, m, n) * m->n_ranks;
+        const size_t bytes = sampler_scan_bytes_of(l, m, n);
 
-        most = parts > most ? parts : most;
+        most = bytes > most ? bytes : most;
     }
-    return (size_t)most * sizeof(struct scan);
+    return most;
 }
 
 static __global__ void update_kernel(const struct sampler_memory m, const struct sampler_set *sets,

@@ -35,8 +35,6 @@ static struct {
     bool open;
 } nccl;
 
-enum { NCCL_BF16 = 9, NCCL_SUM = 0 };
-
 static void open_nccl(void)
 {
     void *library = dlopen("libnccl.so.2", RTLD_NOW);

@@ -1,0 +1,85 @@
+/* cluster.h - the processes whose ranks share a model, each on its host: how they meet, and what
+ * the first of them, the leader, tells the others, its followers. All of it goes through NCCL.
+ *
+ * Ranks have a communicator of all ranks, for steps (exchange.h); a second one, with one rank of
+ * each process, carries orders. A follower waits for the next order in a kernel of NCCL's, which
+ * keeps one multiprocessor of its device busy. Behind it may wait what has to do with steps: memory
+ * that a new graph takes, or what shares one of the device's queues. So a leader that waits for a
+ * step gives an empty order now and then.
+ *
+ * The thread that runs the backend, but for cluster_join. Where a process has ended or cannot be
+ * reached, calls return -EIO or, where it is silent for CLUSTER_SECONDS, -ETIMEDOUT; nothing that
+ * waits for it ever ends then, and only cluster_free may follow, which frees nothing. */
+#ifndef NVLLM_CUDA_CLUSTER_H
+#define NVLLM_CUDA_CLUSTER_H
+
+#include <cuda_runtime_api.h>
+
+#include "cuda/device.h"
+#include "cuda/exchange.h"
+#include "engine/backend.h"
+
+enum {
+    CLUSTER_SECONDS = 12,        /* without an answer to an order, or an order; or of a step */
+    CLUSTER_BEAT_SECONDS = 3,    /* between orders of an idle leader */
+    CLUSTER_START_SECONDS = 300, /* until all processes have come */
+    CLUSTER_LOAD_SECONDS = 900,  /* until all have read their weights */
+};
+
+struct cluster;
+
+/* What followers do as the leader does it. */
+enum order_kind {
+    ORDER_STEP,   /* a batch */
+    ORDER_COPIES, /* says which copies have ended */
+    ORDER_SLEEP,
+    ORDER_WAKE,
+    ORDER_BEAT,  /* answers */
+    ORDER_NUDGE, /* nothing */
+    ORDER_CLOSE,
+};
+
+struct order {
+    enum order_kind kind;
+    bool keep_blocks;          /* of ORDER_SLEEP */
+    const struct batch *batch; /* of ORDER_STEP */
+};
+
+/* Loads NCCL and gets the id through which the ranks find each other: a follower waits for it. */
+int cluster_new(struct cluster **out, const struct backend_options *o, struct err *e);
+void cluster_free(struct cluster *c); /* takes NULL */
+
+/* Each rank's thread, its device chosen: number `local` of this process joins as number `rank` of
+ * all n. Returns once all have come, or never; the caller waits CLUSTER_START_SECONDS. */
+int cluster_join(struct cluster *c, struct exchange *out, int local, int rank, int n,
+                 cudaStream_t stream, struct err *e);
+/* After all have: opens what orders go through, on the device of local rank 0. */
+int cluster_open(struct cluster *c, int device, struct err *e);
+
+bool cluster_leads(const struct cluster *c);
+
+/* Fails where a process is known to have ended, and where the caller has waited for longer than
+ * CLUSTER_SECONDS. */
+int cluster_check(struct cluster *c, double waited, struct err *e);
+/* Such a failure has been told. */
+bool cluster_has_parted(const struct cluster *c);
+
+/* All processes: each value becomes the least that one of them has. n at most CLUSTER_VALUES. */
+enum { CLUSTER_VALUES = 32 };
+int cluster_least(struct cluster *c, int64_t *values, int n, double seconds, struct err *e);
+
+/* All processes: fails on all of them with what differs, options or model. */
+int cluster_compare(struct cluster *c, const struct backend_options *o, const struct model *m,
+                    const struct device *d, struct err *e);
+
+/* The leader: tells the followers. The batch is copied; it may still be on its way. */
+int cluster_order(struct cluster *c, const struct order *order, struct err *e);
+/* Whether an idle leader's next one is due. */
+bool cluster_beat_is_due(const struct cluster *c);
+/* A leader that waits for a step: ORDER_NUDGE, when it is due. A follower: nothing. */
+int cluster_nudge(struct cluster *c, struct err *e);
+
+/* A follower: waits for the next order. Its batch stays for two more of its kind. */
+int cluster_next(struct cluster *c, struct order *out, struct err *e);
+
+#endif
