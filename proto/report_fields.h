@@ -95,6 +95,7 @@
     F(COUNT, output_tokens, q->core.output_tokens,       output_tokens,   output_tokens) \
     F(SLEEP_LEVEL, asleep,  q->asleep,                   asleep,          asleep) \
     F(COUNT, tensor_parallel, q->backend.tp_size,        tensor_parallel, tensor_parallel) \
+    F(COUNT, processes,     q->backend.n_processes,      processes,       processes) \
     F(LIST,  ranks,         ranks,                       rank,            ranks)
 
 /* ---- requests: nvllm_request_info, nvllm_request_list */

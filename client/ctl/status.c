@@ -102,7 +102,10 @@ static void print_status(const struct nvllm_status *s)
     put("backend", s->backend);
     put("device", s->device);
     put("driver", s->driver);
-    if (s->tensor_parallel > 1)
+    if (s->processes > 1)
+        printf("%-14s%u ranks in %u processes, of which this is the first\n", "parallel",
+               s->tensor_parallel, s->processes);
+    else if (s->tensor_parallel > 1)
         printf("%-14s%u ranks\n", "parallel", s->tensor_parallel);
     for (size_t i = 0; i < s->n_ranks; i++)
         print_rank(i, s->ranks[i]);

@@ -558,6 +558,8 @@ struct nvllm_status {
     size_t n_ranks;                /* that have a device each; 0: all share one */
     const struct nvllm_rank *const *ranks;
     uint32_t embedding_dim; /* values of an embedding; 0: the model makes none */
+    uint32_t processes; /* of a cluster, whose ranks share each layer; 0: there is one. Ranks and
+                         * memory are of this one */
 };
 
 enum nvllm_code nvllm_get_status(struct nvllm_client *client, int timeout_ms,

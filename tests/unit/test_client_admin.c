@@ -88,12 +88,13 @@ TEST(status_has_the_ledger)
                     *ranks[] = {mark(&one), &two};
 
     ANSWER(STATUS, Status, status, .driver = (char *)"580.159.04, CUDA 13.0",
-           .has_tensor_parallel = 1, .tensor_parallel = 4, .memory = mark(&memory), .n_ranks = 2,
-           .ranks = ranks);
+           .has_tensor_parallel = 1, .tensor_parallel = 4, .has_processes = 1, .processes = 2,
+           .memory = mark(&memory), .n_ranks = 2, .ranks = ranks);
     expect_ok(nvllm_get_status(client, MS, &status, &err));
     asked(OP(GET_STATUS));
     ck_assert_str_eq(status->driver, "580.159.04, CUDA 13.0");
     ck_assert_uint_eq(status->tensor_parallel, 4);
+    ck_assert_uint_eq(status->processes, 2);
     ck_assert_uint_eq(status->weight_bytes, UINT64_C(1) << 40);
     ck_assert(status->kv_bytes == 2 && status->graph_bytes == 3 && status->workspace_bytes == 4);
     ck_assert(status->other_bytes == 5 && status->total_bytes == UINT64_MAX);
