@@ -45,13 +45,23 @@ static int load_module(const struct backend_ops **out, const char *path, struct 
     return 0;
 }
 
-/* A device for each rank. */
+static int32_t n_processes(const struct options *o)
+{
+    return o->world_size > 1 ? (int32_t)o->world_size : 1;
+}
+
+/* A device for each rank of this process. */
 static int check_devices(const struct options *o, struct err *e)
 {
     const int32_t n = o->cuda_devices.n, tp_size = options_tp_size(o);
 
-    if (n == 0 || n == tp_size)
+    if (n == 0 || n * n_processes(o) == tp_size)
         return 0;
+    if (n_processes(o) > 1)
+        return err_set(e, -EINVAL,
+                       "cuda.devices: %d device%s named, but model.tensor_parallel is %d in %d "
+                       "processes: name one for each rank of this process, or none",
+                       n, n == 1 ? " is" : "s are", tp_size, n_processes(o));
     return err_set(e, -EINVAL,
                    "cuda.devices: %d device%s named, but model.tensor_parallel is %d: name one for "
                    "each rank, or none",
@@ -77,6 +87,10 @@ int backend_choose(struct backend_choice *out, const struct options *o,
         if (r < 0)
             return r;
     }
+    if (n_processes(o) > 1 && !c.ops->follow)
+        return err_set(e, -ENOTSUP,
+                       "cluster.world_size: the %s backend runs in one process alone%s%s",
+                       c.ops->name, *c.warning.text ? "; " : "", c.warning.text);
     *out = c;
     return 0;
 }
@@ -92,8 +106,12 @@ struct backend_options backend_options_of(const struct options *o)
         .kv_fraction = o->kv_memory.fraction,
         .kv_dtype = (enum kv_dtype)o->kv_dtype,
         .n_threads = (int32_t)o->cpu_threads,
-        .n_devices = options_tp_size(o),
+        .n_devices = options_tp_size(o) / n_processes(o),
         .tp_size = options_tp_size(o),
+        .n_processes = n_processes(o),
+        .process = (int32_t)o->cluster_rank,
+        .rendezvous = *o->rendezvous ? o->rendezvous : NULL,
+        .nccl = *o->nccl ? o->nccl : NULL,
         .eager = o->cuda_graphs == 0,
         .invariant = o->cuda_invariant != 0,
         .cache_folder = *o->cuda_cache_folder ? o->cuda_cache_folder : NULL,

@@ -137,7 +137,8 @@ static void check_backend(struct checking *c, struct backend_choice *choice)
         *choice = (struct backend_choice){0};
         say(c, WRONG, "backend", edit(c, 0), "%s", e.text);
     } else if (choice->ops->probe && !is_served(c) && choice->ops->probe(&options, &e) < 0) {
-        say(c, WRONG, "backend", "nvidia-smi", "%s", e.text);
+        say(c, WRONG, "backend", strncmp(e.text, "CUDA", 4) == 0 ? "nvidia-smi" : edit(c, 0), "%s",
+            e.text);
     } else if (*choice->warning.text) {
         say(c, NOTE, "backend", NULL, "%s", choice->warning.text);
     } else {
@@ -358,6 +359,18 @@ static void check_model(struct checking *c, const struct backend_choice *choice)
     model_close(model);
 }
 
+/* Which process of which cluster this would be. */
+static void say_cluster(struct checking *c)
+{
+    const struct options *o = c->check->options;
+
+    if (o->world_size > 1)
+        say(c, NOTE, "cluster", NULL, "process %d of 0 to %d, %s; they meet at %s",
+            (int)o->cluster_rank, (int)o->world_size - 1,
+            o->cluster_rank == 0 ? "which serves" : "which follows number 0",
+            *o->rendezvous ? o->rendezvous : "$NCCL_COMM_ID");
+}
+
 static void check_options(struct checking *c)
 {
     const struct options *o = c->check->options;
@@ -371,10 +384,13 @@ static void check_options(struct checking *c)
     if (c->check->not_in_unit)
         say(c, NOTE, "unit", NULL, "not checked in the sandbox of the service: %s",
             c->check->not_in_unit->text);
+    say_cluster(c);
     check_backend(c, &choice);
-    check_socket(c, "socket", &listener);
-    check_admins(c);
-    check_metrics(c);
+    if (o->cluster_rank == 0) { /* the others serve nobody */
+        check_socket(c, "socket", &listener);
+        check_admins(c);
+        check_metrics(c);
+    }
     check_model(c, &choice);
 }
 

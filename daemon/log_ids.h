@@ -24,6 +24,7 @@ static const struct log_id {
     {"engine_failed", "975d8cbac0ba4e79848fdfc9b2829097"},
     {"engine_stuck", "cf9e4f4204fb485693c70a70c92c2150"},
     {"few_descriptors", "a3d1165a531a4dec81f03b05c05c6f96"},
+    {"following", "8ae9d26c59b14751a432c342ab95f6fc"},
     {"listening", "64403c6a70d44907babeab119dfba360"},
     {"log_dropped", "71cc128fb45b49009ede424776790f49"},
     {"loop_failed", "704540b76a0144adba29c5c1268ca41b"},

@@ -10,6 +10,8 @@
 
 #include "daemon/backend_choice.h"
 #include "daemon/crash.h"
+#include "daemon/follower.h"
+#include "daemon/launcher.h"
 #include "daemon/listener.h"
 #include "daemon/log.h"
 #include "daemon/offline.h"
@@ -101,6 +103,8 @@ static int load(void *arg, struct options *out, struct err *e)
         r = 0;
     if (r == 0)
         r = apply(c, out, e);
+    if (r == 0 && (!c->command || is_command(c, "check-config") || is_command(c, "tune")))
+        r = launcher_apply(out, e);
     if (r < 0)
         options_deinit(out);
     return r;
@@ -200,6 +204,9 @@ static int tune(const struct options *o, struct err *e)
         return r;
     if (!choice.ops->idle)
         return err_set(e, -ENOTSUP, "the %s backend has nothing to tune", choice.ops->name);
+    if (o->cluster_rank > 0)
+        return err_set(e, -EINVAL,
+                       "cluster.rank: number 0 of a cluster measures; start the others as usual");
     if (!options.cache_folder)
         return err_set(e, -EINVAL, "cuda.cache_folder is not set: tune writes to it");
     options.tune = true;
@@ -291,6 +298,20 @@ static int status_of(int r)
                : EXIT_FAILURE;
 }
 
+/* In place of serve(). */
+_Noreturn static void follow(const struct options *o, const struct backend_choice *choice,
+                             const char *name)
+{
+    struct err e;
+    const int r = follower_run(o, choice, name, &e);
+
+    if (r < 0) {
+        log_text(LOG_LEVEL_ERROR, "engine_failed", e.text, "%s", "");
+        server_tell_failure(r, e.text);
+    }
+    _exit(r < 0 ? status_of(r) : EXIT_SUCCESS);
+}
+
 static int serve(struct command_line *c)
 {
     struct options *o = &c->options;
@@ -314,6 +335,8 @@ static int serve(struct command_line *c)
     if (*choice.warning.text)
         log_text(LOG_LEVEL_WARNING, "backend_fell_to_cpu", choice.warning.text, "%s",
                  "backend=cpu");
+    if (o->cluster_rank > 0)
+        follow(o, &choice, name);
     parts.model = name;
     parts.backend = choice.ops->name;
     if ((r = rights_init(&parts.rights, o->admin_group, &e)) < 0 ||

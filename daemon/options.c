@@ -56,7 +56,8 @@ static const struct option table[] = {
     {"model.chat_template", KIND_TEXT, AT(chat_template), 0, 0, NULL, "",
      "file of a chat template (Jinja) to use instead of the folder's"},
     {"model.tensor_parallel", KIND_CHOICE, AT(tensor_parallel), 0, 0, "auto|1|2|4|8", "auto",
-     "ranks that each hold a part of every layer and compute it together; auto: 1"},
+     "ranks that each hold a part of every layer and compute it together; auto: 1, or in a cluster "
+     "all devices"},
     {"daemon.socket", KIND_TEXT, AT(socket), 0, 0, NULL, "/run/nvllm/nvllm.sock",
      "path of the socket; a socket passed by systemd takes precedence"},
     {"daemon.socket_mode", KIND_MODE, AT(socket_mode), 0, 0777, NULL, "0666",
@@ -123,6 +124,15 @@ static const struct option table[] = {
     {"cuda.tune", KIND_CHOICE, AT(cuda_tune), 0, 0, "idle|before_ready", "idle",
      "when to measure algorithms that are not yet known: while idle, or for up to 6 s before the "
      "daemon is ready"},
+    {"cuda.nccl", KIND_TEXT, AT(nccl), 0, 0, NULL, "",
+     "path of NCCL's library, which only a cluster needs; empty: the system's"},
+    {"cluster.world_size", KIND_INT, AT(world_size), 0, CLUSTER_MAX, NULL, "0",
+     "processes, each on its host, whose ranks share the model; 0: what a launcher says, else 1"},
+    {"cluster.rank", KIND_INT, AT(cluster_rank), 0, CLUSTER_MAX - 1, NULL, "0",
+     "number of this process; 0 serves, the others follow it"},
+    {"cluster.rendezvous", KIND_TEXT, AT(rendezvous), 0, 0, NULL, "",
+     "where the processes meet: a file in a folder that all see, or HOST:PORT of number 0; empty: "
+     "$NCCL_COMM_ID"},
     {"metrics.path", KIND_TEXT, AT(metrics_path), 0, 0, NULL, "",
      "where metrics are: a socket that answers HTTP or, if it ends in .prom, a file; empty: "
      "nowhere"},
@@ -474,7 +484,11 @@ int options_set(struct options *o, const char *key, const char *value, struct er
 
 int32_t options_tp_size(const struct options *o)
 {
-    return o->tensor_parallel == 0 ? 1 : 1 << (o->tensor_parallel - 1);
+    const int32_t n = o->cuda_devices.n;
+
+    if (o->tensor_parallel > 0)
+        return 1 << (o->tensor_parallel - 1);
+    return o->world_size > 1 ? (int32_t)o->world_size * (n > 0 ? n : 1) : 1;
 }
 
 /* The state of options_read. inih does not pass line numbers, so they are counted here. */

@@ -35,6 +35,8 @@ struct shares {
     int32_t n;
 };
 
+enum { CLUSTER_MAX = 8 }; /* processes */
+
 /* Devices of a backend, each once. */
 enum { DEVICES_MAX = 8 };
 struct device_list {
@@ -152,6 +154,10 @@ struct options {
     int64_t cuda_invariant;
     int64_t cuda_tune;
     char *cuda_cache_folder;
+    char *nccl;         /* "": the system's */
+    int64_t world_size; /* 0: launcher_apply() asks the launcher */
+    int64_t cluster_rank;
+    char *rendezvous;
     char *metrics_path; /* "": none; ends in .prom: a file, else a socket */
     int64_t metrics_mode;
     char *metrics_group;
@@ -170,7 +176,7 @@ void options_deinit(struct options *o);
 /* Sets one option from text. -EINVAL names the allowed values, -ENOENT the nearest key. */
 int options_set(struct options *o, const char *key, const char *value, struct err *e);
 
-/* Of model.tensor_parallel. */
+/* Of model.tensor_parallel; auto: as many as the processes of a cluster have devices. */
 int32_t options_tp_size(const struct options *o);
 
 /* Reads a file. The first error is -EINVAL with file:line. A missing file is -ENOENT, which is no

@@ -65,9 +65,10 @@ static void engine_ready(struct server *s)
     s->rules.options = s->parts.options;
     s->ready = true;
     log_text(LOG_LEVEL_INFO, "ready", status.backend.devices[0].name,
-             "model=%s backend=%s tensor_parallel=%d blocks=%d block_len=%d block_bytes=%llu "
-             "max_seq_len=%d",
+             "model=%s backend=%s tensor_parallel=%d processes=%d blocks=%d block_len=%d "
+             "block_bytes=%llu max_seq_len=%d",
              s->parts.model, s->parts.backend, status.backend.tp_size,
+             status.backend.n_processes > 1 ? status.backend.n_processes : 1,
              status.backend.tiers[TIER_DEVICE].n_blocks, status.block_len,
              (unsigned long long)status.backend.block_bytes, status.max_seq_len);
     if (!engine_chat_template(s->parts.engine))

@@ -69,7 +69,8 @@ void server_tell_status(const struct server *s)
     else if (status.asleep)
         tell("Asleep: %s will be loaded again for the next request", s->parts.model);
     else
-        tell("Serving %s on %s: %d running, %d waiting", s->parts.model, s->parts.backend,
+        tell("Serving %s on %s%s: %d running, %d waiting", s->parts.model, s->parts.backend,
+             status.backend.n_processes > 1 ? ", first of a cluster" : "",
              status.core.requests_running, status.core.requests_waiting + (int)status.n_encoding);
 }
 

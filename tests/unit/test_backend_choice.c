@@ -93,6 +93,8 @@ TEST(devices_of_ranks)
 {
     struct options o = {.backend_module = (char *)(uintptr_t)NOWHERE,
                         .cuda_cache_folder = (char *)(uintptr_t) "",
+                        .nccl = (char *)(uintptr_t) "",
+                        .rendezvous = (char *)(uintptr_t) "",
                         .backend = OPTION_BACKEND_CPU,
                         .tensor_parallel = 2, /* ranks: 2 */
                         .cuda_devices = {.list = {5, 3}, .n = 2}};
@@ -114,6 +116,37 @@ TEST(devices_of_ranks)
     o.tensor_parallel = 0;
     b = backend_options_of(&o);
     ck_assert(b.tp_size == 1 && b.n_devices == 1 && b.devices[0] == 5);
+}
+
+/* In a cluster they are those of this process's ranks, and a backend must know of other processes.
+ */
+TEST(devices_of_a_process)
+{
+    struct options o = {.backend_module = (char *)(uintptr_t)FAKE_MODULE,
+                        .cuda_cache_folder = (char *)(uintptr_t) "",
+                        .nccl = (char *)(uintptr_t) "/n",
+                        .rendezvous = (char *)(uintptr_t) "/r",
+                        .backend = OPTION_BACKEND_CUDA,
+                        .tensor_parallel = 3, /* ranks: 4 */
+                        .world_size = 2,
+                        .cluster_rank = 1,
+                        .cuda_devices = {.list = {5, 3, 1}, .n = 3}};
+    struct backend_options b;
+
+    ck_assert_int_eq(backend_choose(&c, &o, &cpu, dev, &e), -EINVAL);
+    ck_assert_msg(strstr(e.text, "cuda.devices: 3 devices are named") &&
+                      strstr(e.text, "is 4 in 2 processes"),
+                  "%s", e.text);
+    o.cuda_devices.n = 2;
+    ck_assert_int_eq(backend_choose(&c, &o, &cpu, dev, &e), -ENOTSUP);
+    ck_assert_msg(strstr(e.text, "the fake backend runs in one process"), "%s", e.text);
+    o.backend = OPTION_BACKEND_CPU;
+    ck_assert_int_eq(backend_choose(&c, &o, &cpu, dev, &e), -ENOTSUP);
+    b = backend_options_of(&o);
+    ck_assert(b.tp_size == 4 && b.n_devices == 2 && b.devices[0] == 5 && b.devices[1] == 3);
+    ck_assert(b.n_processes == 2 && b.process == 1);
+    ck_assert_str_eq(b.nccl, "/n");
+    ck_assert_str_eq(b.rendezvous, "/r");
 }
 
 RUN_TESTS("backend_choice", setup, teardown)
