@@ -117,12 +117,12 @@ class Daemon:
     """nvllmd in a folder of its own. As a context manager it must end with status 0 on SIGTERM."""
 
     def __init__(self, *options, model=MODEL, wait=True, env=None, folder=None, backend="cpu",
-                 args=(), log=None, cwd=None):
+                 args=(), log=None, cwd=None, before=()):
         self._own = None if folder else tempfile.TemporaryDirectory(prefix="nvllm-e2e-")
         self.folder = pathlib.Path(folder or self._own.name)
         self.socket = self.folder / "nvllmd.sock"
         self.log_path = self.folder / "nvllmd.log"
-        args = [config.nvllmd, "--model", model, "--socket", self.socket, "--backend", backend,
+        args = [*before, config.nvllmd, "--model", model, "--socket", self.socket, "--backend", backend,
                 *args]
         if not any(o.startswith("cache.kv_memory=") for o in options):
             args += ["--set", KV_MEMORY]

@@ -186,10 +186,10 @@ def seeded_requests(model, n):
             for i in range(n)]
 
 
-def golden_wrong(w, cases, alone):
+def golden_wrong(w, cases, alone, sampling=GREEDY):
     """Names of cases with clear margins whose ids are others."""
     requests = [{"prompt_ids": {"ids": c["prompt_ids"]}, "max_tokens": c["max_tokens"],
-                 "sampling": GREEDY} for c in cases]
+                 "sampling": sampling} for c in cases]
     answers = [w.generate(**r) for r in requests] if alone else answers_of(w, requests)
     return [c["name"] for c, a in zip(cases, answers)
             if c["min_margin"] >= CLEAR_MARGIN
