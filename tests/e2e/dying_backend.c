@@ -1,6 +1,6 @@
 /* dying_backend.c - a backend module that fails in the way that cache.block_len asks for: 16 fails
  * as it opens, 32 dies in its first step, 64 never comes back from it, 128 finds no memory when it
- * is to wake and then no device, 256 takes no model. */
+ * is to wake and then no device, 256 takes no model. Followers fail as in a step. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -77,6 +77,13 @@ static int dying_wait(struct backend *b, struct step_result *out, struct err *e)
     return -EIO;
 }
 
+static int dying_follow(struct backend *b, struct err *e)
+{
+    struct step_result ignored;
+
+    return dying_wait(b, &ignored, e);
+}
+
 static int dying_sleep(struct backend *b, bool keep_blocks, struct err *e)
 {
     (void)b;
@@ -111,6 +118,7 @@ __attribute__((visibility("default"))) const struct backend_ops nvllm_backend = 
     .sleep = dying_sleep,
     .wake = dying_wake,
     .close = dying_close,
+    .follow = dying_follow,
     .probe = dying_probe,
     .check = dying_check,
 };

@@ -46,6 +46,27 @@ class Failure(Case):
         self.assertRegex(done.stdout.decode(), r"(?m)^wrong  backend  the device is on fire$")
         d.close()
 
+    def test_follower(self):
+        """Of a cluster it serves nobody. It ends with what it follows, or as soon as it is told to; what
+        it waits for may never come."""
+        cluster = "cluster.world_size=2", "cluster.rank=1", "cluster.rendezvous=/nowhere/id"
+        with self.notified() as (env, messages):
+            d = daemon(32, *cluster, wait=False, env=env)
+            self.ended(d, 1, 5)
+        self.assertIn("READY=1", messages)
+        self.assertIn("STATUS=Failed: the device fell off the bus", messages)
+        self.assertRegex(d.log(), "event=following .* process=1 ")
+        self.assertRegex(d.log(), 'event=engine_failed text="the device fell off the bus"')
+        d = daemon(64, *cluster, wait=False)
+        harness.wait_for(lambda: "event=following" in d.log(), scaled(10, 60), "following")
+        self.assertFalse(d.socket.exists())
+        d.process.send_signal(signal.SIGHUP)
+        d.process.send_signal(signal.SIGTERM)
+        self.ended(d, 0, 5)
+        d = daemon(16, *cluster, wait=False)
+        self.ended(d, 1, 5)
+        self.assertIn("the device is on fire", d.log())
+
     def test_model_that_the_backend_cannot_run(self):
         """A start ends at it, and check-config and list say so before."""
         self.ended(daemon(256, wait=False), 2, 5)

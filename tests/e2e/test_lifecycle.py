@@ -250,6 +250,15 @@ class Refusals(Case):
                                     self.temporary_folder() / "s", *options)
             self.assertEqual([f["text"] for f in out["findings"] if f["about"] == "ranks"], notes)
 
+    def test_clusters(self):
+        """What makes no cluster is named, and what cannot be in one, before anybody is waited for."""
+        two = ["cluster.world_size=2", "cluster.rendezvous=/nowhere/id"]
+        self.refused("cluster.rendezvous", "HOST:PORT", options=["cluster.world_size=2"])
+        self.refused("cluster.rank: 1", options=["cluster.rank=1"])
+        self.refused("cache.disk", options=[*two, "cache.disk=1G"])
+        self.refused("cluster.world_size", "cpu backend", options=two)
+        self.refused("cluster.world_size", "cpu backend", options=[*two, "cluster.rank=1"])
+
     def test_unknown_commands(self):
         """A mistyped command gets the one that was meant."""
         for word, meant in ("chek", "check"), ("check_config", "check-config"), ("tokenise", "tokenize"):
