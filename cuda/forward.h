@@ -5,6 +5,7 @@
 #ifndef NVLLM_CUDA_FORWARD_H
 #define NVLLM_CUDA_FORWARD_H
 
+#include "cuda/experts.h"
 #include "cuda/gemm.h"
 #include "cuda/kernels/kernels.h"
 #include "cuda/kernels/resident/resident.h"
@@ -77,8 +78,9 @@ struct forward {
     float *rms;             /* [rows] of rows whose norm is in two parts */
     uint16_t *qkv;          /* [rows, (n_heads + 2 n_kv_heads) * head_dim] */
     uint16_t *attn;         /* [rows, n_heads * head_dim] */
-    uint16_t *gate_up;      /* [rows, 2 * ffn_dim] */
+    uint16_t *gate_up;      /* [rows, 2 * ffn_dim], or as much as normed takes */
     uint16_t *act;          /* [rows, ffn_dim] */
+    struct experts experts; /* of a mixture; their out is gate_up then, and there is no act */
     float *parts;           /* [GEMM_PART_FLOATS] of a product that the next norm adds */
     float *partial;         /* of split attention */
     int32_t *counters;      /* of splits that are done */
@@ -120,6 +122,9 @@ int forward_run(const struct forward *f, const struct step_view *v, const struct
 /* The same as a graph. */
 int forward_capture(cudaGraphExec_t *out, const struct forward *f, const struct step_view *v,
                     const struct forward_shape *s, struct err *e);
+
+/* Whether there is such a product: experts have their own. */
+bool forward_has_product(const struct forward *f, enum forward_product kind);
 
 /* A product of n_rows rows as PATH_GEMM does it in a layer; of the LM head whatever the layer. */
 struct gemm_product forward_product(const struct forward *f, enum forward_product kind, int layer,
