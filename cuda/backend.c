@@ -46,10 +46,6 @@ static int check_model(const struct model_config *c, int tp_size, struct err *e)
 {
     int r;
 
-    if (c->headless)
-        return err_set(e, -ENOTSUP,
-                       "CUDA: the model only makes embeddings; these run on the CPU backend only "
-                       "so far");
     r = shard_check(c, tp_size, e);
     if (r < 0)
         return r;

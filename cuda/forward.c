@@ -522,15 +522,38 @@ static int layer(const struct pass *p, int i, int n_skinny)
     return rest.n > 0 ? end_gemm(p, i, rest) : 0;
 }
 
+/* The final norm: of the rows that are sampled from, or of all, which are summed as the step asks
+ * before those move to where the LM head reads them. */
+static int final_norm(const struct pass *p)
+{
+    const struct forward *f = p->f;
+    const struct forward_shape *s = p->s;
+    const int dim = f->config->hidden_dim;
+    int r =
+        reduce(p, f->ranks.n > 1 ? PARTS_OF_FFN : NO_PARTS, f->weights->norm.data, s->n_sums == 0);
+
+    if (r < 0 || s->n_sums == 0)
+        return r;
+    if (f->ranks.me == 0)
+        r = cuda_check(sum_rows(f->launch, s->sums, f->normed, p->v->sums, s->n_sums, dim),
+                       "sum_rows", p->e);
+    if (r < 0 || s->n_rows == 0)
+        return r;
+    r = cuda_check(gather_rows(f->launch, f->gate_up, f->normed, p->v, s->n_rows, dim),
+                   "gather_rows", p->e);
+    return r < 0 ? r
+                 : cuda_check(cudaMemcpyAsync(f->normed, f->gate_up,
+                                              (size_t)s->n_rows * (size_t)dim * sizeof(*f->normed),
+                                              cudaMemcpyDeviceToDevice, f->launch->stream),
+                              "gathering rows", p->e);
+}
+
 /* Logits of the rows that are sampled from. */
 static int lm_head(const struct pass *p)
 {
     const struct forward *f = p->f;
     const int m = p->s->n_rows;
-    const int r = reduce(p, f->ranks.n > 1 ? PARTS_OF_FFN : NO_PARTS, f->weights->norm.data, true);
 
-    if (r < 0)
-        return r;
     if (f->invariant || (m <= SKINNY_MAX_ROWS && f->chain_path[m] == PATH_SKINNY))
         return skinny(p, &f->weights->lm_head,
                       (struct skinny){.y = f->logits,
@@ -649,6 +672,8 @@ static int chain(const struct pass *p)
         r = begin_offloaded(p);
     for (int i = 0; i < f->config->n_layers && r == 0; i++)
         r = f->ranks.n > 1 ? layer_of_ranks(p, i, n_skinny) : layer(p, i, n_skinny);
+    if (r == 0 && (p->s->n_rows > 0 || p->s->n_sums > 0))
+        r = final_norm(p);
     return r < 0 || p->s->n_rows == 0 ? r : lm_head(p);
 }
 

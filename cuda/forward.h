@@ -103,6 +103,8 @@ struct forward_shape {
     int chunk_old, chunk_blocks;
     enum forward_path path;
     bool logits_only; /* nothing is sampled: for measuring */
+    int n_sums;       /* of hidden states, to */
+    float *sums;      /* [n_sums, hidden_dim] host memory that the device writes; of rank 0 */
 };
 
 /* What the resident kernel depends on besides memory, into f->resident and resident_rows: for
@@ -119,7 +121,7 @@ enum forward_path forward_path_of(const struct forward *f, int n_tokens, bool pr
 int forward_run(const struct forward *f, const struct step_view *v, const struct forward_shape *s,
                 struct err *e);
 
-/* The same as a graph. */
+/* The same as a graph, of a step without sums. */
 int forward_capture(cudaGraphExec_t *out, const struct forward *f, const struct step_view *v,
                     const struct forward_shape *s, struct err *e);
 

@@ -192,6 +192,12 @@ static int take_slot(struct rank *b, int slot, struct err *e)
         (r = cuda_check(cudaHostAlloc((void **)&ids, bytes, cudaHostAllocMapped), "pinning memory",
                         e)) < 0)
         return r;
+    if (b->shard.rank == 0 &&
+        (r = cuda_check(cudaHostAlloc((void **)&s->sums,
+                                      n * (size_t)b->config.hidden_dim * sizeof(*s->sums),
+                                      cudaHostAllocMapped),
+                        "pinning memory", e)) < 0)
+        return r;
     memset(ids, 0, bytes);
     m->host_ids[slot] = ids;
     m->host_logprobs[slot] = (float *)(ids + n);
@@ -519,6 +525,8 @@ void rank_deinit(struct rank *b)
     for (int i = 0; i < SAMPLER_SLOTS; i++) {
         if (b->slots[i].pinned)
             (void)cudaFreeHost(b->slots[i].pinned);
+        if (b->slots[i].sums)
+            (void)cudaFreeHost(b->slots[i].sums);
         if (b->forward.sampler.host_ids[i])
             (void)cudaFreeHost(b->forward.sampler.host_ids[i]);
         if (b->slots[i].done)
@@ -646,6 +654,7 @@ void rank_info(const struct rank *b, struct backend_info *out)
         .kv_dtype = KV_DTYPE_BF16,
         .masks = true,
         .drafts = true,
+        .sum_dim = b->config.hidden_dim,
         .copies = b->host != NULL,
         .offloads = b->forward.ring.max_blocks > 0,
         .may_offload = b->forward.ring.max_blocks > 0 && host_memory_is_pinned(b->host_memory),

@@ -145,6 +145,7 @@ struct step_view {
     const struct attn_item *items;
     const struct attn_tile *tiles;
     const struct sampler_row *rows;
+    const struct batch_sum *sums;
     const struct sampler_set *sets;
     const struct logit_bias *bias;
 };
@@ -188,6 +189,16 @@ struct norm {
     struct peer_clock *clock; /* with inboxes; NULL: not counted */
 };
 cudaError_t rms_norm(const struct launch *l, const struct norm *n);
+
+/* y[i] = sum of rows sums[i].row .. of x [.., dim], from the first on. y is on the device or
+ * mapped.
+ */
+cudaError_t sum_rows(const struct launch *l, float *y, const uint16_t *x,
+                     const struct batch_sum *sums, int n_sums, int dim);
+
+/* y[i] = x[rows[i].row] of counts->n_rows rows, n_rows at most; y is not x. */
+cudaError_t gather_rows(const struct launch *l, uint16_t *y, const uint16_t *x,
+                        const struct step_view *v, int n_rows, int dim);
 
 /* cos and sin of position * inv_freq[i], times a scale: [max_seq_len, n_pairs] pairs. inv_freq lies
  * in host memory. */
