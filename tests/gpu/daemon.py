@@ -16,6 +16,7 @@ from pathlib import Path
 
 import clients
 import device
+import embeddings
 import ranks
 import speed
 import stress
@@ -235,6 +236,7 @@ def faults():
 
 
 PARTS = {f.__name__: f for f in (golden, seeds, prefix, starts, ledger, idle, shapes, faults)}
+PARTS["embeddings"] = embeddings.embeddings
 PARTS["ranks"] = ranks.ranks
 PARTS["stress"] = stress.stress
 PARTS["clients"] = clients.clients
