@@ -46,14 +46,6 @@ static int check_model(const struct model_config *c, int tp_size, struct err *e)
 {
     int r;
 
-    if (c->n_experts)
-        return err_set(e, -ENOTSUP,
-                       "CUDA: %s is a mixture of experts; these run on the CPU backend only so far",
-                       c->arch);
-    if (c->headless)
-        return err_set(e, -ENOTSUP,
-                       "CUDA: the model only makes embeddings; these run on the CPU backend only "
-                       "so far");
     r = shard_check(c, tp_size, e);
     if (r < 0)
         return r;

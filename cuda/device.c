@@ -83,6 +83,7 @@ int device_open(struct device *d, int id, struct err *e)
     d->compute = p.major * 10 + p.minor;
     d->launch.chained = p.major >= 9;
     d->launch.n_sms = p.multiProcessorCount;
+    d->launch.max_shared = (int)p.sharedMemPerBlockOptin;
     d->total_bytes = total_bytes;
     return 0;
 }

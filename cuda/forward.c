@@ -6,6 +6,8 @@
  * which can only add, with norms and gate as kernels of their own; a product with few tiles for the
  * machine leaves sums over parts of k, and the norm after it adds these.
  *
+ * The FFN of a mixture of experts is that of experts.h on both.
+ *
  * With several ranks both leave their sums in parts, and the norm after them is a kernel of its
  * own, which adds those of all ranks, or what an exchange has made of them.
  *
@@ -196,6 +198,11 @@ static struct gemm_product product_of(const struct forward *f, enum forward_prod
     return p;
 }
 
+bool forward_has_product(const struct forward *f, enum forward_product kind)
+{
+    return f->config->n_experts == 0 || (kind != PRODUCT_GATE_UP && kind != PRODUCT_DOWN);
+}
+
 struct gemm_product forward_product(const struct forward *f, enum forward_product kind, int layer,
                                     int n_rows)
 {
@@ -246,6 +253,33 @@ static int norm(const struct pass *p, struct rows rows, const uint16_t *w, int k
     return cuda_check(rms_norm(f->launch, &n), "rms_norm", p->e);
 }
 
+/* ---- experts */
+
+/* Of normed rows; `decodes` take the skinny path where that must not depend on their number. */
+static int ffn_experts(const struct pass *p, int layer, struct rows rows, bool decodes)
+{
+    const struct forward *f = p->f;
+    const int64_t at = (int64_t)rows.first * f->config->hidden_dim;
+    struct experts_rows r = {.x = f->normed + at,
+                             .y = f->residual + at,
+                             .out = EXPERT_SUM_ADD_F32,
+                             .first = rows.first,
+                             .n = rows.n,
+                             .counts = p->v->counts,
+                             .path = !f->invariant ? EXPERTS_BY_ROWS
+                                     : decodes     ? EXPERTS_FEW
+                                                   : EXPERTS_MANY,
+                             .in_halves = in_halves(f, f->config->ffn_dim)};
+
+    if (f->ranks.n > 1) {
+        r.y = (float *)(void *)f->ranks.parts[f->ranks.me][PARTS_OF_FFN] + at;
+        r.out = shares_rows(f, rows.n) ? EXPERT_SUM_BF16 : EXPERT_SUM_F32;
+    }
+    return experts_run(&f->experts, f->launch, &f->weights->layers[layer], &r, p->e);
+}
+
+/* ---- a layer by products of many rows */
+
 /* Of normed rows. */
 static int ffn_gemm(const struct pass *p, int layer, struct rows rows)
 {
@@ -253,6 +287,8 @@ static int ffn_gemm(const struct pass *p, int layer, struct rows rows)
     const int64_t at = (int64_t)rows.first * f->config->ffn_dim;
     int r;
 
+    if (f->config->n_experts)
+        return ffn_experts(p, layer, rows, false);
     if ((r = gemm(p, PRODUCT_GATE_UP, layer, rows)) < 0 ||
         (r = cuda_check(silu_mul(f->launch, f->act + at, f->gate_up + 2 * at, rows.n,
                                  f->config->ffn_dim),
@@ -265,7 +301,8 @@ static int ffn_gemm(const struct pass *p, int layer, struct rows rows)
 static int begin_gemm(const struct pass *p, int layer, struct rows rows)
 {
     const struct layer_weights *w = &p->f->weights->layers[layer];
-    const int r = norm(p, rows, w->attn_norm.data, layer > 0 ? w->down.k : 0);
+    const bool after_down = layer > 0 && forward_has_product(p->f, PRODUCT_DOWN);
+    const int r = norm(p, rows, w->attn_norm.data, after_down ? w->down.k : 0);
 
     return r < 0 ? r : gemm(p, PRODUCT_QKV, layer, rows);
 }
@@ -446,16 +483,23 @@ static int begin_skinny(const struct pass *p, const struct layer_weights *w, int
         (struct skinny){.y = p->f->qkv, .bias = w->qkv_bias.data, .m = n, .out = SKINNY_BF16});
 }
 
-static int end_skinny(const struct pass *p, const struct layer_weights *w, int n)
+static int end_skinny(const struct pass *p, int layer, int n)
 {
     const struct forward *f = p->f;
+    const struct layer_weights *w = &f->weights->layers[layer];
     const struct skinny o = {.y = f->residual, .x = f->attn, .m = n, .out = SKINNY_ADD_F32};
     const struct skinny gate_up = {.y = f->act, .m = n, .out = SKINNY_SILU_MUL};
     const struct skinny down = {.y = f->residual, .x = f->act, .m = n, .out = SKINNY_ADD_F32};
     int r;
 
-    if ((r = skinny(p, &w->o, o)) < 0 ||
-        (r = skinny_of_normed(p, &w->gate_up, w->mlp_norm.data, gate_up)) < 0)
+    if ((r = skinny(p, &w->o, o)) < 0)
+        return r;
+    if (f->config->n_experts) {
+        r = norm(p, (struct rows){0, n}, w->mlp_norm.data, 0);
+        return r < 0 ? r : ffn_experts(p, layer, (struct rows){0, n}, true);
+    }
+    r = skinny_of_normed(p, &w->gate_up, w->mlp_norm.data, gate_up);
+    if (r < 0)
         return r;
     return skinny(p, &w->down, down);
 }
@@ -484,9 +528,14 @@ static int layer_of_ranks(const struct pass *p, int i, int n_skinny)
         (n_skinny > 0 && (r = skinny_of_reduced(p, &w->qkv, w->attn_norm.data, qkv)) < 0) ||
         (r = attention(p, w, i)) < 0 || (n_skinny > 0 && (r = skinny(p, &w->o, o)) < 0) ||
         (rest.n > 0 && (r = gemm(p, PRODUCT_O, i, rest)) < 0) ||
-        (r = reduce(p, PARTS_OF_ATTENTION, w->mlp_norm.data, false)) < 0 ||
-        (n_skinny > 0 && ((r = skinny_of_reduced(p, &w->gate_up, w->mlp_norm.data, gate_up)) < 0 ||
-                          (r = skinny(p, &w->down, down)) < 0)))
+        (r = reduce(p, PARTS_OF_ATTENTION, w->mlp_norm.data, false)) < 0)
+        return r;
+    if (n_skinny > 0 && f->config->n_experts)
+        r = ffn_experts(p, i, (struct rows){0, n_skinny}, true);
+    else if (n_skinny > 0 &&
+             (r = skinny_of_reduced(p, &w->gate_up, w->mlp_norm.data, gate_up)) == 0)
+        r = skinny(p, &w->down, down);
+    if (r < 0)
         return r;
     return rest.n > 0 ? ffn_gemm(p, i, rest) : 0;
 }
@@ -500,9 +549,35 @@ static int layer(const struct pass *p, int i, int n_skinny)
 
     if ((n_skinny > 0 && (r = begin_skinny(p, w, n_skinny)) < 0) ||
         (rest.n > 0 && (r = begin_gemm(p, i, rest)) < 0) || (r = attention(p, w, i)) < 0 ||
-        (n_skinny > 0 && (r = end_skinny(p, w, n_skinny)) < 0))
+        (n_skinny > 0 && (r = end_skinny(p, i, n_skinny)) < 0))
         return r;
     return rest.n > 0 ? end_gemm(p, i, rest) : 0;
+}
+
+/* The final norm: of the rows that are sampled from, or of all, which are summed as the step asks
+ * before those move to where the LM head reads them. */
+static int final_norm(const struct pass *p)
+{
+    const struct forward *f = p->f;
+    const struct forward_shape *s = p->s;
+    const int dim = f->config->hidden_dim;
+    int r =
+        reduce(p, f->ranks.n > 1 ? PARTS_OF_FFN : NO_PARTS, f->weights->norm.data, s->n_sums == 0);
+
+    if (r < 0 || s->n_sums == 0)
+        return r;
+    if (f->ranks.me == 0)
+        r = cuda_check(sum_rows(f->launch, s->sums, f->normed, p->v->sums, s->n_sums, dim),
+                       "sum_rows", p->e);
+    if (r < 0 || s->n_rows == 0)
+        return r;
+    r = cuda_check(gather_rows(f->launch, f->gate_up, f->normed, p->v, s->n_rows, dim),
+                   "gather_rows", p->e);
+    return r < 0 ? r
+                 : cuda_check(cudaMemcpyAsync(f->normed, f->gate_up,
+                                              (size_t)s->n_rows * (size_t)dim * sizeof(*f->normed),
+                                              cudaMemcpyDeviceToDevice, f->launch->stream),
+                              "gathering rows", p->e);
 }
 
 /* Logits of the rows that are sampled from. */
@@ -510,10 +585,7 @@ static int lm_head(const struct pass *p)
 {
     const struct forward *f = p->f;
     const int m = p->s->n_rows;
-    const int r = reduce(p, f->ranks.n > 1 ? PARTS_OF_FFN : NO_PARTS, f->weights->norm.data, true);
 
-    if (r < 0)
-        return r;
     if (f->invariant || (m <= SKINNY_MAX_ROWS && f->chain_path[m] == PATH_SKINNY))
         return skinny(p, &f->weights->lm_head,
                       (struct skinny){.y = f->logits,
@@ -635,6 +707,8 @@ static int chain(const struct pass *p)
         r = begin_offloaded(p);
     for (int i = 0; i < f->config->n_layers && r == 0; i++)
         r = f->ranks.n > 1 ? layer_of_ranks(p, i, n_skinny) : layer(p, i, n_skinny);
+    if (r == 0 && (p->s->n_rows > 0 || p->s->n_sums > 0))
+        r = final_norm(p);
     return r < 0 || p->s->n_rows == 0 ? r : lm_head(p);
 }
 

@@ -6,6 +6,7 @@
 #define NVLLM_CUDA_FORWARD_H
 
 #include "cuda/exchange.h"
+#include "cuda/experts.h"
 #include "cuda/gemm.h"
 #include "cuda/kernels/kernels.h"
 #include "cuda/kernels/resident/resident.h"
@@ -82,8 +83,9 @@ struct forward {
     float *rms;             /* [rows] of rows whose norm is in two parts */
     uint16_t *qkv;          /* [rows, (n_heads + 2 n_kv_heads) * head_dim] */
     uint16_t *attn;         /* [rows, n_heads * head_dim] */
-    uint16_t *gate_up;      /* [rows, 2 * ffn_dim] */
+    uint16_t *gate_up;      /* [rows, 2 * ffn_dim], or as much as normed takes */
     uint16_t *act;          /* [rows, ffn_dim] */
+    struct experts experts; /* of a mixture; their out is gate_up then, and there is no act */
     float *parts;           /* [GEMM_PART_FLOATS] of a product that the next norm adds */
     float *partial;         /* of split attention */
     int32_t *counters;      /* of splits that are done */
@@ -107,6 +109,8 @@ struct forward_shape {
     enum forward_path path;
     bool whole_rows;  /* with an exchange: as exchange_sample() says */
     bool logits_only; /* nothing is sampled: for measuring */
+    int n_sums;       /* of hidden states, to */
+    float *sums;      /* [n_sums, hidden_dim] host memory that the device writes; of rank 0 */
 };
 
 /* What the resident kernel depends on besides memory, into f->resident and resident_rows: for
@@ -123,9 +127,12 @@ enum forward_path forward_path_of(const struct forward *f, int n_tokens, bool pr
 int forward_run(const struct forward *f, const struct step_view *v, const struct forward_shape *s,
                 struct err *e);
 
-/* The same as a graph. */
+/* The same as a graph, of a step without sums. */
 int forward_capture(cudaGraphExec_t *out, const struct forward *f, const struct step_view *v,
                     const struct forward_shape *s, struct err *e);
+
+/* Whether there is such a product: experts have their own. */
+bool forward_has_product(const struct forward *f, enum forward_product kind);
 
 /* A product of n_rows rows as PATH_GEMM does it in a layer; of the LM head whatever the layer. */
 struct gemm_product forward_product(const struct forward *f, enum forward_product kind, int layer,

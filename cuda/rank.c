@@ -19,6 +19,17 @@ enum {
 
 static const double KV_FRACTION = 0.9; /* by default: some is left for others' contexts */
 
+/* Rows that a step may have: of rope_store() the threads are counted, and those of its last block
+ * that have nothing to do; of experts the groups, which are a grid's y. */
+static int most_rows(const struct model_config *c)
+{
+    const int of_rope = (INT32_MAX - 1024) / ((c->n_heads + 2 * c->n_kv_heads) * ROPE_LANES);
+    const int of_experts =
+        c->n_experts ? (UINT16_MAX - c->n_experts) * EXPERT_FEW / c->n_experts_per_tok : INT32_MAX;
+
+    return of_rope < of_experts ? of_rope : of_experts;
+}
+
 /* How large steps may be. Refuses what no grid or index of a kernel can hold. */
 static int set_limits(struct rank *b, struct err *e)
 {
@@ -30,8 +41,7 @@ static int set_limits(struct rank *b, struct err *e)
     const int per_item = n_kv_heads * groups;
     const int seqs = rank_graph_size(o->max_seqs);
     const int wanted = b->device.launch.n_sms * ITEM_BLOCKS_PER_SM / per_item; /* one wave */
-    /* threads of rope_store(), and those of its last block that have nothing to do */
-    const int most_tokens = (INT32_MAX - 1024) / ((c->n_heads + 2 * c->n_kv_heads) * ROPE_LANES);
+    const int most_tokens = most_rows(c);
     int most_seqs;
 
     if (o->max_seq_len > STEP_MAX_LEN)
@@ -56,6 +66,7 @@ static int set_limits(struct rank *b, struct err *e)
         .invariant = o->invariant,
     };
     most_seqs = step_most_seqs(&b->limits);
+    most_seqs = most_tokens < most_seqs ? most_tokens : most_seqs;
     if (o->max_seqs > most_seqs)
         return err_set(e, -EINVAL,
                        "CUDA: scheduler.max_seqs: %d exceeds %d, the most that a device computes "
@@ -100,8 +111,13 @@ static void lay_activations(struct rank *b, struct arena *a)
     f->rms = arena_take(a, rows * sizeof(float));
     f->qkv = arena_take(a, rows * qkv_dim * sizeof(uint16_t));
     f->attn = arena_take(a, rows * (size_t)c->n_heads * (size_t)c->head_dim * sizeof(uint16_t));
-    f->gate_up = arena_take(a, rows * (ffn > hidden ? ffn : hidden) * 2 * sizeof(uint16_t));
-    f->act = arena_take(a, rows * ffn * sizeof(uint16_t));
+    if (c->n_experts) {
+        experts_lay(&f->experts, a, c, rows);
+        f->gate_up = f->experts.out;
+    } else {
+        f->gate_up = arena_take(a, rows * (ffn > hidden ? ffn : hidden) * 2 * sizeof(uint16_t));
+        f->act = arena_take(a, rows * ffn * sizeof(uint16_t));
+    }
     if (b->shard.tp_size > 1)
         lay_shared(b, a, rows);
     else
@@ -182,6 +198,12 @@ static int take_slot(struct rank *b, int slot, struct err *e)
                         "creating an event", e)) < 0 ||
         (r = cuda_check(cudaHostAlloc((void **)&ids, bytes, cudaHostAllocMapped), "pinning memory",
                         e)) < 0)
+        return r;
+    if (b->shard.rank == 0 &&
+        (r = cuda_check(cudaHostAlloc((void **)&s->sums,
+                                      n * (size_t)b->config.hidden_dim * sizeof(*s->sums),
+                                      cudaHostAllocMapped),
+                        "pinning memory", e)) < 0)
         return r;
     memset(ids, 0, bytes);
     m->host_ids[slot] = ids;
@@ -364,7 +386,7 @@ static int open_device(struct rank *b, struct err *e)
     f->ranks.embedding = (struct embedding){.rows_per_rank = (int)n_ids,
                                             .vocab_size = c->vocab_size,
                                             .dim = c->hidden_dim};
-    if (d->compute == 90 && !b->options.invariant && b->shard.tp_size == 1)
+    if (d->compute == 90 && !b->options.invariant && b->shard.tp_size == 1 && c->n_experts == 0)
         r = cuda_check(resident_compiled(&resident), "querying the resident kernel", e);
     if (r < 0)
         return r;
@@ -380,6 +402,8 @@ static int open_device(struct rank *b, struct err *e)
         r = open_ring(&f->ring, e);
     if (r == 0)
         r = cuda_check(attn_prefill_init(), "preparing attention", e);
+    if (r == 0 && c->n_experts)
+        r = cuda_check(expert_gemm_init(&d->launch), "preparing experts", e);
     if (r == 0 && f->resident_rows > 0)
         r = cuda_check(resident_init(), "preparing the resident kernel", e);
     f->config = c;
@@ -508,6 +532,8 @@ void rank_deinit(struct rank *b)
     for (int i = 0; i < SAMPLER_SLOTS; i++) {
         if (b->slots[i].pinned)
             (void)cudaFreeHost(b->slots[i].pinned);
+        if (b->slots[i].sums)
+            (void)cudaFreeHost(b->slots[i].sums);
         if (b->forward.sampler.host_ids[i])
             (void)cudaFreeHost(b->forward.sampler.host_ids[i]);
         if (b->slots[i].done)
@@ -531,10 +557,11 @@ int rank_read_known(struct rank *b, struct err *e)
         return r;
     snprintf(b->key, sizeof(b->key),
              "%.64s, compute %d, driver %d, CUDA %d, cuBLASLt %zu, %d MiB; %d layers of %d, "
-             "heads %d/%d of %d, ffn %d, vocab %d, block %d, tp %d",
+             "heads %d/%d of %d, ffn %d, experts %d/%d, vocab %d, block %d, tp %d",
              b->device.name, b->device.compute, driver, runtime, cublasLtGetVersion(),
              GEMM_WORKSPACE >> 20, c->n_layers, c->hidden_dim, c->n_heads, c->n_kv_heads,
-             c->head_dim, c->ffn_dim, c->vocab_size, b->options.block_len, b->shard.tp_size);
+             c->head_dim, c->ffn_dim, c->n_experts_per_tok, c->n_experts, c->vocab_size,
+             b->options.block_len, b->shard.tp_size);
     free(b->known.all);
     b->known = (struct algo_records){0};
     return algo_file_read(&b->known, b->options.cache_folder, b->key, e);
@@ -551,7 +578,8 @@ static int load_kernels(struct rank *b, struct err *e)
             const struct gemm_product p =
                 forward_product(&b->forward, (enum forward_product)kind, 0, m);
 
-            if (kind != PRODUCT_LM_HEAD || m <= most_logits)
+            if (forward_has_product(&b->forward, (enum forward_product)kind) &&
+                (kind != PRODUCT_LM_HEAD || m <= most_logits))
                 r = gemm_run(b->gemm, b->device.launch.stream, &p, e);
         }
     return r < 0 ? r : cuda_check(cudaStreamSynchronize(b->device.launch.stream), "loading", e);
@@ -637,6 +665,7 @@ void rank_info(const struct rank *b, struct backend_info *out)
         .kv_dtype = KV_DTYPE_BF16,
         .masks = true,
         .drafts = true,
+        .sum_dim = b->config.hidden_dim,
         .copies = b->host != NULL,
         .offloads = b->forward.ring.max_blocks > 0,
         .may_offload = b->forward.ring.max_blocks > 0 && host_memory_is_pinned(b->host_memory),

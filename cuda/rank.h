@@ -19,7 +19,8 @@ struct rank_slot {
     char *pinned;
     cudaEvent_t done;
     uint64_t step;
-    int32_t n_rows;
+    int32_t n_rows, n_sums;
+    float *sums;      /* [max_seqs, hidden_dim] host memory that the device writes; of rank 0 */
     bool copies_only; /* no sequence has rows in it */
     bool offloaded;   /* one of its sequences is */
 };

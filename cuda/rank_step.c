@@ -145,14 +145,14 @@ static int enqueue_step(struct rank *b, const struct batch *batch, int slot, str
     cudaStream_t stream = b->device.launch.stream;
     const bool whole_rows = b->whole_rows && needs_whole_rows(b, batch);
     const bool graph = !b->options.eager && batch->n_decodes > 0 && batch->n_offloaded == 0 &&
-                       batch->n_tokens == batch->n_decodes && !whole_rows;
+                       batch->n_tokens == batch->n_decodes && batch->n_sums == 0 && !whole_rows;
     const int size = graph ? rank_graph_size(batch->n_decodes) : 0;
     const struct step_room room =
         graph ? step_room_of_graph(&b->limits, size) : step_room_of(&b->limits, batch);
     const int n_tokens = graph ? size : batch->n_tokens;
-    const enum forward_path path =
-        forward_path_of(&b->forward, n_tokens,
-                        batch->n_seqs > batch->n_decodes || batch->n_offloaded > 0);
+    const enum forward_path path = forward_path_of(&b->forward, n_tokens,
+                                                   batch->n_seqs > batch->n_decodes ||
+                                                       batch->n_offloaded > 0 || batch->n_sums > 0);
     struct forward_shape shape;
     struct step_view view;
     const size_t bytes =
@@ -174,7 +174,9 @@ static int enqueue_step(struct rank *b, const struct batch *batch, int slot, str
                                    .n_items = counts->n_items,
                                    .n_tiles = counts->n_tiles,
                                    .path = path,
-                                   .whole_rows = whole_rows};
+                                   .whole_rows = whole_rows,
+                                   .n_sums = batch->n_sums,
+                                   .sums = b->slots[slot].sums};
     for (int i = batch->n_decodes; i < batch->n_seqs; i++)
         if (batch_kv_len(batch)[i] > shape.max_kv_len)
             shape.max_kv_len = batch_kv_len(batch)[i];
@@ -191,13 +193,15 @@ int rank_submit(struct rank *b, const struct batch *batch, int slot, struct err 
 
     must(batch->n_tokens >= 0 && batch->n_tokens <= b->limits.max_tokens);
     must(batch->n_seqs > 0 ? batch->n_seqs <= b->options.max_seqs && b->gemm : b->host != NULL);
-    must(batch->n_rows <= b->options.max_seqs && batch->n_updates <= b->options.max_seqs);
+    must(batch->n_rows <= b->options.max_seqs && batch->n_updates <= b->options.max_seqs &&
+         batch->n_sums <= b->options.max_seqs);
     must(batch->n_copies == 0 || b->host);
     must(batch->n_offloaded == 0 ||
          (b->forward.ring.max_blocks > 0 && host_memory_is_pinned(b->host_memory)));
     s->offloaded = batch->n_offloaded > 0;
     s->step = batch->step;
     s->n_rows = batch->n_rows;
+    s->n_sums = batch->n_sums;
     s->copies_only = batch->n_seqs == 0;
     if (r == 0 && !s->copies_only)
         r = enqueue_step(b, batch, slot, e);
@@ -241,5 +245,8 @@ void rank_result(const struct rank *b, int slot, struct step_result *out)
                                 .ids = m->host_ids[slot],
                                 .logprobs = m->host_logprobs[slot],
                                 .top_ids = m->host_top_ids[slot],
-                                .top_logprobs = m->host_top_logprobs[slot]};
+                                .top_logprobs = m->host_top_logprobs[slot],
+                                .n_sums = s->n_sums,
+                                .sum_dim = b->config.hidden_dim,
+                                .sums = s->sums};
 }

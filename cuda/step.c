@@ -66,7 +66,8 @@ struct step_room step_room_of(const struct step_limits *l, const struct batch *b
     struct step_room r = {.n_tokens = b->n_tokens,
                           .n_seqs = b->n_seqs,
                           .n_items = step_max_items(l, b->n_decodes),
-                          .n_rows = b->n_rows};
+                          .n_rows = b->n_rows,
+                          .n_sums = b->n_sums};
 
     for (int i = b->n_decodes; i < b->n_seqs; i++)
         r.n_tiles += ceil_div(batch_q_start(b)[i + 1] - batch_q_start(b)[i], ATTN_TILE);
@@ -101,6 +102,7 @@ struct step_view step_view_at(const struct step_room *r, const char *base)
     v.items = take(&base, r->n_items, sizeof(*v.items));
     v.tiles = take(&base, r->n_tiles, sizeof(*v.tiles));
     v.rows = take(&base, r->n_rows, sizeof(*v.rows));
+    v.sums = take(&base, r->n_sums, sizeof(*v.sums));
     v.tables = (const int32_t *)(const void *)base;
     return v;
 }
@@ -111,7 +113,8 @@ size_t step_max_bytes(const struct step_limits *l)
                                 .n_seqs = l->max_seqs,
                                 .n_items = step_max_items(l, l->max_seqs),
                                 .n_tiles = l->max_tokens / ATTN_TILE + l->max_seqs,
-                                .n_rows = l->max_seqs};
+                                .n_rows = l->max_seqs,
+                                .n_sums = l->max_seqs};
     const struct step_view v = step_view_at(&r, NULL);
     const size_t tables = (size_t)l->max_seqs * (size_t)l->max_blocks * sizeof(*v.tables);
     const size_t each = sizeof(*v.sets) + SAMPLING_MAX_BIAS * sizeof(*v.bias) +
@@ -399,6 +402,7 @@ size_t step_pack(char *host, struct step_view *on_device, const char *device,
     (void)take(&at, pack_tables((int32_t *)v.tables, (int32_t *)v.table_start, l, b),
                sizeof(*v.tables));
     pack_rows((struct sampler_row *)v.rows, b);
+    fill((struct batch_sum *)v.sums, batch_sums(b), b->n_sums, sizeof(*v.sums));
     v.sets = take(&at, b->n_updates, sizeof(*v.sets));
     v.bias = take(&at, b->n_bias, sizeof(*v.bias));
     masks = (uint32_t *)(uintptr_t)take(&at, (int)mask_entries, sizeof(*masks));

@@ -27,7 +27,7 @@ enum { STEP_MAX_LEN = UINT16_MAX * ATTN_UNIT };
 
 /* How many of each a step has room for; at least what it has. */
 struct step_room {
-    int n_tokens, n_seqs, n_items, n_tiles, n_rows;
+    int n_tokens, n_seqs, n_items, n_tiles, n_rows, n_sums;
 };
 
 /* Items of a step of n decodes, at most. */

@@ -180,7 +180,8 @@ static int measure_product(struct tune *t, struct err *e)
     float us = 0.0f;
     int r;
 
-    if (t->what == PRODUCT_LM_HEAD && t->m > gemm_rows(rank->limits.max_seqs)) {
+    if (!forward_has_product(&rank->forward, (enum forward_product)t->what) ||
+        (t->what == PRODUCT_LM_HEAD && t->m > gemm_rows(rank->limits.max_seqs))) {
         next(t);
         return 1;
     }

@@ -309,15 +309,29 @@ static __device__ void join_splits(uint16_t *out, const float *from, int64_t str
             shares[head][lane + i * WARP] = maxes[i] / sum;
     }
     __syncthreads();
-    for (int i = (int)threadIdx.x; i < n_heads * HEAD_DIM; i += WARPS * WARP) {
-        const int head = i / HEAD_DIM, dim = i % HEAD_DIM;
-        const float *part = from + head * ENTRY + dim;
-        float o = 0.0f;
+    /* Two dimensions at a time, of all heads at once, so that many loads are under way. */
+    static constexpr int PAIRS = HEAD_DIM / 2, AT_ONCE = WARPS * WARP;
+    float2 o[ATTN_GROUP * PAIRS / AT_ONCE] = {};
+#pragma unroll 4
+    for (int j = 0; j < n_splits; j++) {
+#pragma unroll
+        for (int i = 0; i < ATTN_GROUP * PAIRS / AT_ONCE; i++) {
+            const int at = (int)threadIdx.x + i * AT_ONCE, head = at / PAIRS;
 
-#pragma unroll 8
-        for (int j = 0; j < n_splits; j++)
-            o += __ldcg(part + j * stride) * shares[head][j];
-        out[i] = bf16_bits(o);
+            if (head >= n_heads)
+                continue;
+            const float2 x =
+                __ldcg((const float2 *)(from + j * stride + head * ENTRY) + at % PAIRS);
+            o[i].x += x.x * shares[head][j];
+            o[i].y += x.y * shares[head][j];
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < ATTN_GROUP * PAIRS / AT_ONCE; i++) {
+        const int at = (int)threadIdx.x + i * AT_ONCE;
+
+        if (at / PAIRS < n_heads)
+            ((uint32_t *)out)[at] = bf16_pair(o[i].x, o[i].y);
     }
 }
 

@@ -117,6 +117,29 @@ __device__ __forceinline__ void mma_8816(float &d0, float &d1, uint32_t a0, uint
                  : "r"(a0), "r"(0), "r"(a2), "r"(b0), "r"(b1), "f"(0.0f));
 }
 
+// Rows of shared memory are COLUMNS bf16; 16-byte vectors are swizzled so that those of eight rows
+// in one column lie in different banks.
+template <int COLUMNS> static __device__ __forceinline__ int swizzle(int row, int piece)
+{
+    return (row * (COLUMNS / 8) + (piece ^ (row & 7))) * 16;
+}
+
+// Zeros where the source is not valid.
+static __device__ __forceinline__ void copy_async(uint32_t to, const void *from, bool valid)
+{
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
+                 "r"(valid ? 16 : 0)
+                 : "memory");
+}
+
+static __device__ __forceinline__ void ldmatrix(uint32_t (&r)[4], uint32_t at)
+{
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(at)
+                 : "memory");
+}
+
 static __device__ __forceinline__ uint64_t now_ns()
 {
     uint64_t ns;

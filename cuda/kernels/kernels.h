@@ -21,6 +21,7 @@ struct launch {
     cudaStream_t stream;
     bool chained; /* the device can: compute capability 9.0 and up */
     int n_sms;
+    int max_shared; /* bytes of shared memory of a block, at most */
 };
 
 /* Loads all kernels to the current device; else each is loaded by its first launch. Loading may
@@ -144,6 +145,7 @@ struct step_view {
     const struct attn_item *items;
     const struct attn_tile *tiles;
     const struct sampler_row *rows;
+    const struct batch_sum *sums;
     const struct sampler_set *sets;
     const struct logit_bias *bias;
 };
@@ -187,6 +189,16 @@ struct norm {
     struct peer_clock *clock; /* with inboxes; NULL: not counted */
 };
 cudaError_t rms_norm(const struct launch *l, const struct norm *n);
+
+/* y[i] = sum of rows sums[i].row .. of x [.., dim], from the first on. y is on the device or
+ * mapped.
+ */
+cudaError_t sum_rows(const struct launch *l, float *y, const uint16_t *x,
+                     const struct batch_sum *sums, int n_sums, int dim);
+
+/* y[i] = x[rows[i].row] of counts->n_rows rows, n_rows at most; y is not x. */
+cudaError_t gather_rows(const struct launch *l, uint16_t *y, const uint16_t *x,
+                        const struct step_view *v, int n_rows, int dim);
 
 /* cos and sin of position * inv_freq[i], times a scale: [max_seq_len, n_pairs] pairs. inv_freq lies
  * in host memory. */
@@ -261,6 +273,70 @@ cudaError_t attn_prefill_sm90(const struct launch *l, const struct attn *a,
                               const struct attn_prefill *t); /* a->q is the maps' */
 /* How many splits of the keys fill the machine, for tiles times heads. */
 int attn_prefill_splits(const struct launch *l, int n_work, int max_kv_len);
+
+/* Mixtures of experts. A pick is an expert that a row goes through: pick row * n_picks + i is the
+ * i-th of the row, by ascending expert. Picks of the same expert are multiplied together. */
+enum {
+    EXPERTS_MAX = 1024, /* of a layer */
+    EXPERT_FEW = 16,    /* picks of a group for expert_skinny(), at most, */
+    EXPERT_MANY = 128,  /* and for expert_gemm() */
+};
+struct expert_group {
+    int32_t expert, first, n; /* picks members[first] .. members[first + n - 1] */
+};
+struct expert_picks {
+    int n_experts, n_picks;      /* of a layer, of a row */
+    uint16_t *experts;           /* [rows * n_picks] 16-byte aligned, and that much longer */
+    float *weights;              /* [rows * n_picks] of what the expert gives in the row's sum */
+    int32_t *members;            /* [rows * n_picks] picks by expert, those of one in order */
+    struct expert_group *groups; /* [expert_most_groups()] */
+    int32_t *n_groups;
+};
+
+/* Groups of n picks, at most most_rows in one, that there are at most. */
+static inline int expert_most_groups(int n_experts, int n, int most_rows)
+{
+    return n <= n_experts + n / most_rows ? n : n_experts + n / most_rows;
+}
+
+/* Chooses each row's experts by the router's scores [n_rows, n_experts]: the largest, of equal ones
+ * the first. Weights are the softmax over all experts, or with norm_topk over the chosen ones; NaN
+ * if a score is NaN or Inf. Then groups the picks, of at most most_rows each. Where a graph is
+ * captured for more rows than a step has, those from counts->n_tokens on have no picks in groups;
+ * first_row: of n_rows in the step. */
+struct expert_route {
+    const float *scores;
+    int n_rows, first_row, most_rows;
+    bool norm_topk;
+    const struct step_counts *counts;
+};
+cudaError_t expert_route(const struct launch *l, const struct expert_picks *p,
+                         const struct expert_route *r);
+
+/* y[pick] = x[row of the pick] w^T, w that of the pick's expert, bf16. */
+struct expert_product {
+    uint16_t *y;       /* [picks, n] */
+    const uint16_t *x; /* [.., ld], the first k columns: a row for each pick, or */
+    bool x_of_rows;    /* for each row */
+    const uint16_t *w; /* [n_experts, n, ld], the first k columns */
+    bool gated;        /* w [n_experts, 2 * n, ld]: y = silu(x w[0:n]) * (x w[n:2n]) */
+    int n_rows;        /* whose picks there are */
+    int n, k;          /* multiples of 32 */
+    int64_t ld;
+};
+/* Where the groups are of EXPERT_FEW: bound by reading the weights, each expert's once a group. */
+cudaError_t expert_skinny(const struct launch *l, const struct expert_picks *p,
+                          const struct expert_product *e);
+/* Where they are of EXPERT_MANY. */
+cudaError_t expert_gemm(const struct launch *l, const struct expert_picks *p,
+                        const struct expert_product *e);
+/* Once a device: its shared memory is over the default. */
+cudaError_t expert_gemm_init(const struct launch *l);
+
+/* The sum over each row's picks of weight * x[pick], in their order. x [n_rows * n_picks, dim]. */
+enum expert_sum_out { EXPERT_SUM_ADD_F32 /* y += */, EXPERT_SUM_F32, EXPERT_SUM_BF16 };
+cudaError_t expert_sum(const struct launch *l, void *y, enum expert_sum_out out, const uint16_t *x,
+                       const struct expert_picks *p, int n_rows, int dim);
 
 /* Products of few rows: y[m, n] = sum over k of x[m, k] * w[n, k]. A row's result does not depend
  * on how many rows there are. */

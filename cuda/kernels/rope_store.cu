@@ -87,7 +87,7 @@ extern "C" cudaError_t rope_table(const struct launch *l, float *table, int max_
                                   const float *inv_freq, int n_pairs, float scale)
 {
     const int64_t n = (int64_t)max_seq_len * n_pairs;
-    const struct launch alone = {l->stream, false, l->n_sms};
+    const struct launch alone = {l->stream, false, l->n_sms, l->max_shared};
     struct frequencies by_value;
 
     if (n_pairs > ROPE_MAX_PAIRS)

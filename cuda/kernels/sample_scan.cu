@@ -368,7 +368,7 @@ static __global__ void update_kernel(const struct sampler_memory m, const struct
 extern "C" cudaError_t sampler_update(const struct launch *l, const struct sampler_memory *m,
                                       const struct step_view *v, int n_updates)
 {
-    const struct launch alone = {l->stream, false, l->n_sms};
+    const struct launch alone = {l->stream, false, l->n_sms, l->max_shared};
 
     return launch_kernel(known<update_kernel>(), dim3((unsigned)n_updates), 128, 0, &alone, *m,
                          v->sets, v->bias);
@@ -398,7 +398,7 @@ static __global__ void history_kernel(uint16_t *seen, const int32_t *tokens, int
 extern "C" cudaError_t sampler_history(const struct launch *l, const struct sampler_memory *m,
                                        int state, const int32_t *tokens, int n_prompt, int n_tokens)
 {
-    const struct launch alone = {l->stream, false, l->n_sms};
+    const struct launch alone = {l->stream, false, l->n_sms, l->max_shared};
     uint16_t *seen = m->seen[m->me] + (int64_t)state * m->logits_stride;
     cudaError_t r = cudaMemsetAsync(seen, 0, (size_t)m->logits_stride * sizeof(*seen), l->stream);
 

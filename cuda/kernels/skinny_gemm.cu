@@ -9,7 +9,10 @@
  * x may be the residual stream in float: then its RMSNorm is part of the product. Each block turns
  * it into bf16 in shared memory, multiplied by the norm's weight; 1 / rms, the same for a whole
  * row, multiplies on the way out. Where the rows are too many for that, a kernel of its own does
- * the first part once for all blocks, with the same roundings. */
+ * the first part once for all blocks, with the same roundings.
+ *
+ * Of a mixture of experts a block has a group of rows and the weights of their expert: whose these
+ * are is known only after the kernel before. */
 #include "cuda/kernels/common.cuh"
 
 static constexpr int WARPS = 8;
@@ -18,8 +21,11 @@ static constexpr int COLS = 8;  /* rows of w of a tile */
 
 struct skinny_args {
     struct skinny s;
-    int n_steps; /* of all of k, or of the half that a warp takes a part of */
-    int second;  /* SKINNY_SILU_MUL: rows of w from gate to up */
+    int n_steps;               /* of all of k, or of the half that a warp takes a part of */
+    int second;                /* SKINNY_SILU_MUL: rows of w from gate to up */
+    int64_t ld;                /* of x and w: k, but for halves of experts */
+    struct expert_picks picks; /* of experts: */
+    int picks_of_x;            /* of a row of x */
 };
 
 /* 8 floats and 8 weights to 8 bf16; adds the squares. */
@@ -141,8 +147,9 @@ static constexpr int HALF_WARPS = WARPS / 2;
 /* HALVES: 1 for up to 8 rows of x, 2 for up to 16, 8 where a block takes 64 rows of more. AHEAD:
  * steps in flight per warp. None of them changes a result, the sum of the warps' sums, each of
  * which is in order of k. */
-template <int HALVES, int TILES, int AHEAD, bool NORM, int OUT, bool HALVED>
-static __global__ void __launch_bounds__(WARPS *WARP, resident(HALVES, TILES, AHEAD))
+template <int HALVES, int TILES, int AHEAD, bool NORM, int OUT, bool HALVED, int EXPERTS = 0>
+static __global__ void __launch_bounds__(WARPS *WARP,
+                                         EXPERTS ? EXPERTS : resident(HALVES, TILES, AHEAD))
     skinny_kernel(const struct skinny_args args)
 {
     static constexpr int GATED = OUT == SKINNY_SILU_MUL ? 2 : 1; /* tiles of one result: gate, up */
@@ -153,7 +160,11 @@ static __global__ void __launch_bounds__(WARPS *WARP, resident(HALVES, TILES, AH
 
     const struct skinny &s = args.s;
     const int row0 = HALVES > 2 ? (int)blockIdx.y * HALVES * 8 : 0;
-    const int n_rows = s.m - row0;
+    const struct expert_group *own = args.picks.groups + blockIdx.y; /* of experts */
+    const int32_t *members = nullptr;
+    int n_rows = s.m - row0, rows[HALVES];
+    int64_t expert = 0;
+    const int64_t ld = EXPERTS ? args.ld : s.k;
     const uint4 *s_x = (const uint4 *)s.x + (int64_t)row0 * (s.k / 8);
     const int warp = (int)threadIdx.x / WARP, lane = (int)threadIdx.x % WARP;
     const int group = lane / 4, quarter = lane % 4;
@@ -170,10 +181,19 @@ static __global__ void __launch_bounds__(WARPS *WARP, resident(HALVES, TILES, AH
     uint4 ahead[AHEAD][TILES];
     float sum[TILES][HALVES][2] = {};
 
+    if (EXPERTS) {
+        chain_wait();
+        const int n_groups = __ldcg(args.picks.n_groups);
+        n_rows = __ldcg(&own->n); /* there may be no such group, but there is memory for it */
+        members = args.picks.members + __ldcg(&own->first);
+        expert = (int64_t)__ldcg(&own->expert) * s.n * GATED;
+        if ((int)blockIdx.y >= n_groups)
+            return;
+    }
     for (int t = 0; t < TILES; t++) {
         const int n = min(first + t / GATED * COLS + group, s.n - 1) + t % GATED * args.second;
 
-        w[t] = s.w + (int64_t)n * s.k + quarter * 8;
+        w[t] = s.w + (expert + n) * ld + quarter * 8;
     }
     auto fetch = [&](int from) {
 #pragma unroll
@@ -187,7 +207,14 @@ static __global__ void __launch_bounds__(WARPS *WARP, resident(HALVES, TILES, AH
         }
     };
     fetch(begin);
-    chain_wait();
+    if (!EXPERTS)
+        chain_wait();
+#pragma unroll
+    for (int h = 0; h < HALVES; h++) {
+        rows[h] = min(h * 8 + group, n_rows - 1);
+        if (EXPERTS)
+            rows[h] = __ldcg(members + rows[h]) / args.picks_of_x;
+    }
     if (NORM)
         stage<HALVES * 8>(staged, squares, s);
     else if (s.rms && threadIdx.x < HALVES * 8)
@@ -203,12 +230,9 @@ static __global__ void __launch_bounds__(WARPS *WARP, resident(HALVES, TILES, AH
             const int vec = min(base + i * STRIDE, end - 1) * (STEP / 8) + quarter;
 
 #pragma unroll
-            for (int h = 0; h < HALVES; h++) {
-                const int m = min(h * 8 + group, n_rows - 1);
-
-                x[i][h] = NORM ? staged[m * (s.k / 8 + 1) + vec]
-                               : __ldcg(s_x + (int64_t)m * (s.k / 8) + vec);
-            }
+            for (int h = 0; h < HALVES; h++)
+                x[i][h] = NORM ? staged[rows[h] * (s.k / 8 + 1) + vec]
+                               : __ldcg(s_x + rows[h] * (ld / 8) + vec);
         }
 #pragma unroll
         for (int i = 0; i < AHEAD; i++) {
@@ -268,7 +292,8 @@ static __global__ void __launch_bounds__(WARPS *WARP, resident(HALVES, TILES, AH
             y = __fmul_rn(y, scale); /* as it is for any number of rows: not one operation */
             if (OUT == SKINNY_BF16 && s.bias)
                 y = __fadd_rn(y, bf16_to_float(s.bias[n]));
-            const int64_t at = (int64_t)(row0 + m) * s.y_stride + n;
+            const int64_t row = EXPERTS ? __ldcg(members + m) : row0 + m;
+            const int64_t at = row * s.y_stride + n;
             if (OUT == SKINNY_BF16)
                 ((uint16_t *)s.y)[at] = bf16_bits(y);
             else if (OUT == SKINNY_F32)
@@ -315,7 +340,9 @@ template <int HALVES, int OUT>
 static cudaError_t pick(const struct launch *l, const struct skinny_args *a)
 {
     if constexpr (HALVES > 2) {
-        if (a->s.n <= l->n_sms * COLS * 2)
+        const int64_t wide = (int64_t)(a->s.n / (COLS * 4)) * (a->s.m / (HALVES * 8));
+
+        if (a->s.n <= l->n_sms * COLS * 2 && wide < l->n_sms)
             return run<HALVES, 1, 2, OUT>(l, a);
         return run<HALVES, 4, 1, OUT>(l, a);
     } else {
@@ -352,7 +379,11 @@ static cudaError_t dispatch(const struct launch *l, const struct skinny_args *a)
 extern "C" cudaError_t skinny_gemm(const struct launch *l, const struct skinny *s)
 {
     const int n_halves = s->sum == SKINNY_HALVES ? 2 : 1;
-    const struct skinny_args a = {*s, s->k / STEP / n_halves, s->n};
+    struct skinny_args a = {};
+
+    a.s = *s;
+    a.n_steps = s->k / STEP / n_halves;
+    a.second = s->n;
 
     if (s->m < 1 || s->k % (STEP * n_halves) ||
         (s->sum != SKINNY_WHOLE &&
@@ -361,4 +392,43 @@ extern "C" cudaError_t skinny_gemm(const struct launch *l, const struct skinny *
         (s->x_f32 && (s->m > SKINNY_MAX_ROWS || 2 * s->m * s->k > SKINNY_NORM_BYTES)))
         return cudaErrorInvalidValue;
     return s->m <= 8 ? dispatch<1>(l, &a) : s->m <= 16 ? dispatch<2>(l, &a) : dispatch<8>(l, &a);
+}
+
+/* Four tiles a block, of gate and up two of each: blocks of fewer are over before enough of their
+ * weights are under way. */
+template <int HALVES, int OUT>
+static cudaError_t run_experts(const struct launch *l, const struct skinny_args *a, int n_groups)
+{
+    static constexpr int TILES = 4, AHEAD = 3, BLOCKS_PER_SM = 2;
+    const int cols = COLS * TILES / (OUT == SKINNY_SILU_MUL ? 2 : 1);
+
+    return launch_kernel(
+        known<skinny_kernel<HALVES, TILES, AHEAD, false, OUT, false, BLOCKS_PER_SM>>(),
+        dim3((unsigned)((a->s.n + cols - 1) / cols), (unsigned)n_groups), WARPS * WARP, 0, l, *a);
+}
+
+extern "C" cudaError_t expert_skinny(const struct launch *l, const struct expert_picks *p,
+                                     const struct expert_product *e)
+{
+    const int n_groups = expert_most_groups(p->n_experts, e->n_rows * p->n_picks, EXPERT_FEW);
+    struct skinny_args a = {};
+
+    a.s.y = e->y;
+    a.s.y_stride = e->n;
+    a.s.x = e->x;
+    a.s.w = e->w;
+    a.s.n = e->n;
+    a.s.k = e->k;
+    a.n_steps = e->k / STEP;
+    a.second = e->n;
+    a.ld = e->ld;
+    a.picks = *p;
+    a.picks_of_x = e->x_of_rows ? p->n_picks : 1;
+    if (e->k % STEP || n_groups < 1)
+        return cudaErrorInvalidValue;
+    if (e->n_rows <= 8) /* no group has more */
+        return e->gated ? run_experts<1, SKINNY_SILU_MUL>(l, &a, n_groups)
+                        : run_experts<1, SKINNY_BF16>(l, &a, n_groups);
+    return e->gated ? run_experts<2, SKINNY_SILU_MUL>(l, &a, n_groups)
+                    : run_experts<2, SKINNY_BF16>(l, &a, n_groups);
 }

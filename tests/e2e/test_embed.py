@@ -17,41 +17,19 @@ try:
 except ImportError:
     openai = None
 
+import embedder
 import harness
+from embedder import CASES, DIM, MODULES, cosine, edit
 from gateway import Gateway
 from harness import Case, Daemon, SMALL, parse_jsonl, scaled
 from test_python import needs_protobuf, nvllm
 
-CASES = json.loads((harness.GOLDEN / "nvllm-tiny-embeddings.json").read_text())
-DIM = len(CASES[0]["lasttoken"])
-MODULES = ["Transformer", "Pooling", "Normalize"]
 END = 1991  # <|endoftext|>
-
-
-def cosine(a, b):
-    return sum(x * y for x, y in zip(a, b)) / math.sqrt(
-        sum(x * x for x in a) * sum(y * y for y in b))
-
-
-def edit(path, change):
-    value = json.loads(path.read_text())
-    change(value)
-    path.write_text(json.dumps(value))
 
 
 class Embedder(Case):
     def folder(self, mode="lasttoken", modules=MODULES, prompts=None):
-        """A copy of nvllm-tiny that pools in this way."""
-        folder = self.temporary_folder() / "embedder"
-        shutil.copytree(harness.MODEL, folder)
-        (folder / "modules.json").write_text(json.dumps([
-            {"idx": i, "name": str(i), "path": f"{i}_{name}" if i else "",
-             "type": "sentence_transformers.models." + name} for i, name in enumerate(modules)]))
-        (folder / "1_Pooling").mkdir()
-        (folder / "1_Pooling" / "config.json").write_text(json.dumps({
-            "word_embedding_dimension": DIM, "pooling_mode_cls_token": False,
-            "pooling_mode_mean_tokens": False, "pooling_mode_lasttoken": False,
-            "pooling_mode_" + mode: True, "include_prompt": True}))
+        folder = embedder.make(self.temporary_folder() / "embedder", mode, modules)
         if prompts:
             (folder / "config_sentence_transformers.json").write_text(json.dumps(prompts))
         return folder
@@ -126,13 +104,7 @@ class Pooling(Embedder):
     def test_saved_without_a_head(self):
         """A model without an LM head has no prefix in its tensors' names, and only embeds."""
         folder = self.folder()
-        edit(folder / "config.json", lambda c: c.update(architectures=["Qwen3Model"]))
-        raw = (folder / "model.safetensors").read_bytes()
-        n, = struct.unpack_from("<Q", raw)
-        header = {k.removeprefix("model."): v for k, v in json.loads(raw[8:8 + n]).items()}
-        head = json.dumps(header).encode()
-        head += b" " * (-len(head) % 8)
-        (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(head)) + head + raw[8 + n:])
+        embedder.drop_head(folder)
         shutil.rmtree(folder / "1_Pooling")
         (folder / "modules.json").unlink()
         with Daemon(SMALL, model=folder) as d, d.connect() as w:

@@ -241,6 +241,7 @@ int main(int argc, char **argv)
                 "       %1$s MODEL_FOLDER prefill TOKENS [CACHE_FOLDER]\n"
                 "       %1$s MODEL_FOLDER tune [CACHE_FOLDER]\n"
                 "       %1$s attention\n"
+                "       %1$s experts\n"
                 "       %1$s sampler\n"
                 "       %1$s ranks\n",
                 argv[0]);
@@ -248,6 +249,10 @@ int main(int argc, char **argv)
     }
     if (is(argv[1], "attention"))
         return bench_attention() ? 0 : 1;
+    if (is(argv[1], "experts")) {
+        bench_experts();
+        return 0;
+    }
     if (is(argv[1], "sampler")) {
         bench_sampler();
         return 0;

@@ -9,6 +9,9 @@ static const double H200_BYTES_PER_SECOND = 4.54e12; /* what plain reads reach t
 /* Attention over scattered blocks; whether every bar was reached. Needs 4 GiB of device 0. */
 bool bench_attention(void);
 
+/* The FFN of a mixture of experts, on Qwen3-30B-A3B's shape. Needs 3 GiB of device 0. */
+void bench_experts(void);
+
 /* The all-reduce of several ranks, over all devices; or of two on one device, where nothing goes
  * over a link, to see what barriers cost. */
 void bench_ranks(void);

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import clients
 import device
+import embeddings
 import hosts
 import ranks
 import speed
@@ -236,6 +237,7 @@ def faults():
 
 
 PARTS = {f.__name__: f for f in (golden, seeds, prefix, starts, ledger, idle, shapes, faults)}
+PARTS["embeddings"] = embeddings.embeddings
 PARTS["ranks"] = ranks.ranks
 PARTS["hosts"] = hosts.hosts
 PARTS["stress"] = stress.stress

@@ -16,8 +16,8 @@
 
 enum { N = 48, TOKENS = 40, MAX_PROMPT = 300 };
 
-/* The program's arguments, where the tree and the build are no longer there. */
-static const char *data_folder;
+/* The program's arguments, where the tree and the build are no longer there; and another model. */
+static const char *data_folder, *model_folder;
 static const char *module_path = NVLLM_MODULE;
 static const struct backend_options usual = {.block_len = 16,
                                              .max_batch_tokens = 256,
@@ -33,12 +33,16 @@ static float logprobs[2][N][TOKENS];
 static void set_up(void)
 {
     void *module = dlopen(module_path, RTLD_NOW | RTLD_LOCAL);
+    struct err e;
 
     ck_assert_msg(module, "%s", dlerror());
     cuda_backend = dlsym(module, BACKEND_SYMBOL);
     ck_assert_ptr_nonnull(cuda_backend);
     ck_assert_uint_eq(cuda_backend->abi, BACKEND_ABI);
-    model = open_tiny_model(data_folder);
+    if (model_folder)
+        err_must(model_open(&model, model_folder, &e), &e);
+    else
+        model = open_tiny_model(data_folder);
     for (int i = 0; i < N; i++)
         for (int j = 0; j < MAX_PROMPT; j++)
             prompts[i][j] = (i * 7919 + j * 104729 + j * j * 31) % 1990;
@@ -118,6 +122,75 @@ TEST(both_backends_say_the_same)
     }
     printf("%d of %d tokens the same, %d of %d whole texts\n", same, compared, whole, N);
     ck_assert_int_ge(same * 100, compared * 97);
+}
+END_TEST
+
+/* Sums of hidden states, of rows that are sampled from and of others, are the CPU's. */
+TEST(sums_are_those_of_the_cpu)
+{
+    enum { ROWS = 200 };
+    static const struct batch_sum sums[] = {{0, 1}, {1, 150}, {151, 49}, {199, 1}};
+    static const struct sampling sampling = {.top_p = 1.0f, .repetition_penalty = 1.0f};
+    const struct batch_part_update update = {.sampling = &sampling};
+    const struct batch_row row = {.row = ROWS - 1, .mask = -1};
+    const int32_t q_start[] = {0, ROWS}, kv_len = ROWS;
+    const int dim = model_config(model)->hidden_dim;
+    const struct backend_ops *backends[] = {&cpu_backend, cuda_backend};
+    int32_t positions[ROWS], slots[ROWS], table[(ROWS + 15) / 16];
+    float *got[2];
+
+    for (int i = 0; i < ROWS; i++)
+        positions[i] = slots[i] = i;
+    for (int i = 0; i < (ROWS + 15) / 16; i++)
+        table[i] = i;
+    for (int i = 0; i < 2; i++) {
+        struct step_result result;
+        struct backend *b;
+        struct batch *batch;
+        struct err e;
+
+        batch = make_batch(&(struct batch_parts){.step = 1,
+                                                 .n_tokens = ROWS,
+                                                 .n_seqs = 1,
+                                                 .n_rows = 1,
+                                                 .n_updates = 1,
+                                                 .n_sums = (int32_t)(sizeof(sums) / sizeof(*sums)),
+                                                 .max_blocks = (ROWS + 15) / 16,
+                                                 .tokens = prompts[5],
+                                                 .positions = positions,
+                                                 .slots = slots,
+                                                 .q_start = q_start,
+                                                 .kv_len = &kv_len,
+                                                 .block_table = table,
+                                                 .rows = &row,
+                                                 .updates = &update,
+                                                 .sums = sums});
+        err_must(backends[i]->open(&b, model, &usual, &e), &e);
+        err_must(backends[i]->submit(b, batch, &e), &e);
+        err_must(backends[i]->wait(b, &result, &e), &e);
+        ck_assert(result.n_rows == 1 && result.ids[0] >= 0);
+        ck_assert(result.n_sums == batch->n_sums && result.sum_dim == dim);
+        got[i] = malloc(sizeof(sums) / sizeof(*sums) * (size_t)dim * sizeof(float));
+        ck_assert_ptr_nonnull(got[i]);
+        memcpy(got[i], result.sums, sizeof(sums) / sizeof(*sums) * (size_t)dim * sizeof(float));
+        backends[i]->close(b);
+        free(batch);
+    }
+    for (size_t i = 0; i < sizeof(sums) / sizeof(*sums); i++) {
+        double both = 0.0, squares[2] = {0};
+
+        for (int j = 0; j < dim; j++) {
+            const double x = (double)got[0][(int)i * dim + j], y = (double)got[1][(int)i * dim + j];
+
+            both += x * y;
+            squares[0] += x * x;
+            squares[1] += y * y;
+        }
+        ck_assert_double_gt(both / sqrt(squares[0] * squares[1]), 0.9999);
+        ck_assert_double_eq_tol(sqrt(squares[1] / squares[0]), 1.0, 0.01);
+    }
+    free(got[0]);
+    free(got[1]);
 }
 END_TEST
 
@@ -334,5 +407,6 @@ int main(int argc, char **argv)
 {
     data_folder = argc > 1 ? argv[1] : NULL;
     module_path = argc > 2 ? argv[2] : NVLLM_MODULE;
+    model_folder = argc > 3 ? argv[3] : NULL;
     return run_tests_here("backends", set_up, tear_down);
 }

@@ -535,4 +535,41 @@ TEST(blocks_are_fetched, .n = 4)
 }
 END_TEST
 
+static const struct batch_sum sums[] = {{0, 1}, {1, 299}, {300, 17}, {1099, 1}};
+
+/* Sums of rows and rows side by side, of which only those that a step has are written. */
+TEST(rows_are_summed_and_gathered, .n = 3)
+{
+    enum { ROWS = 1100, WANTED = 9 };
+    const int dim = (const int[]){8, 1032, 4096}[_i];
+    const struct device_array x = array_bf16((size_t)(ROWS * dim), 1.0f);
+    const struct device_array y = array_new((size_t)(N(sums) * dim) * 4);
+    const struct device_array gathered = array_new((size_t)((WANTED + 1) * dim) * 2);
+    const struct step_counts counts = {.n_rows = WANTED};
+    const double *in = values_bf16(x.host, (size_t)(ROWS * dim));
+    double *expected = host_new((size_t)(N(sums) * dim), sizeof(*expected));
+    struct sampler_row list[WANTED + 1] = {{0}};
+    struct step_view v;
+
+    for (int i = 0; i < N(sums); i++)
+        for (int row = sums[i].row; row < sums[i].row + sums[i].n_rows; row++)
+            for (int j = 0; j < dim; j++)
+                expected[i * dim + j] += in[row * dim + j];
+    for (int i = 0; i < WANTED; i++)
+        list[i].row = i * 122;
+    v = (struct step_view){.rows = array_of(list, sizeof(list)).device,
+                           .sums = array_of(sums, sizeof(sums)).device,
+                           .counts = array_of(&counts, sizeof(counts)).device};
+    cuda_must(sum_rows(&device.launch, y.device, x.device, v.sums, N(sums), dim));
+    cuda_must(gather_rows(&device.launch, gathered.device, x.device, &v, WANTED + 1, dim));
+    array_to_host(&y);
+    array_to_host(&gathered);
+    ck_assert_double_lt(error_f32(y.host, expected, (size_t)(N(sums) * dim)), 1e-5);
+    for (int i = 0; i <= WANTED; i++)
+        for (int j = 0; j < dim; j++)
+            ck_assert_uint_eq(((uint16_t *)gathered.host)[i * dim + j],
+                              i < WANTED ? ((uint16_t *)x.host)[i * 122 * dim + j] : 0xffff);
+}
+END_TEST
+
 RUN_TESTS_HERE("ops", device_set_up, device_tear_down)
