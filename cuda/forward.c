@@ -603,30 +603,35 @@ static int chain(const struct pass *p)
     return r < 0 || p->s->n_rows == 0 ? r : lm_head(p);
 }
 
-static int sample(const struct pass *p)
+static int sample(const struct pass *p, int n_rows)
 {
     const struct forward *f = p->f;
-    const int n = p->s->n_rows;
-    int r = cuda_check(sampler_scan(f->launch, &f->sampler, p->v, n), "sampling", p->e);
+    int r = cuda_check(sampler_scan(f->launch, &f->sampler, p->v, n_rows), "sampling", p->e);
 
     if (r == 0 && f->ranks.n > 1)
         r = barrier(p, PEER_MEET);
     return r < 0 || f->ranks.me > 0
                ? r
-               : cuda_check(sampler_finish(f->launch, &f->sampler, p->v, n), "sampling", p->e);
+               : cuda_check(sampler_finish(f->launch, &f->sampler, p->v, n_rows), "sampling", p->e);
+}
+
+int forward_sample(const struct forward *f, const struct step_view *v, int n_rows, struct err *e)
+{
+    const struct pass p = {.f = f, .v = v, .e = e};
+    int r = n_rows > 0 ? sample(&p, n_rows) : 0;
+
+    /* The next step writes parts and logits that others may still read, and begins with what rank 0
+     * has sampled. */
+    return r == 0 && f->ranks.n > 1 ? barrier(&p, PEER_STEP_END) : r;
 }
 
 int forward_run(const struct forward *f, const struct step_view *v, const struct forward_shape *s,
                 struct err *e)
 {
     const struct pass p = {.f = f, .v = v, .s = s, .e = e};
-    int r = s->path == PATH_RESIDENT && !f->invariant ? resident(&p) : chain(&p);
+    const int r = s->path == PATH_RESIDENT && !f->invariant ? resident(&p) : chain(&p);
 
-    if (r == 0 && s->n_rows > 0 && !s->logits_only)
-        r = sample(&p);
-    /* The next step writes parts and logits that others may still read, and begins with what rank 0
-     * has sampled. */
-    return r == 0 && f->ranks.n > 1 ? barrier(&p, PEER_STEP_END) : r;
+    return r < 0 || s->logits_only ? r : forward_sample(f, v, s->n_rows, e);
 }
 
 int forward_capture(cudaGraphExec_t *out, const struct forward *f, const struct step_view *v,

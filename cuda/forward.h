@@ -100,7 +100,7 @@ struct forward_shape {
     const int32_t *chunk_table;
     int chunk_old, chunk_blocks;
     enum forward_path path;
-    bool logits_only; /* nothing is sampled: for measuring */
+    bool logits_only; /* nothing is sampled: that follows, or not, where steps are measured */
 };
 
 /* What the resident kernel depends on besides memory, into f->resident and resident_rows: for
@@ -116,6 +116,9 @@ enum forward_path forward_path_of(const struct forward *f, int n_tokens, bool pr
 
 int forward_run(const struct forward *f, const struct step_view *v, const struct forward_shape *s,
                 struct err *e);
+
+/* The rest of a pass that ended with logits. */
+int forward_sample(const struct forward *f, const struct step_view *v, int n_rows, struct err *e);
 
 /* The same as a graph. */
 int forward_capture(cudaGraphExec_t *out, const struct forward *f, const struct step_view *v,

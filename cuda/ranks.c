@@ -20,7 +20,8 @@
 #include "engine/util/thread.h"
 
 enum {
-    N_JOBS = 4,      /* posted and not yet done, at most: steps in flight and one more */
+    N_JOBS = 4,      /* posted and not yet done, at most: steps in flight, the sampling of one of
+                      * them and one more */
     WAIT_US = 50,    /* between looks at a long job */
     SPIN_US = 1000,  /* before a rank sleeps; steps longer than this hide what waking costs */
     SPIN_LOOKS = 64, /* between looks at the clock */
@@ -60,6 +61,8 @@ struct worker {
 struct ranks {
     int n;
     struct rank ranks[MAX_RANKS];
+    uint32_t *masks; /* [max_seqs, mask_words] of one step; pinned, all devices read it */
+    size_t mask_words;
     struct host_memory *host; /* NULL: there is none */
     int64_t n_copying;        /* copies of blocks that have not been told as ended */
     struct backend_info infos[MAX_RANKS];
@@ -316,6 +319,7 @@ static void link_ranks(struct ranks *r)
         f->ranks.barrier.n_ranks = r->n;
         f->ranks.barrier.me = me;
         f->sampler.scans = r->ranks[0].forward.sampler.scans;
+        f->sampler.masks = r->masks;
         for (int i = 0; i < r->n; i++) {
             const struct rank *of = &r->ranks[i];
             const struct forward_ranks *theirs = &of->forward.ranks;
@@ -361,6 +365,18 @@ static int take_host_memory(struct ranks *r, struct err *e)
     return rc;
 }
 
+/* Once, too. Written by the host alone, read by kernels through the bus: once a step each word. */
+static int take_masks(struct ranks *r, struct err *e)
+{
+    const struct rank *first = &r->ranks[0];
+    const size_t n = (size_t)first->limits.max_seqs;
+
+    r->mask_words = ((size_t)first->config.vocab_size + 31) / 32;
+    return cuda_check(cudaHostAlloc((void **)&r->masks, n * r->mask_words * sizeof(*r->masks),
+                                    cudaHostAllocPortable | cudaHostAllocMapped),
+                      "pinning memory", e);
+}
+
 /* The rank with the least room decides for all. */
 static int plan_blocks(struct ranks *r, struct err *e)
 {
@@ -404,6 +420,8 @@ int ranks_new(struct ranks **out, const struct model *model, const struct backen
     if (rc == 0 && r->n > 1)
         rc = each(r, reach_peers, r, e);
     if (rc == 0)
+        rc = take_masks(r, e);
+    if (rc == 0)
         rc = take_all(r, e);
     if (rc < 0) {
         ranks_free(r);
@@ -425,6 +443,8 @@ void ranks_free(struct ranks *r)
     }
     for (int i = 0; i < r->n; i++)
         rank_deinit(&r->ranks[i]);
+    if (r->masks)
+        (void)cudaFreeHost(r->masks);
     host_memory_free(r->host);
     free(r);
 }
@@ -562,13 +582,35 @@ int ranks_submit(struct ranks *r, const struct batch *batch, int slot, struct er
         r->n_copying += !copy_is_of_disk(&batch_copies(batch)[i]);
     if (r->host)
         host_memory_pin(r->host);
-    if (r->n == 1)
-        return rank_submit(&r->ranks[0], batch, slot, e);
     s->batch = batch;
     s->slot = slot;
+    if (r->n == 1)
+        return rank_submit(&r->ranks[0], batch, slot, e);
     if (r->n_under_way++ == 0)
         r->busy_from = monotonic_seconds();
     rc = post(r, (struct job){.run = submit_one, .arg = s, .is_step = true}, e);
+    s->posted = r->n_posted;
+    return rc;
+}
+
+static int sample_one(struct rank *rank, const void *posted, struct err *e)
+{
+    const struct step *s = posted;
+
+    return rank_sample(rank, s->slot, e);
+}
+
+/* The steps before have ended on all ranks: nobody reads their masks any more. */
+int ranks_mask(struct ranks *r, const uint32_t *const *masks, int slot, struct err *e)
+{
+    const struct batch *batch = r->steps[slot].batch;
+    struct step *s = &r->steps[slot];
+    int rc;
+
+    batch_join_masks(r->masks, masks, batch->n_masks, r->mask_words);
+    if (r->n == 1)
+        return rank_sample(&r->ranks[0], slot, e);
+    rc = post(r, (struct job){.run = sample_one, .arg = s, .is_step = true}, e);
     s->posted = r->n_posted;
     return rc;
 }
