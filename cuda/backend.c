@@ -15,7 +15,8 @@ struct backend {
     struct tune *tune; /* measures for the next start; NULL: nothing to */
     bool products_loaded, asleep;
     uint64_t n_submitted, n_waited;
-    int dead; /* the errno that ended it */
+    bool lacks_masks; /* the last step submitted does */
+    int dead;         /* the errno that ended it */
 };
 
 /* As a rank computes it, the one with the least. */
@@ -179,20 +180,30 @@ static int cuda_submit(struct backend *b, const struct batch *batch, struct err 
 {
     int r;
 
-    must(b->n_submitted - b->n_waited < BACKEND_IN_FLIGHT);
+    must(b->n_submitted - b->n_waited < BACKEND_IN_FLIGHT && !b->lacks_masks);
+    must(batch->n_masks >= 0 && batch->n_masks <= batch->n_rows);
     if (b->dead)
         return err_set(e, b->dead, "CUDA: the device has failed earlier");
     r = ranks_submit(b->ranks, batch, (int)(b->n_submitted % SAMPLER_SLOTS), e);
     b->dead = r;
     b->n_submitted += r == 0;
+    b->lacks_masks = r == 0 && batch->n_masks > 0;
     return r;
+}
+
+static int cuda_mask(struct backend *b, const uint32_t *const *masks, struct err *e)
+{
+    must(b->n_waited + 1 == b->n_submitted && b->lacks_masks);
+    b->dead = ranks_mask(b->ranks, masks, (int)(b->n_waited % SAMPLER_SLOTS), e);
+    b->lacks_masks = false;
+    return b->dead;
 }
 
 static int cuda_wait(struct backend *b, struct step_result *out, struct err *e)
 {
     int r;
 
-    must(b->n_waited < b->n_submitted);
+    must(b->n_waited + b->lacks_masks < b->n_submitted);
     r = ranks_wait(b->ranks, (int)(b->n_waited % SAMPLER_SLOTS), out, e);
     b->dead = r;
     b->n_waited += r == 0;
@@ -310,6 +321,7 @@ const struct backend_ops nvllm_backend = {
     .open = cuda_open,
     .info = cuda_info,
     .submit = cuda_submit,
+    .mask = cuda_mask,
     .wait = cuda_wait,
     .idle = cuda_idle,
     .sleep = cuda_sleep,

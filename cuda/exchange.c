@@ -26,8 +26,8 @@ static int gather_found(const struct exchange *x, const struct launch *l,
 }
 
 /* Of one array of logits, inside a group. */
-static int gather_rows(const struct exchange *x, const struct launch *l,
-                       const struct sampler_memory *m, const float *const rows[], size_t n)
+static int collect_rows(const struct exchange *x, const struct launch *l,
+                        const struct sampler_memory *m, const float *const rows[], size_t n)
 {
     int code = 0;
 
@@ -49,9 +49,9 @@ static int gather_logits(const struct exchange *x, const struct launch *l,
     for (int i = 0; i < m->n_ranks; i++)
         adjusted[i] = m->adjusted[i];
     if (code == 0)
-        code = gather_rows(x, l, m, m->logits, n);
+        code = collect_rows(x, l, m, m->logits, n);
     if (code == 0)
-        code = gather_rows(x, l, m, adjusted, n);
+        code = collect_rows(x, l, m, adjusted, n);
     ended = x->nccl->group_end();
     return nccl_check(x->nccl, code ? code : ended, "gathering logits", e);
 }

@@ -712,35 +712,46 @@ static int chain(const struct pass *p)
     return r < 0 || p->s->n_rows == 0 ? r : lm_head(p);
 }
 
-static int sample(const struct pass *p)
+static int sample(const struct pass *p, int n_rows, bool whole_rows)
 {
     const struct forward *f = p->f;
-    const int n = p->s->n_rows;
     int r;
 
     if (f->ranks.exchange.nccl)
-        return exchange_sample(&f->ranks.exchange, f->launch, &f->sampler, p->v, n,
-                               p->s->whole_rows, p->e);
-    r = cuda_check(sampler_scan(f->launch, &f->sampler, p->v, n), "sampling", p->e);
-
+        return exchange_sample(&f->ranks.exchange, f->launch, &f->sampler, p->v, n_rows, whole_rows,
+                               p->e);
+    r = cuda_check(sampler_scan(f->launch, &f->sampler, p->v, n_rows), "sampling", p->e);
     if (r == 0 && f->ranks.n > 1)
         r = barrier(p, PEER_MEET);
     return r < 0 || f->ranks.me > 0
                ? r
-               : cuda_check(sampler_finish(f->launch, &f->sampler, p->v, n), "sampling", p->e);
+               : cuda_check(sampler_finish(f->launch, &f->sampler, p->v, n_rows), "sampling", p->e);
+}
+
+static int end(const struct pass *p, int n_rows, bool whole_rows)
+{
+    const struct forward_ranks *ranks = &p->f->ranks;
+    const int r = n_rows > 0 ? sample(p, n_rows, whole_rows) : 0;
+
+    /* The next step writes parts and logits that others may still read, and begins with what rank 0
+     * has sampled. */
+    return r == 0 && ranks->n > 1 && !ranks->exchange.nccl ? barrier(p, PEER_STEP_END) : r;
+}
+
+int forward_sample(const struct forward *f, const struct step_view *v, int n_rows, struct err *e)
+{
+    const struct pass p = {.f = f, .v = v, .e = e};
+
+    return end(&p, n_rows, false);
 }
 
 int forward_run(const struct forward *f, const struct step_view *v, const struct forward_shape *s,
                 struct err *e)
 {
     const struct pass p = {.f = f, .v = v, .s = s, .e = e};
-    int r = s->path == PATH_RESIDENT && !f->invariant ? resident(&p) : chain(&p);
+    const int r = s->path == PATH_RESIDENT && !f->invariant ? resident(&p) : chain(&p);
 
-    if (r == 0 && s->n_rows > 0 && !s->logits_only)
-        r = sample(&p);
-    /* The next step writes parts and logits that others may still read, and begins with what rank 0
-     * has sampled. */
-    return r == 0 && f->ranks.n > 1 && !f->ranks.exchange.nccl ? barrier(&p, PEER_STEP_END) : r;
+    return r < 0 || s->logits_only ? r : end(&p, s->n_rows, s->whole_rows);
 }
 
 int forward_capture(cudaGraphExec_t *out, const struct forward *f, const struct step_view *v,

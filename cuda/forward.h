@@ -108,7 +108,7 @@ struct forward_shape {
     int chunk_old, chunk_blocks;
     enum forward_path path;
     bool whole_rows;  /* with an exchange: as exchange_sample() says */
-    bool logits_only; /* nothing is sampled: for measuring */
+    bool logits_only; /* nothing is sampled: that follows, or not, where steps are measured */
     int n_sums;       /* of hidden states, to */
     float *sums;      /* [n_sums, hidden_dim] host memory that the device writes; of rank 0 */
 };
@@ -127,7 +127,10 @@ enum forward_path forward_path_of(const struct forward *f, int n_tokens, bool pr
 int forward_run(const struct forward *f, const struct step_view *v, const struct forward_shape *s,
                 struct err *e);
 
-/* The same as a graph, of a step without sums. */
+/* The rest of a pass that ended with logits; there is no exchange. */
+int forward_sample(const struct forward *f, const struct step_view *v, int n_rows, struct err *e);
+
+/* forward_run() as a graph, of a step without sums. */
 int forward_capture(cudaGraphExec_t *out, const struct forward *f, const struct step_view *v,
                     const struct forward_shape *s, struct err *e);
 

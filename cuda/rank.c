@@ -62,7 +62,6 @@ static int set_limits(struct rank *b, struct err *e)
         .target_items = wanted < 1                 ? 1
                         : wanted > ATTN_MAX_SPLITS ? ATTN_MAX_SPLITS
                                                    : wanted,
-        .mask_words = (c->vocab_size + 31) / 32,
         .invariant = o->invariant,
     };
     most_seqs = step_most_seqs(&b->limits);
@@ -595,7 +594,7 @@ int rank_choose(struct rank *b, struct err *e)
     if (b->shard.tp_size > 1)
         r = load_kernels(b, e);
     if (r == 0 && !b->options.eager)
-        r = rank_prepare_graph(b, 1, e);
+        r = rank_prepare_graph(b, 1, false, e);
     return r < 0 ? r : cuda_check(cudaStreamSynchronize(b->device.launch.stream), "starting", e);
 }
 

@@ -18,6 +18,8 @@
 struct rank_slot {
     char *pinned;
     cudaEvent_t done;
+    const struct batch *batch; /* valid until it has been waited for */
+    struct step_view view;     /* of the device's copy */
     uint64_t step;
     int32_t n_rows, n_sums;
     float *sums;      /* [max_seqs, hidden_dim] host memory that the device writes; of rank 0 */
@@ -25,9 +27,10 @@ struct rank_slot {
     bool offloaded;   /* one of its sequences is */
 };
 
-/* Decode steps as captured graphs of a few sizes; a batch runs in the smallest that holds it. */
+/* Decode steps as captured graphs of a few sizes; a batch runs in the smallest that holds it. Those
+ * of a step with masks end where its logits are there. */
 struct graphs {
-    cudaGraphExec_t *by_size; /* NULL: not captured */
+    cudaGraphExec_t (*by_size)[2]; /* [size][with masks] NULL: not captured */
     int n_captures;
     double longest; /* seconds of a capture */
     uint64_t bytes; /* that captures have taken */
@@ -100,8 +103,11 @@ int rank_read_known(struct rank *r, struct err *e);
 int rank_load_products(struct rank *r, struct err *e);
 
 /* Enqueues a step; results go to slot number `slot` and hold until that is used again: rank 0 has
- * them. rank_wait() waits for the device's part alone, on any thread. */
+ * them. One with masks samples only with rank_sample(), once these are in the sampler's memory: a
+ * kernel that waited for them would keep the driver from all that waits for the device.
+ * rank_wait() waits for the device's part alone, on any thread. */
 int rank_submit(struct rank *r, const struct batch *batch, int slot, struct err *e);
+int rank_sample(struct rank *r, int slot, struct err *e);
 int rank_wait(const struct rank *r, int slot, struct err *e);
 int rank_poll(const struct rank *r, int slot, struct err *e); /* at once: 1, or 0: not yet */
 void rank_result(const struct rank *r, int slot, struct step_result *out); /* without copies */
@@ -114,7 +120,7 @@ void rank_info(const struct rank *r, struct backend_info *out);
 
 /* Decodes of the graph that n run in, capturing it, and forgetting all of them. */
 int rank_graph_size(int n);
-int rank_prepare_graph(struct rank *r, int size, struct err *e);
+int rank_prepare_graph(struct rank *r, int size, bool masks, struct err *e);
 void rank_drop_graphs(struct rank *r);
 
 /* A look inside an open backend, for tests that are linked with it. */

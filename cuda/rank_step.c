@@ -29,7 +29,7 @@ int rank_graph_size(int n)
 }
 
 /* Captures the graph of a size, a few milliseconds of host time, and notes the memory it takes. */
-int rank_prepare_graph(struct rank *b, int size, struct err *e)
+int rank_prepare_graph(struct rank *b, int size, bool masks, struct err *e)
 {
     const struct step_room room = step_room_of_graph(&b->limits, size);
     const struct step_view view = step_view_at(&room, b->step_memory);
@@ -37,16 +37,18 @@ int rank_prepare_graph(struct rank *b, int size, struct err *e)
                                         .n_decodes = size,
                                         .n_rows = size,
                                         .n_items = room.n_items,
-                                        .path = forward_path_of(&b->forward, size, false)};
+                                        .path = forward_path_of(&b->forward, size, false),
+                                        .logits_only = masks};
     struct graphs *g = &b->graphs;
+    cudaGraphExec_t *graph = &g->by_size[size][masks];
     const double begin = monotonic_seconds();
     uint64_t before = 0, after = 0;
     int r;
 
     if ((r = device_free_bytes(&before, e)) < 0 ||
-        (r = forward_capture(&g->by_size[size], &b->forward, &view, &shape, e)) < 0 ||
-        (r = cuda_check(cudaGraphUpload(g->by_size[size], b->device.launch.stream),
-                        "uploading a graph", e)) < 0)
+        (r = forward_capture(graph, &b->forward, &view, &shape, e)) < 0 ||
+        (r = cuda_check(cudaGraphUpload(*graph, b->device.launch.stream), "uploading a graph", e)) <
+            0)
         return r;
     g->n_captures++;
     g->longest = fmax(g->longest, monotonic_seconds() - begin);
@@ -59,9 +61,12 @@ int rank_prepare_graph(struct rank *b, int size, struct err *e)
 void rank_drop_graphs(struct rank *b)
 {
     for (int i = 0; b->graphs.by_size && i <= b->limits.max_seqs; i++)
-        if (b->graphs.by_size[i]) {
-            (void)cudaGraphExecDestroy(b->graphs.by_size[i]);
-            b->graphs.by_size[i] = NULL;
+        for (int masks = 0; masks < 2; masks++) {
+            cudaGraphExec_t *graph = &b->graphs.by_size[i][masks];
+
+            if (*graph)
+                (void)cudaGraphExecDestroy(*graph);
+            *graph = NULL;
         }
     b->graphs.bytes = 0;
 }
@@ -146,6 +151,7 @@ static int enqueue_step(struct rank *b, const struct batch *batch, int slot, str
     const bool whole_rows = b->whole_rows && needs_whole_rows(b, batch);
     const bool graph = !b->options.eager && batch->n_decodes > 0 && batch->n_offloaded == 0 &&
                        batch->n_tokens == batch->n_decodes && batch->n_sums == 0 && !whole_rows;
+    const bool masks = batch->n_masks > 0;
     const int size = graph ? rank_graph_size(batch->n_decodes) : 0;
     const struct step_room room =
         graph ? step_room_of_graph(&b->limits, size) : step_room_of(&b->limits, batch);
@@ -154,19 +160,20 @@ static int enqueue_step(struct rank *b, const struct batch *batch, int slot, str
                                                    batch->n_seqs > batch->n_decodes ||
                                                        batch->n_offloaded > 0 || batch->n_sums > 0);
     struct forward_shape shape;
-    struct step_view view;
+    struct step_view *view = &b->slots[slot].view;
     const size_t bytes =
-        step_pack(b->slots[slot].pinned, &view, b->step_memory, &b->limits, &room, batch, slot);
+        step_pack(b->slots[slot].pinned, view, b->step_memory, &b->limits, &room, batch, slot);
     struct step_counts *counts = (struct step_counts *)(void *)b->slots[slot].pinned;
     int r = path == PATH_RESIDENT ? rank_take_tags(b, &counts->tag, e) : 0;
 
     if (r < 0 ||
         (r = cuda_check(step_copy(&b->device.launch, b->step_memory, b->slots[slot].pinned, bytes),
                         "step_copy", e)) < 0 ||
-        (r = enqueue_updates(b, &view, batch, e)) < 0)
+        (r = enqueue_updates(b, view, batch, e)) < 0)
         return r;
-    if (graph && b->graphs.by_size[size])
-        return cuda_check(cudaGraphLaunch(b->graphs.by_size[size], stream), "launching a graph", e);
+    if (graph && b->graphs.by_size[size][masks])
+        return cuda_check(cudaGraphLaunch(b->graphs.by_size[size][masks], stream),
+                          "launching a graph", e);
     /* The first step of a size runs eagerly, which loads its kernels; then it is captured. */
     shape = (struct forward_shape){.n_tokens = n_tokens,
                                    .n_decodes = graph ? size : batch->n_decodes,
@@ -176,14 +183,23 @@ static int enqueue_step(struct rank *b, const struct batch *batch, int slot, str
                                    .path = path,
                                    .whole_rows = whole_rows,
                                    .n_sums = batch->n_sums,
-                                   .sums = b->slots[slot].sums};
+                                   .sums = b->slots[slot].sums,
+                                   .logits_only = masks};
     for (int i = batch->n_decodes; i < batch->n_seqs; i++)
         if (batch_kv_len(batch)[i] > shape.max_kv_len)
             shape.max_kv_len = batch_kv_len(batch)[i];
     if (step_chunk_is_offloaded(&b->limits, batch))
-        describe_chunk(&shape, b, batch, &view, b->slots[slot].pinned);
-    r = forward_run(&b->forward, &view, &shape, e);
-    return r == 0 && graph ? rank_prepare_graph(b, size, e) : r;
+        describe_chunk(&shape, b, batch, view, b->slots[slot].pinned);
+    r = forward_run(&b->forward, view, &shape, e);
+    return r == 0 && graph ? rank_prepare_graph(b, size, masks, e) : r;
+}
+
+/* All of it is enqueued. */
+static int end_step(struct rank *b, const struct rank_slot *s, struct err *e)
+{
+    const int r = cuda_check(cudaEventRecord(s->done, b->device.launch.stream), "a step", e);
+
+    return r == 0 && b->host ? host_tier_submit(b->host, s->batch, s->done, e) : r;
 }
 
 int rank_submit(struct rank *b, const struct batch *batch, int slot, struct err *e)
@@ -199,15 +215,24 @@ int rank_submit(struct rank *b, const struct batch *batch, int slot, struct err 
     must(batch->n_offloaded == 0 ||
          (b->forward.ring.max_blocks > 0 && host_memory_is_pinned(b->host_memory)));
     s->offloaded = batch->n_offloaded > 0;
+    s->batch = batch;
     s->step = batch->step;
     s->n_rows = batch->n_rows;
     s->n_sums = batch->n_sums;
     s->copies_only = batch->n_seqs == 0;
     if (r == 0 && !s->copies_only)
         r = enqueue_step(b, batch, slot, e);
+    return r < 0 || batch->n_masks > 0 ? r : end_step(b, s, e);
+}
+
+int rank_sample(struct rank *b, int slot, struct err *e)
+{
+    const struct rank_slot *s = &b->slots[slot];
+    int r = cuda_check(cudaSetDevice(b->device.id), "choosing the device", e);
+
     if (r == 0)
-        r = cuda_check(cudaEventRecord(s->done, b->device.launch.stream), "a step", e);
-    return r == 0 && b->host ? host_tier_submit(b->host, batch, s->done, e) : r;
+        r = forward_sample(&b->forward, &s->view, s->n_rows, e);
+    return r == 0 ? end_step(b, s, e) : r;
 }
 
 int rank_poll(const struct rank *b, int slot, struct err *e)

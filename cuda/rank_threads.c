@@ -18,7 +18,8 @@
 #include "engine/util/thread.h"
 
 enum {
-    N_JOBS = 4,      /* posted and not yet done, at most: steps in flight and one more */
+    N_JOBS = 4,      /* posted and not yet done, at most: steps in flight, the sampling of one of
+                      * them and one more */
     WAIT_US = 50,    /* between looks at a long job */
     SPIN_US = 1000,  /* before a rank sleeps; steps longer than this hide what waking costs */
     SPIN_LOOKS = 64, /* between looks at the clock */

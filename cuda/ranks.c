@@ -31,6 +31,8 @@ struct ranks {
     struct rank_threads *threads; /* NULL: a single rank, which the caller's thread runs */
     struct cluster *cluster;      /* NULL: there are no other processes */
     bool open;
+    uint32_t *masks; /* [max_seqs, mask_words] of one step; pinned, all devices read it */
+    size_t mask_words;
     struct host_memory *host; /* NULL: there is none */
     int64_t n_copying;        /* copies of blocks that have not been told as ended */
     struct backend_info infos[MAX_RANKS];
@@ -174,6 +176,7 @@ static void link_ranks(struct ranks *r)
         f->ranks.barrier.n_ranks = r->n;
         f->ranks.barrier.me = me;
         f->sampler.scans = r->ranks[0].forward.sampler.scans;
+        f->sampler.masks = r->masks;
         for (int i = 0; i < r->n; i++) {
             const struct rank *of = &r->ranks[i];
             const struct forward_ranks *theirs = &of->forward.ranks;
@@ -242,6 +245,18 @@ static int agree(struct ranks *r, int rc, int64_t *value, struct err *e)
                        strerror((int)-least));
     *value = least;
     return 0;
+}
+
+/* Once, too. Written by the host alone, read by kernels through the bus: once a step each word. */
+static int take_masks(struct ranks *r, struct err *e)
+{
+    const struct rank *first = &r->ranks[0];
+    const size_t n = (size_t)first->limits.max_seqs;
+
+    r->mask_words = ((size_t)first->config.vocab_size + 31) / 32;
+    return cuda_check(cudaHostAlloc((void **)&r->masks, n * r->mask_words * sizeof(*r->masks),
+                                    cudaHostAllocPortable | cudaHostAllocMapped),
+                      "pinning memory", e);
 }
 
 /* The rank with the least room decides for all. */
@@ -314,6 +329,8 @@ int ranks_new(struct ranks **out, const struct model *model, const struct backen
     if (rc == 0 && r->cluster)
         rc = join(r, &opening, e);
     if (rc == 0)
+        rc = take_masks(r, e);
+    if (rc == 0)
         rc = take_all(r, e);
     if (rc < 0) {
         ranks_free(r);
@@ -354,6 +371,8 @@ void ranks_free(struct ranks *r)
     cluster_free(r->cluster);
     for (int i = 0; i < r->n; i++)
         rank_deinit(&r->ranks[i]);
+    if (r->masks)
+        (void)cudaFreeHost(r->masks);
     host_memory_free(r->host);
     free(r);
 }
@@ -463,6 +482,7 @@ void ranks_info(struct ranks *r, struct backend_info *out)
     *out = infos[0];
     out->n_devices = r->n;
     if (r->cluster) {
+        out->masks = false; /* they would have to be told to all */
         out->n_processes = r->ranks[0].options.n_processes;
         out->idle_s = CLUSTER_BEAT_SECONDS;
     }
@@ -505,16 +525,35 @@ int ranks_submit(struct ranks *r, const struct batch *batch, int slot, struct er
         r->n_copying += !copy_is_of_disk(&batch_copies(batch)[i]);
     if (r->host)
         host_memory_pin(r->host);
+    s->batch = batch;
+    s->slot = slot;
     if (!r->threads)
         return rank_submit(&r->ranks[0], batch, slot, e);
     rc = order(r, &(struct order){.kind = ORDER_STEP, .batch = batch}, e);
     if (rc < 0)
         return rc;
-    s->batch = batch;
-    s->slot = slot;
     if (r->n_under_way++ == 0)
         r->busy_from = monotonic_seconds();
     return rank_threads_post(r->threads, submit_one, s, &s->number, e);
+}
+
+static int sample_one(struct rank *rank, const void *posted, struct err *e)
+{
+    const struct step *s = posted;
+
+    return rank_sample(rank, s->slot, e);
+}
+
+/* The steps before have ended on all ranks: nobody reads their masks any more. */
+int ranks_mask(struct ranks *r, const uint32_t *const *masks, int slot, struct err *e)
+{
+    struct step *s = &r->steps[slot];
+
+    must(!r->cluster);
+    batch_join_masks(r->masks, masks, s->batch->n_masks, r->mask_words);
+    if (!r->threads)
+        return rank_sample(&r->ranks[0], slot, e);
+    return rank_threads_post(r->threads, sample_one, s, &s->number, e);
 }
 
 static int poll_copies(struct rank *rank, const void *arg, struct err *e)

@@ -34,6 +34,9 @@ int ranks_beat(struct ranks *r, struct err *e);
 /* Posts a step, which all ranks read until ranks_wait() has returned it. An error of one is told by
  * the next wait. */
 int ranks_submit(struct ranks *r, const struct batch *batch, int slot, struct err *e);
+/* Gives the masks of a step that is the only one under way, or the only one left; it samples now.
+ */
+int ranks_mask(struct ranks *r, const uint32_t *const *masks, int slot, struct err *e);
 int ranks_wait(struct ranks *r, int slot, struct step_result *out, struct err *e);
 
 /* As rank.h and backend.h say. Where waking fails all sleep as before. */

@@ -117,8 +117,7 @@ size_t step_max_bytes(const struct step_limits *l)
                                 .n_sums = l->max_seqs};
     const struct step_view v = step_view_at(&r, NULL);
     const size_t tables = (size_t)l->max_seqs * (size_t)l->max_blocks * sizeof(*v.tables);
-    const size_t each = sizeof(*v.sets) + SAMPLING_MAX_BIAS * sizeof(*v.bias) +
-                        (size_t)l->mask_words * sizeof(uint32_t);
+    const size_t each = sizeof(*v.sets) + SAMPLING_MAX_BIAS * sizeof(*v.bias);
 
     return (size_t)(const char *)v.tables + tables + (size_t)l->max_seqs * each + 64;
 }
@@ -384,19 +383,15 @@ static void pack_rows(struct sampler_row *to, const struct batch *b)
                                      .flags = (from[i].mask + 1) * 2 + (from[i].ban_stops != 0)};
 }
 
-/* What varies in length comes last: block tables, sampler updates, their bias, masks. */
+/* What varies in length comes last: block tables, sampler updates, their bias. */
 size_t step_pack(char *host, struct step_view *on_device, const char *device,
                  const struct step_limits *l, const struct step_room *r, const struct batch *b,
                  int slot)
 {
     struct step_view v = step_view_at(r, host);
     const char *at = (const char *)v.tables;
-    const size_t mask_entries = (size_t)b->n_masks * (size_t)b->mask_words;
-    uint32_t *masks;
     int n_bias = 0;
 
-    must(b->n_masks >= 0 && b->n_masks <= l->max_seqs);
-    must(b->n_masks == 0 || b->mask_words == l->mask_words);
     pack_tokens(&v, r, b);
     fill((int32_t *)v.kv_len, batch_kv_len(b), b->n_seqs, sizeof(int32_t));
     (void)take(&at, pack_tables((int32_t *)v.tables, (int32_t *)v.table_start, l, b),
@@ -405,7 +400,6 @@ size_t step_pack(char *host, struct step_view *on_device, const char *device,
     fill((struct batch_sum *)v.sums, batch_sums(b), b->n_sums, sizeof(*v.sums));
     v.sets = take(&at, b->n_updates, sizeof(*v.sets));
     v.bias = take(&at, b->n_bias, sizeof(*v.bias));
-    masks = (uint32_t *)(uintptr_t)take(&at, (int)mask_entries, sizeof(*masks));
     for (int i = 0; i < b->n_updates; i++) {
         const struct sampler_update *u = &batch_updates(b)[i];
         const struct sampling s = batch_sampling(b, u);
@@ -414,7 +408,6 @@ size_t step_pack(char *host, struct step_view *on_device, const char *device,
         fill((struct logit_bias *)v.bias + n_bias, s.bias, s.n_bias, sizeof(*s.bias));
         n_bias += s.n_bias;
     }
-    fill(masks, batch_at(b, b->masks_at), (int)mask_entries, sizeof(*masks));
     *(struct step_counts *)v.counts = (struct step_counts){
         .n_tokens = b->n_tokens,
         .n_seqs = b->n_seqs,
@@ -424,8 +417,6 @@ size_t step_pack(char *host, struct step_view *on_device, const char *device,
         .n_tiles = plan_tiles((struct attn_tile *)v.tiles, v.table_start, l, b),
         .slot = slot,
         .n_updates = b->n_updates,
-        .masks_at = (const char *)masks - host,
-        .mask_words = l->mask_words,
     };
     *on_device = step_view_at(r, device);
     on_device->sets = (const struct sampler_set *)(device + ((const char *)v.sets - host));

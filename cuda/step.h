@@ -2,7 +2,7 @@
  * of attention's split-KV work items.
  *
  * Where arrays lie depends on the counts alone, so a captured graph of n rows finds them in their
- * places; masks are found by an offset in the counts. One thread a rank. */
+ * places. One thread a rank. */
 #ifndef NVLLM_CUDA_STEP_H
 #define NVLLM_CUDA_STEP_H
 
@@ -16,7 +16,6 @@
 struct step_limits {
     int max_tokens, max_seqs, max_blocks; /* of a step, of a step, of a sequence */
     int block_len;
-    int mask_words;   /* of a mask of the vocabulary */
     int target_items; /* of attention, that fill the machine */
     bool invariant;   /* a sequence is cut by its own length alone */
     int n_blocks;     /* of the device */

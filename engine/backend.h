@@ -127,6 +127,12 @@ struct backend_ops {
     /* Enqueues a step and returns at once. Never with BACKEND_IN_FLIGHT steps under way. A negative
      * errno here or from wait is fatal: the backend is dead, only close may follow. */
     int (*submit)(struct backend *b, const struct batch *batch, struct err *e);
+    /* Gives the masks of the oldest step under way, once, if it has n_masks: as soon as it is the
+     * oldest, before another submit and before its wait. It samples when it has them. masks
+     * [n_masks]: each is [(vocab_size + 31) / 32], where bit id % 32 of word id / 32 says that id
+     * is allowed; at least one id is. NULL: all are. They are copied before it returns. Errors as
+     * from submit. NULL where info.masks is false. */
+    int (*mask)(struct backend *b, const uint32_t *const *masks, struct err *e);
     /* Waits for the oldest step under way. */
     int (*wait)(struct backend *b, struct step_result *out, struct err *e);
     /* Called again and again while no step is under way and none is to come: a piece of work for

@@ -7,7 +7,7 @@
 
 #include "engine/util/checked.h"
 
-enum { N_PARTS = 14 };
+enum { N_PARTS = 13 };
 
 /* An array of the block: n * by + further entries, at an offset that the head holds. */
 struct part {
@@ -30,7 +30,6 @@ static void parts_of(struct part parts[N_PARTS], struct batch *b)
         {&b->history_at, b->n_history, 1, 0, sizeof(int32_t)},
         {&b->bias_at, b->n_bias, 1, 0, sizeof(struct logit_bias)},
         {&b->stop_ids_at, b->n_stop_ids, 1, 0, sizeof(int32_t)},
-        {&b->masks_at, b->n_masks, b->mask_words, 0, sizeof(uint32_t)},
         {&b->copies_at, b->n_copies, 1, 0, sizeof(struct batch_copy)},
         {&b->sums_at, b->n_sums, 1, 0, sizeof(struct batch_sum)},
     };
@@ -94,8 +93,10 @@ const char *batch_check(const struct batch *b, size_t n)
 
     if (n < sizeof(*b) || b->bytes != n)
         return "batch: cut short";
-    if (b->version != BATCH_VERSION || b->unused)
+    if (b->version != BATCH_VERSION)
         return "batch: of another version";
+    if (b->n_masks < 0 || b->n_masks > b->n_rows)
+        return "batch: more masks than rows";
     head = *b;
     parts_of(parts, &head);
     for (int i = 0; i < N_PARTS; i++) {

@@ -10,8 +10,12 @@
  *
  * Two steps are in flight: step n + 1 is submitted before step n has been read back, so a decode
  * row may name what step n sampled instead of a token id. A sequence that turns out to have ended
- * costs one discarded row. A sequence whose next input depends on the host (its drafts or its mask
- * follow from the last token) has no row in the step after one of its own until that is committed.
+ * costs one discarded row. A sequence with drafts, which follow from the last token, has no row in
+ * the step after one of its own until that is committed.
+ *
+ * Masks follow from the last token too, but only sampling needs them. So a batch says which rows
+ * have one, and the masks themselves come when the step before has been committed, while the device
+ * computes: see mask() in backend.h.
  *
  * Drafts: a sequence may have several wanted rows, which are consecutive: that of its last
  * committed token and those of the draft tokens after it. The backend samples each wanted row for
@@ -28,17 +32,18 @@
  *
  * Owner: the core. A batch stays unchanged until the backend's wait() has returned that step; the
  * result belongs to the backend and holds until its next wait(). Backends copy what they keep of
- * sampler updates and masks. */
+ * sampler updates. */
 #ifndef NVLLM_ENGINE_BATCH_H
 #define NVLLM_ENGINE_BATCH_H
 
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <string.h>
 
 #include "engine/sampling.h"
 
-enum { BATCH_VERSION = 4 };
+enum { BATCH_VERSION = 5 };
 
 /* Where the bytes of a KV block may lie. A block id names a place within one tier; in block tables
  * and slots the host tier's ids follow those of the device, as backend_info counts them. */
@@ -49,7 +54,7 @@ struct batch_row {
     int32_t row;      /* 0 .. n_tokens - 1 */
     int32_t state;    /* sampler state, 0 .. max_seqs - 1, set by this or an earlier step */
     uint32_t counter; /* index of the token to sample among the sequence's generated ones: Philox */
-    int32_t mask;     /* index into masks, or -1: every token is allowed */
+    int32_t mask;     /* which of the step's masks, or -1: every token is allowed */
     uint32_t ban_stops; /* 1: counter < min_tokens, stop ids are not to be sampled */
 };
 
@@ -103,13 +108,11 @@ struct batch {
     int32_t n_updates;   /* sampler states to set first */
     int32_t max_blocks;  /* width of block_table */
     int32_t n_history, n_bias, n_stop_ids; /* of all updates */
-    int32_t n_masks;
-    int32_t mask_words; /* (vocab_size + 31) / 32; 0 where n_masks is */
+    int32_t n_masks;                       /* of the rows */
     int32_t n_copies;
-    int32_t n_sums;  /* at most max_seqs; 0 where the backend has none */
-    uint32_t unused; /* 0 */
+    int32_t n_sums; /* at most max_seqs; 0 where the backend has none */
     uint64_t tokens_at, positions_at, slots_at, q_start_at, kv_len_at, block_table_at, rows_at;
-    uint64_t updates_at, history_at, bias_at, stop_ids_at, masks_at, copies_at, sums_at;
+    uint64_t updates_at, history_at, bias_at, stop_ids_at, copies_at, sums_at;
 };
 
 enum { BATCH_ALIGN = 16 }; /* of the block and of each array */
@@ -167,10 +170,16 @@ static inline struct sampling batch_sampling(const struct batch *b, const struct
     return s;
 }
 
-/* [mask_words] bit id % 32 of word id / 32 is set: id is allowed. At least one id is. */
-static inline const uint32_t *batch_mask(const struct batch *b, int32_t mask)
+/* Copies n masks, as mask() of backend.h takes them, one behind the other: [n][words]. */
+static inline void batch_join_masks(uint32_t *to, const uint32_t *const *masks, int32_t n,
+                                    size_t words)
 {
-    return (const uint32_t *)batch_at(b, b->masks_at) + (size_t)mask * (size_t)b->mask_words;
+    for (int32_t i = 0; i < n; i++, to += words) {
+        if (masks[i])
+            memcpy(to, masks[i], words * sizeof(*to));
+        else
+            memset(to, 0xff, words * sizeof(*to));
+    }
 }
 
 enum {

@@ -13,8 +13,6 @@
 #include "engine/util/must.h"
 #include "engine/util/thread.h"
 
-enum { MAX_MASKS = 128 }; /* rows with a response format of one step */
-
 uint64_t engine_now_us(void)
 {
     struct timespec t;
@@ -439,10 +437,8 @@ static int new_core(struct engine *g, struct err *e)
     int r;
 
     options.offload = info->offloads;
-    if (info->masks) {
+    if (info->masks)
         options.mask_words = (model_config(g->model)->vocab_size + 31) / 32;
-        options.max_masks = o->max_seqs < MAX_MASKS ? o->max_seqs : MAX_MASKS;
-    }
     if (info->copies)
         options.tier_blocks[TIER_HOST] = info->tiers[TIER_HOST].n_blocks;
     if (g->disk)

@@ -288,8 +288,9 @@ static int make_guide(struct job *j, const char *field, struct err *e)
     int r;
 
     if (!j->engine->status.backend.masks)
-        return err_set(e, -ENOTSUP, "response_format: the %s backend has no masks of tokens",
-                       j->engine->options.backend->name);
+        return err_set(e, -ENOTSUP, "response_format: the %s backend has no masks of tokens%s",
+                       j->engine->options.backend->name,
+                       j->engine->status.backend.n_processes > 1 ? " in a cluster" : "");
     r = guide_new(j, &why);
     return r < 0 ? err_set(e, r == -ENOMEM ? r : -EINVAL, "%s: %s", field, why.text) : 0;
 }

@@ -1,9 +1,10 @@
 /* engine_loop.c - the engine thread: turns requests into steps and steps into events.
  *
  * An iteration waits while too many events are untaken, admits new requests, submits the next step,
- * publishes events, waits for the oldest step and commits it. The events of that commit are
- * published at once where another step is in flight, else after the next submit: the device never
- * waits. */
+ * publishes events, waits for the oldest step and commits it. From what it sampled follow the masks
+ * of the step behind it, which it is given now, while the device computes. The events of the commit
+ * are published at once where another step is in flight, else after the next submit: the device
+ * never waits. */
 #include "engine/engine_private.h"
 
 #include <errno.h>
@@ -434,6 +435,14 @@ static void wait_for_work(struct engine *g, uint64_t deadline_us)
     g->beat++;
 }
 
+/* To the step that has just become the oldest one: what its masks follow from has been told. */
+static int give_masks(struct engine *g, struct err *e)
+{
+    const uint32_t *const *masks = core_masks(g->core);
+
+    return masks ? g->options.backend->mask(g->backend, masks, e) : 0;
+}
+
 static int submit(struct engine *g, const struct batch *batch, struct err *e)
 {
     const size_t i = batch->step % BACKEND_IN_FLIGHT;
@@ -444,9 +453,10 @@ static int submit(struct engine *g, const struct batch *batch, struct err *e)
     g->batches[i] = batch;
     g->submitted_us[i] = engine_now_us();
     r = g->options.backend->submit(g->backend, batch, e);
-    if (r == 0)
-        g->in_flight++;
-    return r;
+    if (r < 0)
+        return r;
+    g->in_flight++;
+    return g->in_flight == 1 ? give_masks(g, e) : 0;
 }
 
 /* A step without rows waits for a copy, if the backend has not done so. */
@@ -473,13 +483,14 @@ static int finish_oldest(struct engine *g, struct err *e)
     if (g->disk)
         engine_forget_ended(g, &result);
     collect(g);
+    r = give_masks(g, e);
     if (g->broken_blocks) /* the core has dropped them */
         engine_forget_cleared(g);
     g->broken_blocks = false;
     engine_spend(g, ENGINE_PART_COMMIT);
     if (g->in_flight > 0)
         publish(g);
-    return 0;
+    return r;
 }
 
 int engine_finish_steps(struct engine *g, struct err *e)

@@ -111,8 +111,6 @@ struct step_counts {
     int32_t n_tokens, n_seqs, n_decodes, n_rows, n_items, n_tiles;
     int32_t slot; /* of SAMPLER_SLOTS: where the host reads the results */
     int32_t n_updates;
-    int64_t masks_at; /* bytes from here to masks [n_masks, mask_words] */
-    int32_t mask_words;
     uint32_t tag; /* of the resident kernel's first layer */
 };
 
@@ -388,6 +386,8 @@ struct sampler_memory {
     struct sampler_state *states; /* [max_seqs] */
     struct logit_bias *bias;      /* [max_seqs, SAMPLING_MAX_BIAS] */
     uint16_t *seen[MAX_RANKS];    /* [max_seqs, logits_stride] 0x8000: prompt; else the count */
+    const uint32_t *masks;        /* [max_seqs, mask_words] of the step, in host memory; a mask has
+                                   * (vocab_size + 31) / 32 words */
     void *scans; /* rank 0's: [rows, parts of a row in this launch] what they have */
     int32_t *sampled[MAX_RANKS];      /* [max rows] for the next step */
     int32_t *host_ids[SAMPLER_SLOTS]; /* mapped host memory: by slot */

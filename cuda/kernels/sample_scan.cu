@@ -33,6 +33,28 @@ static __device__ __forceinline__ T *by_id(T *rows, const struct sampler_memory 
     return rows + i * m.logits_stride - first_id(m);
 }
 
+/* A warp takes 1024 ids at a time: its lanes read a word each, in one piece, for host memory is
+ * far, and then look at the words one after another. */
+static __device__ void ban_masked(float *to, const uint32_t *mask, int begin, int end)
+{
+    const int lane = (int)threadIdx.x % WARP, last = (end - 1) / 32;
+    const int first = begin / 32 + (int)threadIdx.x / WARP * WARP;
+    uint32_t next = __ldcv(mask + min(first + lane, last));
+
+    for (int word = first; word <= last; word += THREADS) {
+        const uint32_t mine = next;
+
+        next = __ldcv(mask + min(word + THREADS + lane, last));
+        for (int i = 0; i < WARP; i++) {
+            const int id = (word + i) * 32 + lane;
+            const bool allowed = __shfl_sync(ALL_LANES, mine, i) >> lane & 1;
+
+            if (!allowed && id >= begin && id < end)
+                to[id] = -INFINITY;
+        }
+    }
+}
+
 /* The adjusted copy of this part of the row: penalties, bias, banned ids, mask. */
 static __device__ void adjust(const struct sampler_memory &m, const struct sampler_row &row,
                               const struct sampler_state &p, const uint32_t *mask, float *to,
@@ -55,9 +77,7 @@ static __device__ void adjust(const struct sampler_memory &m, const struct sampl
     __syncthreads();
     if (!mask)
         return;
-    for (int id = begin + (int)threadIdx.x; id < end; id += THREADS)
-        if (!(__ldcg(mask + id / 32) >> id % 32 & 1))
-            to[id] = -INFINITY;
+    ban_masked(to, mask, begin, end);
     __syncthreads();
 }
 
@@ -301,7 +321,7 @@ static __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
         if (adjusted) {
             float *own = by_id(m.adjusted[m.me], m, i);
 
-            adjust(m, row, p, mask_of(row, counts), own, z, begin, end);
+            adjust(m, row, p, mask_of(row, m), own, z, begin, end);
             z = own;
             s.max = -INFINITY;
             s.max_id = INT32_MAX;

@@ -100,13 +100,11 @@ __device__ __forceinline__ bool bans_stops(const struct sampler_row &row)
 
 // The row's mask, or NULL.
 __device__ __forceinline__ const uint32_t *mask_of(const struct sampler_row &row,
-                                                   const struct step_counts *counts)
+                                                   const struct sampler_memory &m)
 {
     const int mask = row.flags / 2 - 1;
 
-    return mask < 0 ? nullptr
-                    : (const uint32_t *)((const char *)counts + __ldcg(&counts->masks_at)) +
-                          (int64_t)mask * __ldcg(&counts->mask_words);
+    return mask < 0 ? nullptr : m.masks + (int64_t)mask * ((m.vocab_size + 31) / 32);
 }
 
 // Sampled not from the raw row but from its copy in adjusted.

@@ -221,7 +221,7 @@ static enum admission admit(struct core *c, struct step *st, struct sequence *s,
             fair_pass(&c->fair, s, core_pool(c));
             *promised += core_is_offloaded(s) ? 0 : s->n_lacking;
             begin(c, s, n, chain, now_us);
-            core_count_runnable(c, st, s);
+            core_count_runnable(c, s);
             return ADMITTED;
         }
     }

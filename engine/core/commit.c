@@ -66,6 +66,10 @@ static void commit_token(struct core *c, struct sequence *s, const struct step_r
         core_end_request(c, q, CORE_REASON_NO_MEMORY, now_us);
         return;
     }
+    if (!PLANT(PLANT_MASK_STALE)) { /* they were for this token */
+        s->masks = NULL;
+        s->n_masks = 0;
+    }
     q->usage.completion_tokens++;
     c->stats.output_tokens++;
     if (!q->usage.first_us) {

@@ -23,7 +23,7 @@ static bool options_are_valid(const struct core_options *o)
 {
     return o->n_blocks > 0 && o->block_len >= 1 && (o->block_len & (o->block_len - 1)) == 0 &&
            o->n_blocks <= INT32_MAX / o->block_len && o->max_batch_tokens > 0 && o->max_seqs > 0 &&
-           o->max_seq_len > 0 && o->max_preemptions >= 0 && o->max_masks >= 0 && o->mask_words >= 0;
+           o->max_seq_len > 0 && o->max_preemptions >= 0 && o->mask_words >= 0;
 }
 
 static int alloc_arrays(struct core *c)
@@ -35,8 +35,6 @@ static int alloc_arrays(struct core *c)
         .n_seqs = least(o->max_seqs, o->max_batch_tokens),
         .max_blocks = c->max_blocks,
         .n_history = o->max_seq_len,
-        .n_masks = o->max_masks,
-        .mask_words = o->mask_words,
         .n_copies = c->max_copies,
     };
 
@@ -261,7 +259,7 @@ int core_admit(struct core *c, const struct core_request *r, uint64_t now_us)
     must(r->n_prompt >= 1 && r->max_tokens >= 1 && r->n >= 1);
     must(r->priority >= 0 && r->priority < CORE_N_PRIORITIES);
     must(!id_map_get(&c->requests, r->id));
-    must(!r->masks || c->options.max_masks > 0);
+    must(!r->masks || c->options.mask_words > 0);
     must(r->pooling == CORE_POOL_NONE ||
          (r->max_tokens == 1 && r->n == 1 && !r->drafts && !r->masks));
     if (fits != CORE_OK)

@@ -43,8 +43,7 @@ struct core_options {
     int32_t tier_blocks[N_TIERS]; /* of the tiers below the device, 0: none; [TIER_DEVICE] unused */
     bool restores;                /* core_restore() is called: until core_restored() nothing goes to
                                    * disk */
-    int32_t mask_words;           /* (vocab_size + 31) / 32, where max_masks */
-    int32_t max_masks;            /* rows of a step with a mask; 0: no request may have masks */
+    int32_t mask_words;           /* (vocab_size + 31) / 32; 0: no request may have masks */
     const uint8_t *cache_secret;  /* [PREFIX_CACHE_SECRET], copied; NULL, for tests: zeros */
 };
 
@@ -67,15 +66,14 @@ struct core_request {
     struct text cache_salt;          /* narrows the namespace; copied */
     uint64_t deadline_us;            /* on the clock of now_us; 0: none */
     bool drafts;                     /* core_draft() is called for its choices */
-    bool masks;                      /* each token waits for core_set_mask() */
+    bool masks;                      /* core_set_mask() is called for each token */
     enum core_pooling pooling;       /* not NONE: max_tokens and n are 1, and nothing is sampled */
 };
 
 enum {
     CORE_OK,
     CORE_IDLE,         /* core_next: no request */
-    CORE_WAIT,         /* core_next: nothing can run until a step in flight is committed or, where
-                        * there is none, a mask is set */
+    CORE_WAIT,         /* core_next: nothing can run until a step in flight is committed */
     CORE_E_TOO_LONG,   /* core_admit: prompt + max_tokens is over max_seq_len */
     CORE_E_NEVER_FITS, /* core_admit: it would need more blocks than core_room() */
 };
@@ -180,10 +178,15 @@ enum { CORE_MAX_DRAFTS = 8 };
 int32_t core_draft(struct core *c, uint64_t id, int32_t choice, const int32_t *tokens, int32_t n);
 
 /* Sets which tokens may come next in a choice of a request with masks: masks [n][mask_words] as in
- * batch.h, the first for the next token, the others for those after its drafts. The memory is the
- * caller's and must stay until the choice is told a token or ends. False: an unknown choice, or its
- * next token is being sampled. */
+ * backend.h, the first for the next token, the others for those after its drafts. The first is due
+ * when core_masks() is called for the step that samples the token; drafts are planned only as far
+ * as masks are there. The memory is the caller's and must stay until the choice is told a token or
+ * ends. False: an unknown choice, or its next token is being sampled and has masks. */
 bool core_set_mask(struct core *c, uint64_t id, int32_t choice, const uint32_t *masks, int32_t n);
+
+/* The masks of the oldest step in flight, as mask() of backend.h takes them; valid until the next
+ * call of any core function. NULL: it has none. */
+const uint32_t *const *core_masks(struct core *c);
 
 /* Ends the requests past their deadline. Returns when to call it again, or 0 for never. */
 uint64_t core_expire(struct core *c, uint64_t now_us);

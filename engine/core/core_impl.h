@@ -17,18 +17,17 @@
 
 struct step_entry {
     struct sequence *sequence;
-    bool decode;           /* else a prefill chunk, or drafts */
-    bool update;           /* sets the sequence's sampler state */
-    int32_t start;         /* first position */
-    int32_t n;             /* positions */
-    int32_t token;         /* a decode's input: an id or ~row */
-    int32_t n_drafts;      /* a chunk's last positions hold the sequence's drafts, so many */
-    int32_t wanted;        /* its last rows, so many, are sampled from */
-    int32_t first_row;     /* of these in batch.rows, once built */
-    int32_t n_summed;      /* the hidden states of its last rows, so many, are summed */
-    int32_t sum;           /* place in batch.sums, once built */
-    uint32_t counter;      /* of the token that the first of them samples */
-    const uint32_t *masks; /* [wanted, mask_words], or NULL */
+    bool decode;       /* else a prefill chunk, or drafts */
+    bool update;       /* sets the sequence's sampler state */
+    int32_t start;     /* first position */
+    int32_t n;         /* positions */
+    int32_t token;     /* a decode's input: an id or ~row */
+    int32_t n_drafts;  /* a chunk's last positions hold the sequence's drafts, so many */
+    int32_t wanted;    /* its last rows, so many, are sampled from */
+    int32_t first_row; /* of these in batch.rows, once built */
+    int32_t n_summed;  /* the hidden states of its last rows, so many, are summed */
+    int32_t sum;       /* place in batch.sums, once built */
+    uint32_t counter;  /* of the token that the first of them samples */
 };
 
 /* Its memory is taken at start, so nothing that a backend reads moves. */
@@ -39,6 +38,7 @@ struct step {
     struct step_entry *entries; /* [max.n_seqs] head.n_seqs, in the order of planning */
     int32_t n_drafts;           /* of the entries */
     struct batch_copy *copies;  /* [max.n_copies] head.n_copies */
+    const uint32_t **masks;     /* [max.n_masks] that core_masks() hands out */
 };
 
 /* A copy under way; its id is its place in core.copies. */
@@ -192,8 +192,8 @@ static inline int32_t core_n_running(const struct core *c)
 }
 
 /* step.c */
-/* max: n_tokens, n_seqs, max_blocks, n_history (tokens of one sequence), n_masks, mask_words and
- * n_copies of the largest batch. -ENOMEM, -EOVERFLOW. */
+/* max: n_tokens, n_seqs, max_blocks, n_history (tokens of one sequence) and n_copies of the largest
+ * batch. -ENOMEM, -EOVERFLOW. */
 int step_init(struct step *st, const struct batch *max);
 void step_deinit(struct step *st);
 
@@ -235,8 +235,8 @@ void core_copy_down(struct core *c, struct step *st);
 void core_commit_copies(struct core *c, const struct step_result *r);
 
 /* drafts.c */
-/* The next token of s can be sampled in this step: any mask it needs has been set. */
-bool core_may_sample(const struct core *c, const struct step *st, const struct sequence *s);
+/* The next token of s can be sampled in the step being planned. */
+bool core_may_sample(const struct sequence *s);
 /* How many of its drafts s may have in the step, were there rows and blocks. */
 int32_t core_n_drafts(const struct core *c, const struct step *st, const struct sequence *s);
 /* The entry's last rows are sampled from: that of the last known token and of its drafts. */
@@ -270,7 +270,7 @@ void core_needs(struct core *c, const struct sequence *s, int32_t *needed, int32
 
 /* schedule.c */
 /* Counts what s, which runs, could have in this step for its user. */
-void core_count_runnable(const struct core *c, const struct step *st, const struct sequence *s);
+void core_count_runnable(const struct core *c, const struct sequence *s);
 /* Lists the full blocks within the first n_positions, which are written, in the prefix cache. */
 void core_list_blocks(struct core *c, struct sequence *s, int32_t n_positions);
 

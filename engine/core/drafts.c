@@ -1,7 +1,8 @@
 /* drafts.c - what the host says of a choice's next tokens: drafts and masks; see core.h.
  *
- * Both are for one place in the text, so a sequence that may have them is planned only when all
- * that it sampled is committed. */
+ * Both are for one place in the text. Drafts are rows of a step, so a sequence that may have them
+ * is planned only when all that it sampled is committed. A row's mask can come later: when its step
+ * is the oldest in flight, so that all before it has been told. */
 #include "engine/core/core_impl.h"
 
 int32_t core_draft(struct core *c, uint64_t id, int32_t choice, const int32_t *tokens, int32_t n)
@@ -23,21 +24,16 @@ bool core_set_mask(struct core *c, uint64_t id, int32_t choice, const uint32_t *
 {
     struct sequence *s = core_choice(c, id, choice);
 
-    if (!s || !s->request->masks || s->n_sampling > 0)
+    if (!s || !s->request->masks || (s->n_sampling > 0 && s->masks))
         return false;
     s->masks = n > 0 ? masks : NULL;
     s->n_masks = n;
     return true;
 }
 
-bool core_may_sample(const struct core *c, const struct step *st, const struct sequence *s)
+bool core_may_sample(const struct sequence *s)
 {
-    const struct request *q = s->request;
-
-    if ((q->drafts || q->masks) && s->n_sampling > 0 && !PLANT(PLANT_HOST_IN_FLIGHT))
-        return false;
-    return !q->masks || PLANT(PLANT_MASK_PENDING) ||
-           (s->masks && st->head.n_masks < c->options.max_masks);
+    return !s->request->drafts || s->n_sampling == 0 || PLANT(PLANT_HOST_IN_FLIGHT);
 }
 
 int32_t core_n_drafts(const struct core *c, const struct step *st, const struct sequence *s)
@@ -47,7 +43,7 @@ int32_t core_n_drafts(const struct core *c, const struct step *st, const struct 
     /* Each running sequence may take one of the wanted rows. */
     n = least(n, st->max.n_seqs - st->n_drafts - core_n_running(c));
     if (s->request->masks)
-        n = least(n, least(s->n_masks, c->options.max_masks - st->head.n_masks) - 1);
+        n = least(n, s->n_masks - 1);
     return n > 0 && !core_is_offloaded(s) ? n : 0;
 }
 
@@ -58,9 +54,29 @@ void core_want_rows(struct step *st, struct step_entry *e, int32_t n_drafts)
     e->wanted = 1 + n_drafts;
     e->n_drafts = n_drafts;
     e->counter = (uint32_t)(s->n_generated + s->n_sampling++);
-    e->masks = s->masks;
     st->n_drafts += n_drafts;
-    st->head.n_masks += s->masks ? e->wanted : 0;
-    s->masks = NULL;
-    s->n_masks = s->n_drafts = 0;
+    st->head.n_masks += s->request->masks ? e->wanted : 0;
+    s->n_drafts = 0;
+}
+
+const uint32_t *const *core_masks(struct core *c)
+{
+    struct step *st = &c->steps[(c->committed + 1) % BACKEND_IN_FLIGHT];
+
+    if (core_in_flight(c) == 0 || st->head.n_masks == 0)
+        return NULL;
+    for (int32_t i = 0; i < st->head.n_seqs; i++) {
+        const struct step_entry *e = &st->entries[i];
+        const struct sequence *s = e->sequence;
+        const bool ended = s->state == SEQ_ENDED; /* what is sampled is discarded */
+
+        for (int32_t k = 0; s->request->masks && k < e->wanted; k++) {
+            const int32_t of = k - (PLANT(PLANT_MASK_ROW) && k > 0);
+            const int32_t mask = batch_rows(st->batch)[e->first_row + k].mask;
+
+            must(ended || k < s->n_masks);
+            st->masks[mask] = ended ? NULL : s->masks + (size_t)of * (size_t)c->options.mask_words;
+        }
+    }
+    return st->masks;
 }

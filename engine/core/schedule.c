@@ -118,11 +118,11 @@ static bool replays(const struct sequence *s)
     return s->n_planned < sequence_n_tokens(s) - 1;
 }
 
-static bool may_decode(const struct core *c, const struct step *st, const struct sequence *s)
+static bool may_decode(const struct step *st, const struct sequence *s)
 {
     return s->state == SEQ_DECODE && s->last_step != st->head.step &&
            s->n_generated + s->n_sampling < s->request->max_tokens &&
-           (replays(s) || core_may_sample(c, st, s));
+           (replays(s) || core_may_sample(s));
 }
 
 /* Takes blocks for at most max drafts of s, as far as there are free or cached ones; returns for
@@ -172,13 +172,10 @@ static int32_t plan_decode(struct core *c, struct step *st, struct sequence *s, 
     return e->n;
 }
 
-/* Known tokens of s that may be computed in chunks: without the last one, if it would be sampled
- * from and may not. */
-static int32_t chunk_left(const struct core *c, const struct step *st, const struct sequence *s)
+/* Known tokens of s that are left to be computed in chunks. */
+static int32_t chunk_left(const struct core *c, const struct sequence *s)
 {
-    int32_t n = core_n_chunked(c, s);
-
-    return n - s->n_planned - (n == sequence_n_tokens(s) && !core_may_sample(c, st, s));
+    return core_n_chunked(c, s) - s->n_planned;
 }
 
 /* What of a planned chunk is wanted. Nothing follows a prompt whose hidden states are summed: it
@@ -201,7 +198,7 @@ static void want(struct step *st, struct step_entry *e)
 /* Plans at most max of the next known tokens of s; returns how many, 0 where it gets no block. */
 static int32_t plan_chunk(struct core *c, struct step *st, struct sequence *s, int32_t max)
 {
-    int32_t n = least(chunk_left(c, st, s), max);
+    int32_t n = least(chunk_left(c, s), max);
     int32_t n_blocks = core_blocks_for(c, s->n_planned + n);
     struct step_entry *e;
 
@@ -283,7 +280,7 @@ static bool line_up_prompts(struct core *c, const struct step *st, int32_t klass
         struct fair_user *u = s->request->user;
 
         if ((int32_t)s->request->priority != klass || s->last_step == st->head.step ||
-            core_is_offloaded(s) || chunk_left(c, st, s) == 0)
+            core_is_offloaded(s))
             continue;
         list_append(&u->prompts, &s->in_plan);
         any = true;
@@ -346,7 +343,7 @@ static void grant_decode(struct core *c, struct plan *p, struct fair_user *u)
         us = fmin(us, u->quota_us - u->planned_us - c->fair.decode_us);
     drafts = p->no_chunks ? 0 : fmax(us / c->fair.row_us, 0); /* they are a chunk */
     s = pop(&u->decoding);
-    if (may_decode(c, p->step, s)) /* not preempted since */
+    if (may_decode(p->step, s)) /* not preempted since */
         p->n_rows += plan_decode(c, p->step, s, drafts < left ? (int32_t)drafts : left);
 }
 
@@ -389,11 +386,11 @@ static void plan_pass(struct core *c, struct plan *p)
     }
 }
 
-void core_count_runnable(const struct core *c, const struct step *st, const struct sequence *s)
+void core_count_runnable(const struct core *c, const struct sequence *s)
 {
     struct fair_user *u = s->request->user;
     const int32_t klass = (int32_t)s->request->priority, max = c->options.max_batch_tokens;
-    const int32_t n = chunk_left(c, st, s);
+    const int32_t n = chunk_left(c, s);
 
     if (s->state == SEQ_DECODE)
         u->decodes++;
@@ -407,11 +404,11 @@ void core_count_runnable(const struct core *c, const struct step *st, const stru
 static void count_running(const struct core *c, const struct step *st)
 {
     SEQUENCE_EACH (s, &c->prefilling)
-        core_count_runnable(c, st, s);
+        core_count_runnable(c, s);
     SEQUENCE_EACH (s, &c->decoding) {
-        if (!may_decode(c, st, s))
+        if (!may_decode(st, s))
             continue;
-        core_count_runnable(c, st, s);
+        core_count_runnable(c, s);
         list_append(&s->request->user->decoding, &s->in_plan);
     }
 }
@@ -426,8 +423,6 @@ static struct sequence *alone_in_step(const struct core *c, const struct step *s
     if (c->n_offloaded == 0)
         return NULL;
     SEQUENCE_EACH (s, &c->prefilling) {
-        if (chunk_left(c, st, s) == 0)
-            continue;
         if (core_is_offloaded(s) && (s->loaded || step_has_room_for_update(st, s)))
             alone = s;
         others |= !core_is_offloaded(s);

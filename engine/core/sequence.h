@@ -48,7 +48,8 @@ struct sequence {
     /* What the host says of the tokens after generated. */
     int32_t drafts[CORE_MAX_DRAFTS];
     int32_t n_drafts;
-    const uint32_t *masks; /* [n_masks, mask_words] the caller's; NULL: not said yet */
+    const uint32_t *masks; /* [n_masks, mask_words] of the next token that is told, and of those
+                            * after its drafts: the caller's; NULL: not said yet */
     int32_t n_masks;
 
     /* While it has a slot: running, or draining. */

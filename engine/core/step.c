@@ -10,7 +10,7 @@ enum { MAX_BIAS = 4 * SAMPLING_MAX_BIAS }; /* of a step's updates */
 int step_init(struct step *st, const struct batch *max)
 {
     st->max = *max;
-    st->max.n_rows = st->max.n_updates = st->max.n_sums = max->n_seqs;
+    st->max.n_rows = st->max.n_masks = st->max.n_updates = st->max.n_sums = max->n_seqs;
     st->max.n_bias = MAX_BIAS;
     if (__builtin_mul_overflow(max->n_seqs, SAMPLING_MAX_STOP_IDS, &st->max.n_stop_ids) ||
         batch_layout(&st->max) < 0)
@@ -18,7 +18,8 @@ int step_init(struct step *st, const struct batch *max)
     st->batch = calloc(1, st->max.bytes);
     st->entries = calloc((size_t)max->n_seqs, sizeof(*st->entries));
     st->copies = calloc((size_t)max->n_copies + 1, sizeof(*st->copies));
-    return st->batch && st->entries && st->copies ? 0 : -ENOMEM;
+    st->masks = calloc((size_t)max->n_seqs, sizeof(*st->masks));
+    return st->batch && st->entries && st->copies && st->masks ? 0 : -ENOMEM;
 }
 
 void step_deinit(struct step *st)
@@ -26,6 +27,7 @@ void step_deinit(struct step *st)
     free(st->batch);
     free(st->entries);
     free(st->copies);
+    free(st->masks);
 }
 
 struct step_entry *step_add(struct step *st, struct sequence *s, bool decode)
@@ -101,25 +103,20 @@ static void build_update(struct batch *b, const struct sequence *s, struct batch
 static void build_rows(struct batch *b, struct step_entry *e, struct batch *f)
 {
     struct batch_row *rows = batch_at(b, b->rows_at);
-    const size_t words = (size_t)b->mask_words;
-    uint32_t *masks = batch_at(b, b->masks_at);
     struct sequence *s = e->sequence;
 
     if (e->wanted)
         s->last_row = e->first_row = f->n_rows;
     for (int32_t i = 0; i < e->wanted; i++) {
         const uint32_t counter = e->counter + (PLANT(PLANT_DRAFT_COUNTER) ? 0 : (uint32_t)i);
-        const int32_t mask = i - (PLANT(PLANT_MASK_ROW) && i > 0);
 
         rows[f->n_rows++] = (struct batch_row){
             .row = f->n_tokens - e->wanted + i,
             .state = s->slot,
             .counter = counter,
-            .mask = e->masks ? f->n_masks : -1,
+            .mask = s->request->masks ? f->n_masks++ : -1,
             .ban_stops = (int64_t)counter < s->sampling.min_tokens,
         };
-        if (e->masks)
-            append(masks, &f->n_masks, e->masks + (size_t)mask * words, 1, words * sizeof(*masks));
     }
 }
 
@@ -178,7 +175,6 @@ const struct batch *step_build(struct step *st, int32_t block_len, int32_t n_blo
     const int shift = __builtin_ctz((unsigned)block_len);
 
     *b = st->head;
-    b->mask_words = b->n_masks ? st->max.mask_words : 0;
     for (int32_t i = 0; i < st->head.n_seqs; i++) {
         const struct step_entry *e = &st->entries[i];
 

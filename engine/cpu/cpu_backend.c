@@ -47,6 +47,8 @@ struct backend {
     struct region tiers[N_TIERS]; /* parts of kv_memory, in order; zeroed: no such tier */
     struct sampler *sampler;
     struct result results[N_RESULTS]; /* of step n: n % N_RESULTS */
+    uint32_t *masks;                  /* [max_seqs, mask_words] of one step */
+    size_t mask_words;
 
     /* of the engine thread */
     uint64_t n_waited; /* steps */
@@ -57,6 +59,7 @@ struct backend {
     const struct batch *queue[BACKEND_IN_FLIGHT]; /* of step n: n % BACKEND_IN_FLIGHT */
     uint64_t n_submitted, n_done; /* also the last steps' numbers; the engine thread alone writes
                                    * the former */
+    uint64_t masked;              /* the last step that was given masks */
     bool stop;
     bool asleep;
     bool filling; /* the thread allocates pages of the KV pool */
@@ -85,7 +88,8 @@ static void sample_task(void *ctx, int task, int thread)
 
     sampler_run(job->b->sampler, thread,
                 job->logits + (size_t)task * (size_t)job->b->config.vocab_size, row,
-                row->mask >= 0 ? batch_mask(job->batch, row->mask) : NULL, &sample);
+                row->mask >= 0 ? job->b->masks + (size_t)row->mask * job->b->mask_words : NULL,
+                &sample);
     job->result->ids[i] = sample.id;
     job->result->logprobs[i] = sample.logprob;
 }
@@ -106,6 +110,21 @@ static void run_copies(struct backend *b, const struct batch *batch, enum copy_w
     }
 }
 
+/* False: the backend is being closed. */
+static bool wait_for_masks(struct backend *b, const struct batch *batch)
+{
+    bool masked;
+
+    if (batch->n_masks == 0)
+        return true;
+    pthread_mutex_lock(&b->lock);
+    while (b->masked != batch->step && !b->stop)
+        pthread_cond_wait(&b->changed, &b->lock);
+    masked = b->masked == batch->step;
+    pthread_mutex_unlock(&b->lock);
+    return masked;
+}
+
 static void run_step(struct backend *b, const struct batch *batch)
 {
     struct sampling_job job = {.b = b,
@@ -116,6 +135,8 @@ static void run_step(struct backend *b, const struct batch *batch)
     for (int i = 0; i < batch->n_updates; i++)
         sampler_set(b->sampler, batch, &batch_updates(batch)[i]);
     cpu_ranks_run(b->ranks, batch, b->results[(batch->step - 1) % N_RESULTS].ids, job.result->sums);
+    if (!wait_for_masks(b, batch))
+        return;
     for (; job.first < batch->n_rows; job.first += FORWARD_LOGIT_ROWS) {
         const int left = batch->n_rows - job.first;
         const int n = left < FORWARD_LOGIT_ROWS ? left : FORWARD_LOGIT_ROWS;
@@ -270,6 +291,7 @@ static int cpu_check(const struct model *model, const struct backend_options *o,
     return 0;
 }
 
+/* And the memory of masks. */
 static int take_results(struct backend *b, struct err *e)
 {
     const size_t n = (size_t)b->options.max_seqs, top = n * SAMPLING_MAX_LOGPROBS;
@@ -287,7 +309,9 @@ static int take_results(struct backend *b, struct err *e)
         if (!r->ids || !r->logprobs || !r->top_ids || !r->top_logprobs || !r->copies || !r->sums)
             return err_set(e, -ENOMEM, "out of memory");
     }
-    return 0;
+    b->mask_words = ((size_t)b->config.vocab_size + 31) / 32;
+    b->masks = calloc(n * b->mask_words, sizeof(*b->masks));
+    return b->masks ? 0 : err_set(e, -ENOMEM, "out of memory");
 }
 
 static void fill_info(struct backend *b)
@@ -328,6 +352,7 @@ static void cpu_close(struct backend *b)
         free(b->results[i].copies);
         free(b->results[i].sums);
     }
+    free(b->masks);
     sampler_free(b->sampler);
     cpu_ranks_free(b->ranks);
     region_deinit(&b->kv_memory);
@@ -442,7 +467,6 @@ static void check_rows(const struct backend *b, const struct batch *batch)
     const struct batch_row *rows = batch_rows(batch);
 
     must(batch->n_rows <= b->options.max_seqs);
-    must(batch->n_masks == 0 || batch->mask_words == (b->config.vocab_size + 31) / 32);
     for (int i = 0; i < batch->n_rows; i++) {
         must(rows[i].row >= 0 && rows[i].row < batch->n_tokens);
         must(i == 0 || rows[i].row > rows[i - 1].row);
@@ -487,10 +511,17 @@ static void check_batch(const struct backend *b, const struct batch *batch)
     check_copies(b, batch);
 }
 
+/* The step has the masks that it needs. */
+static bool is_masked(const struct backend *b, uint64_t step)
+{
+    return b->queue[step % BACKEND_IN_FLIGHT]->n_masks == 0 || b->masked == step;
+}
+
 static int cpu_submit(struct backend *b, const struct batch *batch, struct err *e)
 {
     (void)e;
     must(b->n_submitted - b->n_waited < BACKEND_IN_FLIGHT);
+    must(b->n_submitted == b->n_waited || is_masked(b, b->n_waited + 1));
     check_batch(b, batch);
     must(batch->n_seqs == 0 || !b->asleep);
     b->last_rows = batch->n_rows;
@@ -503,13 +534,28 @@ static int cpu_submit(struct backend *b, const struct batch *batch, struct err *
     return 0;
 }
 
+static int cpu_mask(struct backend *b, const uint32_t *const *masks, struct err *e)
+{
+    const uint64_t step = b->n_waited + 1;
+    const struct batch *batch = b->queue[step % BACKEND_IN_FLIGHT];
+
+    (void)e;
+    must(step <= b->n_submitted && !is_masked(b, step));
+    batch_join_masks(b->masks, masks, batch->n_masks, b->mask_words);
+    pthread_mutex_lock(&b->lock);
+    b->masked = step;
+    pthread_cond_broadcast(&b->changed);
+    pthread_mutex_unlock(&b->lock);
+    return 0;
+}
+
 static int cpu_wait(struct backend *b, struct step_result *out, struct err *e)
 {
     const struct result *r;
     const struct batch *batch;
 
     (void)e;
-    must(b->n_waited < b->n_submitted);
+    must(b->n_waited < b->n_submitted && is_masked(b, b->n_waited + 1));
     b->n_waited++;
     pthread_mutex_lock(&b->lock);
     while (b->n_done < b->n_waited)
@@ -580,6 +626,7 @@ const struct backend_ops cpu_backend = {
     .open = cpu_open,
     .info = cpu_info,
     .submit = cpu_submit,
+    .mask = cpu_mask,
     .wait = cpu_wait,
     .sleep = cpu_sleep,
     .wake = cpu_wake,

@@ -53,8 +53,8 @@ extern int sim_plant; /* of the simulation alone */
     X(DRAFT_PUBLISHED, "what rejected drafts wrote counts as written")                             \
     X(DRAFT_COUNTER, "the second row of drafts samples with the first one's counter")              \
     X(MASK_ROW, "a mask is that of the row before")                                                \
-    X(MASK_PENDING, "a row is planned while its mask is not set")                                  \
-    X(HOST_IN_FLIGHT, "a sequence with drafts or masks has two rows in flight")                    \
+    X(MASK_STALE, "a mask stays for the token after the next one")                                 \
+    X(HOST_IN_FLIGHT, "a sequence with drafts has two rows in flight")                             \
     X(PLACE_TWICE, "a node takes a second copy in one tier")                                       \
     X(RESTORE_TAKEN, "a block that holds something from before stays free")                        \
     X(RESTORE_OPEN, "blocks are written to disk before it is known what is there")                 \

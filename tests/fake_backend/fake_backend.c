@@ -104,6 +104,13 @@ static int fake_submit(struct backend *b, const struct batch *batch, struct err 
     return wrong ? err_set(e, -EIO, "fake backend: %s", wrong) : 0;
 }
 
+static int fake_mask(struct backend *b, const uint32_t *const *masks, struct err *e)
+{
+    const char *wrong = sim_backend_mask(b->sim, masks);
+
+    return wrong ? err_set(e, -EIO, "fake backend: %s", wrong) : 0;
+}
+
 static int fake_wait(struct backend *b, struct step_result *out, struct err *e)
 {
     const char *wrong = sim_backend_wait(b->sim, out);
@@ -118,6 +125,7 @@ const struct backend_ops nvllm_backend = {
     .open = fake_open,
     .info = fake_info,
     .submit = fake_submit,
+    .mask = fake_mask,
     .wait = fake_wait,
     .close = fake_close,
 };

@@ -285,6 +285,11 @@ static int planted_submit(struct backend *b, const struct batch *batch, struct e
     return nvllm_planted_inner.submit(b, batch, e);
 }
 
+static int planted_mask(struct backend *b, const uint32_t *const *masks, struct err *e)
+{
+    return nvllm_planted_inner.mask(b, masks, e);
+}
+
 static void planted_info(const struct backend *b, struct backend_info *out)
 {
     nvllm_planted_inner.info(b, out);
@@ -327,6 +332,7 @@ __attribute__((visibility("default"))) const struct backend_ops nvllm_backend = 
     .open = planted_open,
     .info = planted_info,
     .submit = planted_submit,
+    .mask = planted_mask,
     .wait = planted_wait,
     .idle = planted_idle,
     .sleep = planted_sleep,

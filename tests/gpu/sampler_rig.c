@@ -9,13 +9,12 @@
 
 enum { GUARD = 4096 };
 
-static struct step_limits limits_of(const struct rig *g)
+static struct step_limits limits_of(void)
 {
     return (struct step_limits){.max_tokens = RIG_MAX_ROWS,
                                 .max_seqs = RIG_MAX_ROWS,
                                 .max_blocks = 1,
                                 .block_len = 16,
-                                .mask_words = (g->m.vocab_size + 31) / 32,
                                 .target_items = 1};
 }
 
@@ -29,9 +28,11 @@ void rig_init(struct rig *g, int vocab, int n_rows, float spread)
     g->logits = array_f32(n * stride, spread);
     g->results = array_new(n * (2 + 2 * SAMPLING_MAX_LOGPROBS) * sizeof(int32_t));
     g->m = sampler_memory_new(g->logits.device, vocab, n_rows, g->results.device);
-    limits = limits_of(g);
+    limits = limits_of();
     g->step = array_new(step_max_bytes(&limits));
     rig_divide(g, 1);
+    g->masks = array_new(n * (((size_t)vocab + 31) / 32) * sizeof(uint32_t));
+    g->m.masks = g->masks.device;
     g->history = array_new(RIG_HISTORY * sizeof(int32_t));
     for (int i = 0; i < RIG_HISTORY; i++)
         ((int32_t *)g->history.host)[i] = (int32_t)(random_bits() % (uint32_t)(i % 3 ? vocab : 20));
@@ -89,7 +90,7 @@ static void set_history(struct rig *g, int row)
 const int32_t *rig_run(struct rig *g)
 {
     static const int32_t zeros[RIG_MAX_ROWS + 1];
-    const struct step_limits limits = limits_of(g);
+    const struct step_limits limits = limits_of();
     int32_t ones[RIG_MAX_ROWS];
     const struct batch_parts parts = {.step = 1,
                                       .n_tokens = g->n_rows,
@@ -97,7 +98,6 @@ const int32_t *rig_run(struct rig *g)
                                       .n_rows = g->n_rows,
                                       .n_updates = g->n_rows,
                                       .n_masks = g->n_masks,
-                                      .mask_words = g->n_masks ? limits.mask_words : 0,
                                       .max_blocks = 1,
                                       .tokens = zeros,
                                       .positions = zeros,
@@ -106,14 +106,14 @@ const int32_t *rig_run(struct rig *g)
                                       .kv_len = ones,
                                       .block_table = zeros,
                                       .rows = g->rows,
-                                      .updates = g->updates,
-                                      .masks = g->masks};
+                                      .updates = g->updates};
     const uint8_t *guard = (uint8_t *)g->scans.host + g->scans.bytes - GUARD;
 
     for (int i = 0; i < RIG_MAX_ROWS; i++)
         ones[i] = 1;
     (void)pack_parts(g->step.host, &g->view, g->step.device, &limits, &parts, 1);
     array_to_device(&g->step);
+    array_to_device(&g->masks);
     device_fill(g->scans.device, 0xff, g->scans.bytes);
     cuda_must(sampler_update(&device.launch, &g->m, &g->view, g->n_rows));
     for (int i = 0; i < g->n_rows; i++)

@@ -10,12 +10,12 @@ enum { RIG_MAX_ROWS = 512, RIG_HISTORY = 300, RIG_PROMPT = 200 };
 struct rig {
     struct sampler_memory m;
     struct device_array logits, results, step, scans;
+    struct device_array masks; /* [n_rows, mask_words] of which a row's mask names one, if any */
+    int n_masks;
     int n_rows;
     struct sampling sampling[RIG_MAX_ROWS];
     struct batch_row rows[RIG_MAX_ROWS];
     struct batch_part_update updates[RIG_MAX_ROWS];
-    uint32_t *masks; /* [n_masks, mask_words] or NULL */
-    int n_masks;
     struct device_array history; /* [RIG_HISTORY] ids */
     struct step_view view;       /* of the last run */
 };

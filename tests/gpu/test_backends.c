@@ -403,6 +403,120 @@ TEST(each_wanted_row_is_sampled)
 }
 END_TEST
 
+/* Step n of two sequences, the first with a mask if so asked: prompts, then decodes of what the
+ * step before samples. */
+static struct batch *masked_step(uint64_t n, bool masks)
+{
+    enum { PROMPT = 5 };
+    static const struct sampling greedy = {.top_p = 1.0f,
+                                           .repetition_penalty = 1.0f,
+                                           .n_logprobs = -1};
+    static const struct batch_part_update updates[] = {{.state = 0, .sampling = &greedy},
+                                                       {.state = 1, .sampling = &greedy}};
+    static const int32_t table[] = {1, 2};
+    const int32_t each = n == 1 ? PROMPT : 1, first = n == 1 ? 0 : PROMPT + (int32_t)n - 2;
+    const int32_t q_start[] = {0, each, 2 * each}, kv_len[] = {first + each, first + each};
+    int32_t tokens[2 * PROMPT], positions[2 * PROMPT], slots[2 * PROMPT];
+    struct batch_row rows[2];
+
+    for (int32_t i = 0; i < 2 * each; i++) {
+        const int32_t seq = i / each;
+
+        tokens[i] = n == 1 ? prompts[seq][i % each] : ~seq;
+        positions[i] = first + i % each;
+        slots[i] = 16 * table[seq] + positions[i];
+    }
+    for (int32_t i = 0; i < 2; i++)
+        rows[i] = (struct batch_row){.row = q_start[i + 1] - 1,
+                                     .state = i,
+                                     .counter = (uint32_t)n - 1,
+                                     .mask = masks && i == 0 ? 0 : -1};
+    return make_batch(&(struct batch_parts){.step = n,
+                                            .n_tokens = 2 * each,
+                                            .n_seqs = 2,
+                                            .n_decodes = n == 1 ? 0 : 2,
+                                            .n_rows = 2,
+                                            .n_updates = n == 1 ? 2 : 0,
+                                            .n_masks = masks,
+                                            .max_blocks = 1,
+                                            .tokens = tokens,
+                                            .positions = positions,
+                                            .slots = slots,
+                                            .q_start = q_start,
+                                            .kv_len = kv_len,
+                                            .block_table = table,
+                                            .rows = rows,
+                                            .updates = updates});
+}
+
+/* Runs n steps, two in flight; the mask of step i, given when that is the oldest, leaves id 100 + i
+ * alone. Every third step has none where only `some` have. */
+static void run_masked(struct backend *b, uint64_t n, bool masks, bool some, int32_t (*got)[2])
+{
+    const int vocab = model_config(model)->vocab_size;
+    uint32_t *mask = calloc((size_t)vocab / 32 + 1, sizeof(*mask));
+    const uint32_t *const given[] = {mask};
+    struct batch *batches[2] = {NULL};
+    struct err e;
+
+    ck_assert_ptr_nonnull(mask);
+    for (uint64_t i = 1; i <= n + 1; i++) {
+        const uint64_t oldest = i == 1 ? 1 : i - 1;
+        struct step_result result;
+
+        if (i <= n) {
+            batches[i % 2] = masked_step(i, masks && !(some && i % 3 == 0));
+            err_must(cuda_backend->submit(b, batches[i % 2], &e), &e);
+        }
+        if (i > 1) {
+            err_must(cuda_backend->wait(b, &result, &e), &e);
+            memcpy(got[oldest - 1], result.ids, sizeof(*got));
+            free(batches[oldest % 2]);
+        }
+        if (i <= n && batches[i % 2]->n_masks > 0) {
+            mask[(100 + i) / 32] = 1u << (100 + i) % 32;
+            err_must(cuda_backend->mask(b, given, &e), &e);
+            memset(mask, 0, ((size_t)vocab / 32 + 1) * sizeof(*mask)); /* it has its own copy */
+        }
+    }
+    free(mask);
+}
+
+/* A step with masks samples with those that come when it has long been submitted, be it a graph or
+ * launched kernel by kernel, on one device or two ranks; beside it and between such steps, rows
+ * without a mask sample what they would without any. One that never gets its masks lets the backend
+ * close. */
+TEST(masks_come_after_submit, .n = 4)
+{
+    enum { STEPS = 11 };
+    struct backend_options o = usual;
+    int32_t plain[STEPS][2], masked[STEPS][2];
+    struct batch *last;
+    struct backend *b;
+    struct err e;
+
+    o.eager = _i % 2;
+    if (_i >= 2)
+        o.n_devices = o.tp_size = 2; /* both are device 0 */
+    err_must(cuda_backend->open(&b, model, &o, &e), &e);
+    run_masked(b, STEPS, false, false, plain);
+    cuda_backend->close(b);
+    for (int some = 0; some < 2; some++) {
+        err_must(cuda_backend->open(&b, model, &o, &e), &e);
+        run_masked(b, STEPS, true, some, masked);
+        for (int i = 0; i < STEPS; i++) {
+            if (!some || (i + 1) % 3)
+                ck_assert_int_eq(masked[i][0], 101 + i);
+            ck_assert_int_eq(masked[i][1], plain[i][1]);
+        }
+        last = masked_step(STEPS + 1, true);
+        err_must(cuda_backend->submit(b, last, &e), &e);
+        cuda_backend->close(b);
+        free(last);
+    }
+}
+END_TEST
+
 int main(int argc, char **argv)
 {
     data_folder = argc > 1 ? argv[1] : NULL;

@@ -44,6 +44,7 @@ struct copy {
 struct pending {
     const struct batch *batch;
     uint64_t checksum;
+    bool masked; /* it has the masks that it needs */
 };
 
 struct result {
@@ -58,9 +59,11 @@ struct result {
 struct sim_backend {
     struct sim_backend_options o;
     struct rng rng;
-    struct slot *slots[N_TIERS];               /* [n_blocks * block_len] */
-    struct place *places[N_TIERS];             /* [n_blocks] */
-    struct state *states;                      /* [max_seqs] */
+    struct slot *slots[N_TIERS];   /* [n_blocks * block_len] */
+    struct place *places[N_TIERS]; /* [n_blocks] */
+    struct state *states;          /* [max_seqs] */
+    uint32_t *masks;               /* [max_seqs, mask_words] of one step */
+    size_t mask_words;
     struct pending pending[BACKEND_IN_FLIGHT]; /* step n at n % BACKEND_IN_FLIGHT */
     uint64_t submitted, computed, waited;
     struct result results[BACKEND_IN_FLIGHT + 1]; /* the step before must outlive two more */
@@ -137,9 +140,11 @@ int sim_backend_new(struct sim_backend **out, const struct sim_backend_options *
             goto fail;
     }
     b->states = calloc(n_seqs, sizeof(*b->states));
+    b->mask_words = ((size_t)options->first_id + (size_t)options->n_ids + 31) / 32;
+    b->masks = calloc(n_seqs * b->mask_words, sizeof(*b->masks));
     b->copies = calloc(MAX_COPIES, sizeof(*b->copies));
     b->ended = calloc(MAX_COPIES, sizeof(*b->ended));
-    if (!b->states || !b->copies || !b->ended)
+    if (!b->states || !b->masks || !b->copies || !b->ended)
         goto fail;
     for (size_t i = 0; i < sizeof(b->results) / sizeof(b->results[0]); i++) {
         struct result *r = &b->results[i];
@@ -191,6 +196,7 @@ void sim_backend_free(struct sim_backend *b)
         free(b->places[t]);
     }
     free(b->states);
+    free(b->masks);
     free(b->copies);
     free(b->ended);
     free(b);
@@ -496,6 +502,8 @@ const char *sim_backend_submit(struct sim_backend *b, const struct batch *batch)
 
     if (b->submitted - b->waited >= BACKEND_IN_FLIGHT)
         return "more steps are submitted than may be in flight";
+    if (sim_backend_lacks_masks(b))
+        return "a step is submitted while the oldest lacks masks";
     for (int32_t i = 0; !wrong && i < batch->n_copies; i++)
         wrong = check_copy(b, &batch_copies(batch)[i]);
     for (int32_t i = 0; !wrong && i < batch->n_seqs; i++)
@@ -509,7 +517,25 @@ const char *sim_backend_submit(struct sim_backend *b, const struct batch *batch)
     b->submitted++;
     result_of(b, b->submitted)->n = batch->n_rows;
     result_of(b, b->submitted)->n_sums = batch->n_sums;
-    *pending = (struct pending){.batch = batch, .checksum = checksum(batch)};
+    *pending = (struct pending){.batch = batch,
+                                .checksum = checksum(batch),
+                                .masked = batch->n_masks == 0};
+    return NULL;
+}
+
+bool sim_backend_lacks_masks(const struct sim_backend *b)
+{
+    return b->waited < b->submitted && !b->pending[(b->waited + 1) % BACKEND_IN_FLIGHT].masked;
+}
+
+const char *sim_backend_mask(struct sim_backend *b, const uint32_t *const *masks)
+{
+    struct pending *p = &b->pending[(b->waited + 1) % BACKEND_IN_FLIGHT];
+
+    if (!sim_backend_lacks_masks(b))
+        return "masks are given to a step that needs none";
+    batch_join_masks(b->masks, masks, p->batch->n_masks, b->mask_words);
+    p->masked = true;
     return NULL;
 }
 
@@ -537,7 +563,7 @@ static void sample_row(struct sim_backend *b, const struct batch *t, int32_t row
     struct result *result = result_of(b, t->step);
     size_t top = (size_t)row * SAMPLING_MAX_LOGPROBS;
     int32_t id = sim_sample(&b->o, &state->sampling, hash, r->counter,
-                            r->mask >= 0 ? batch_mask(t, r->mask) : NULL);
+                            r->mask >= 0 ? b->masks + (size_t)r->mask * b->mask_words : NULL);
 
     result->ids[row] = id;
     result->logprobs[row] = 0;
@@ -609,7 +635,7 @@ const char *sim_backend_run(struct sim_backend *b)
     const char *wrong;
     int32_t row = 0;
 
-    if (b->computed == b->submitted)
+    if (b->computed == b->submitted || !b->pending[(b->computed + 1) % BACKEND_IN_FLIGHT].masked)
         return NULL;
     b->computed++;
     t = b->pending[b->computed % BACKEND_IN_FLIGHT].batch;
@@ -664,6 +690,8 @@ const char *sim_backend_wait(struct sim_backend *b, struct step_result *out)
 
     if (b->waited == b->submitted)
         return "a step is waited for that was never submitted";
+    if (sim_backend_lacks_masks(b))
+        return "a step is waited for that lacks masks";
     b->waited++;
     while (b->computed < b->waited) {
         const char *wrong = sim_backend_run(b);

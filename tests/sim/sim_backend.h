@@ -40,11 +40,13 @@ void sim_backend_copy_disk(struct sim_backend *to, const struct sim_backend *fro
 /* Each returns NULL, or a static text of what was wrong. A step is computed by run, or at the
  * latest by wait, in order. */
 const char *sim_backend_submit(struct sim_backend *b, const struct batch *batch);
-const char *sim_backend_run(struct sim_backend *b); /* one step more, if there is one */
+const char *sim_backend_mask(struct sim_backend *b, const uint32_t *const *masks);
+const char *sim_backend_run(struct sim_backend *b); /* one step more, if one can be computed */
 const char *sim_backend_wait(struct sim_backend *b, struct step_result *out);
+bool sim_backend_lacks_masks(const struct sim_backend *b); /* the oldest step under way does */
 
 /* The oracle: the hash of a prefix and one token more, and what is sampled after a prefix. mask is
- * as in batch.h, or NULL. */
+ * as in backend.h, or NULL. */
 uint64_t sim_hash(uint64_t prefix, int32_t token, int32_t position);
 int32_t sim_sample(const struct sim_backend_options *o, const struct sampling *s, uint64_t prefix,
                    uint32_t counter, const uint32_t *mask);

@@ -32,8 +32,7 @@ static void choose_contract(struct world *w)
     w->pools = rng_one_in(r, 3);
     if (w->speaks && rng_one_in(r, 2)) /* rows are left for drafts */
         w->max_alive = rng_range(r, 1, (w->options.max_seqs + 1) / 2);
-    w->options.mask_words = ORACLE_MASK_WORDS;
-    w->options.max_masks = w->speaks ? rng_range(r, 1, 16) : 0;
+    w->options.mask_words = w->speaks ? ORACLE_MASK_WORDS : 0;
 }
 
 static void choose_options(struct world *w)
@@ -331,8 +330,10 @@ static const char *expire(struct world *w)
 static const char *commit(struct world *w)
 {
     struct step_result result;
-    const char *wrong = sim_backend_wait(w->backend, &result);
+    const char *wrong = sim_host_masks(w);
 
+    if (!wrong)
+        wrong = sim_backend_wait(w->backend, &result);
     if (wrong)
         return wrong;
     sim_disk_waited(w, &result);
@@ -377,10 +378,10 @@ static const char *check_turns(struct world *w, const struct batch *batch, bool 
 
         if (s->last_step == batch->step)
             o->last_row = n;
-        else if (s->n_generated + s->n_sampling < s->request->max_tokens && !s->request->masks &&
+        else if (s->n_generated + s->n_sampling < s->request->max_tokens &&
                  n - o->last_row > 4 * (uint64_t)w->options.max_seqs + 16)
             return "decodes of a client do not take turns";
-        if (s->n_generated + s->n_sampling < s->request->max_tokens && !s->request->masks &&
+        if (s->n_generated + s->n_sampling < s->request->max_tokens &&
             batch->step - s->last_step > longest &&
             !(w->core->n_copies > 0 && core_needs_block(w->core, s))) /* which a copy has */
             return "a decode is left out for too long";
@@ -406,34 +407,15 @@ static const char *check_shares(struct world *w, bool blocks_short)
     return w->n_kept_waiting > 3 ? "a client has more than its part while another waits" : NULL;
 }
 
-/* A prompt can go on, whatever the host does. */
-static bool can_prefill(const struct world *w)
-{
-    for (struct list *l = w->core->prefilling.next; l != &w->core->prefilling; l = l->next)
-        if (!CONTAINER_OF(l, struct sequence, link)->request->masks)
-            return true;
-    return false;
-}
-
-static bool all_wait_for_masks(const struct world *w)
-{
-    bool all = w->core->n_prefilling + w->core->n_decoding > 0;
-
-    for (int32_t i = 0; i < w->options.max_seqs; i++) {
-        const struct sequence *s = w->core->slots[i];
-
-        all = all && (!s || !sequence_runs(s) || (s->request->masks && !s->masks));
-    }
-    return all;
-}
-
 static const char *next(struct world *w)
 {
     const struct batch *batch;
-    const char *wrong = NULL;
-    bool prompts = can_prefill(w), blocks_short;
+    const char *wrong = sim_host_masks(w);
+    bool prompts = !list_empty(&w->core->prefilling), blocks_short;
     uint64_t n_preempted = w->core->stats.preemptions;
 
+    if (wrong)
+        return wrong;
     switch (core_next(w->core, &batch, w->now_us)) {
     case CORE_OK:
         if (w->n_alive == 0 && batch->n_seqs > 0)
@@ -457,7 +439,7 @@ static const char *next(struct world *w)
         break;
     case CORE_WAIT:
         w->counts->waits++;
-        if (w->in_flight == 0 && !all_wait_for_masks(w))
+        if (w->in_flight == 0)
             return "something fits and nothing runs";
         break;
     default:

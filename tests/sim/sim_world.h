@@ -10,7 +10,7 @@
 #define SIM_COUNTS(X) \
     X(worlds) X(steps) X(tokens) X(requests) X(choices) X(refused) X(preemptions) X(prefix_waits) \
     X(evictions) X(hit_tokens) X(queried_tokens) X(copies_down) X(copies_up) X(loads) X(offloads) X(drafts) \
-    X(accepted) X(masks) X(cancels) X(stops) X(deadlines) X(numerics) X(waits) X(pins) X(clears) \
+    X(accepted) X(masks) X(late_masks) X(cancels) X(stops) X(deadlines) X(numerics) X(waits) X(pins) X(clears) \
     X(yields) X(sums) X(restarts) X(restored) X(slept_blocks) X(lost_blocks)
 /* clang-format on */
 #define SIM_COUNT(name) uint64_t name;

@@ -97,6 +97,8 @@ struct text sim_salt(int32_t salt);
 uint64_t sim_namespace_key(const struct world *w, uint64_t client, int32_t salt);
 
 void sim_host(struct world *w); /* the host proposes drafts and sets masks, now and then */
+/* Gives the oldest step in flight the masks that it lacks, setting those that are still owed. */
+const char *sim_host_masks(struct world *w);
 void sim_host_planned(struct world *w, uint64_t step);
 const char *sim_host_committed(struct world *w, uint64_t step);
 

@@ -53,7 +53,6 @@ struct batch *make_batch(const struct batch_parts *p)
                              .n_updates = p->n_updates,
                              .max_blocks = p->max_blocks,
                              .n_masks = p->n_masks,
-                             .mask_words = p->mask_words,
                              .n_copies = p->n_copies,
                              .n_sums = p->n_sums};
 
@@ -73,7 +72,6 @@ struct batch *make_batch(const struct batch_parts *p)
     put(b, b->kv_len_at, p->kv_len, seqs, id);
     put(b, b->block_table_at, p->block_table, seqs * (size_t)p->max_blocks, id);
     put(b, b->rows_at, p->rows, (size_t)p->n_rows, sizeof(*p->rows));
-    put(b, b->masks_at, p->masks, (size_t)p->n_masks * (size_t)p->mask_words, sizeof(*p->masks));
     put(b, b->copies_at, p->copies, (size_t)p->n_copies, sizeof(*p->copies));
     put(b, b->sums_at, p->sums, (size_t)p->n_sums, sizeof(*p->sums));
     put_updates(b, p);

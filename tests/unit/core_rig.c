@@ -118,11 +118,22 @@ void rig_look(void)
     ck_assert_msg(!broken, "%s", broken);
 }
 
+static void give_masks(void)
+{
+    const char *wrong;
+
+    if (!sim_backend_lacks_masks(rig.backend))
+        return;
+    wrong = sim_backend_mask(rig.backend, core_masks(rig.core));
+    ck_assert_msg(!wrong, "%s", wrong);
+}
+
 const struct batch *rig_next(void)
 {
     const struct batch *batch = NULL;
     const char *wrong;
 
+    give_masks();
     rig.now_us += 1000;
     if (core_next(rig.core, &batch, rig.now_us) != CORE_OK)
         batch = NULL;
@@ -137,8 +148,10 @@ const struct batch *rig_next(void)
 void rig_commit(void)
 {
     struct step_result result;
-    const char *wrong = sim_backend_wait(rig.backend, &result);
+    const char *wrong;
 
+    give_masks();
+    wrong = sim_backend_wait(rig.backend, &result);
     ck_assert_msg(!wrong, "%s", wrong);
     core_commit(rig.core, &result, rig.now_us);
     rig_look();

@@ -12,7 +12,6 @@ static const int32_t tokens[] = {5, ~0, 7}, q_start[] = {0, 1, 3}, table[] = {4,
 static const int32_t history[] = {1, 2, 3}, stop_ids[] = {9, 8};
 static const struct logit_bias bias[] = {{6, 0.5f}};
 static const struct batch_row rows[] = {{.row = 0, .mask = -1}, {.row = 2, .mask = 1}};
-static const uint32_t masks[] = {1, 2, 3, 4};
 static const struct batch_copy copies[] = {{.id = 3, .to_tier = TIER_DISK, .from = 1, .to = 2}};
 static const struct sampling plain = {.n_stop_ids = 1, .stop_ids = stop_ids};
 static const struct sampling full = {
@@ -30,7 +29,6 @@ static struct batch *make(void)
                                             .n_rows = 2,
                                             .n_updates = 2,
                                             .n_masks = 2,
-                                            .mask_words = 2,
                                             .n_copies = 1,
                                             .max_blocks = 2,
                                             .tokens = tokens,
@@ -41,7 +39,6 @@ static struct batch *make(void)
                                             .block_table = table,
                                             .rows = rows,
                                             .updates = updates,
-                                            .masks = masks,
                                             .copies = copies});
 }
 
@@ -55,7 +52,6 @@ static void check_contents(const struct batch *b)
     ck_assert_int_eq(memcmp(batch_block_table(b), table, sizeof(table)), 0);
     ck_assert_int_eq(memcmp(batch_rows(b), rows, sizeof(rows)), 0);
     ck_assert_int_eq(memcmp(batch_copies(b), copies, sizeof(copies)), 0);
-    ck_assert_int_eq(memcmp(batch_mask(b, 1), masks + 2, 2 * sizeof(*masks)), 0);
     ck_assert_int_eq(memcmp(batch_history(b, &u[1]), history, sizeof(history)), 0);
     ck_assert(s.n_bias == 1 && s.bias[0].id == 6 && s.bias[0].bias == 0.5f);
     ck_assert(s.n_stop_ids == 2 && s.stop_ids[0] == 9 && s.stop_ids[1] == 8);

@@ -105,31 +105,60 @@ static void set_bit(uint32_t *mask, int32_t id)
     mask[id / 32] = 1u << id % 32;
 }
 
-/* A request with masks is sampled from only when the mask is set; the rest of it is computed. */
-TEST(rows_wait_for_masks)
+static void start_with_masks(void)
+{
+    rig.options.mask_words = 40;
+    rig_restart();
+}
+
+/* A request with masks has two rows in flight like any other; the mask of the second is set when
+ * the token of the first has been told, once. */
+TEST(masks_come_while_a_step_is_in_flight)
 {
     uint32_t mask[40];
     const struct batch *b;
     uint64_t id;
 
-    rig.options.mask_words = 40;
-    rig.options.max_masks = 4;
-    rig_restart();
+    start_with_masks();
     id = request(false, true);
     b = rig_next();
-    ck_assert(b->n_tokens == 9 && b->n_rows == 0);
-    rig_commit();
-    ck_assert_ptr_null(rig_next());
+    ck_assert(b->n_tokens == 10 && b->n_rows == 1 && b->n_masks == 1);
     for (int32_t i = 0; i < N; i++) {
         set_bit(mask, 200 + i);
         ck_assert(core_set_mask(rig.core, id, 0, mask, 1));
-        b = rig_next();
-        ck_assert(b->n_rows == 1 && b->n_masks == 1 && batch_rows(b)[0].mask == 0);
         ck_assert(!core_set_mask(rig.core, id, 0, mask, 1));
+        b = rig_next();
+        if (i < N - 1) {
+            ck_assert(b->n_masks == 1 && batch_rows(b)[0].mask == 0 && batch_tokens(b)[0] == ~0);
+            ck_assert_ptr_eq(core_masks(rig.core)[0], mask); /* of the oldest step */
+        }
         rig_commit();
         ck_assert_int_eq(rig_token(id, 0, i), 200 + i);
     }
     ck_assert_ptr_nonnull(rig_finished(id));
+    ck_assert_ptr_null(core_masks(rig.core));
+}
+
+/* The row in flight of a request that has ended allows everything, whatever its mask was; so does
+ * one whose choice alone has ended. */
+TEST(ended_rows_need_no_mask, .n = 2)
+{
+    uint32_t mask[40];
+    uint64_t id;
+
+    start_with_masks();
+    id = request(false, true);
+    rig_next();
+    set_bit(mask, 200);
+    ck_assert(_i == 1 || core_set_mask(rig.core, id, 0, mask, 1));
+    if (_i == 0)
+        core_cancel(rig.core, id, CORE_REASON_CANCELLED, 1);
+    else
+        core_stop(rig.core, id, 0, 1);
+    rig_look();
+    ck_assert_ptr_null(core_masks(rig.core)[0]);
+    rig_commit();
+    ck_assert_int_eq(rig_count(id, CORE_TOKEN), 0);
 }
 
 /* Each draft's row has the mask of its own place. */
@@ -139,9 +168,7 @@ TEST(drafts_have_masks_of_their_own)
     int32_t drafts[] = {301, 999};
     uint64_t id;
 
-    rig.options.mask_words = 40;
-    rig.options.max_masks = 4;
-    rig_restart();
+    start_with_masks();
     id = request(true, true);
     for (int32_t i = 0; i < 3; i++)
         set_bit(masks + i * 40, 300 + i);

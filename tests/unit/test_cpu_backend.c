@@ -450,6 +450,7 @@ TEST(masks_by_row)
 {
     const size_t words = ((size_t)model_config(model)->vocab_size + 31) / 32;
     uint32_t *masks = calloc(2 * words, sizeof(*masks));
+    const uint32_t *given[] = {masks, masks + words};
     int32_t stop = 70;
     struct hand h;
     struct step_result r;
@@ -457,27 +458,61 @@ TEST(masks_by_row)
 
     open_usual();
     ck_assert_ptr_nonnull(masks);
-    masks[500 / 32] = 1u << 500 % 32;
-    masks[words + 70 / 32] = 1u << 70 % 32;
     hand_init(&h, 1, 0, 9, 3);
     r = hand_run(&h);
     free_choice = r.ids[1];
     for (int ban = 0; ban < 2; ban++) {
+        masks[500 / 32] = 1u << 500 % 32;
+        masks[words + 70 / 32] = 1u << 70 % 32;
         hand_init(&h, 2 + (uint64_t)ban, 0, 9, 3);
         h.parts.n_masks = 2;
-        h.parts.mask_words = (int32_t)words;
-        h.parts.masks = masks;
         h.rows[0].mask = 1;
         h.rows[2].mask = 0;
         h.rows[0].ban_stops = (uint32_t)ban;
         h.sampling.n_stop_ids = 1;
         h.sampling.stop_ids = &stop;
-        r = hand_run(&h);
+        hand_submit(&h);
+        ck_assert_int_eq(cpu_backend.mask(b, given, &e), 0);
+        memset(masks, 0, 2 * words * sizeof(*masks)); /* the backend has its own copy */
+        r = hand_wait(&h);
         ck_assert_int_eq(r.ids[0], ban ? BATCH_NUMERICS : 70);
         ck_assert_int_eq(r.ids[1], free_choice);
         ck_assert_int_eq(r.ids[2], 500);
     }
     free(masks);
+}
+
+/* A step waits for its masks before it samples, a step behind it for that step; one whose masks
+ * never come does not keep the backend from closing. */
+TEST(steps_wait_for_masks)
+{
+    const size_t words = ((size_t)model_config(model)->vocab_size + 31) / 32;
+    uint32_t *mask = calloc(words, sizeof(*mask));
+    const uint32_t *const given[] = {mask}, *const all[] = {NULL};
+    struct hand h[3];
+    int32_t free_choice;
+
+    open_usual();
+    ck_assert_ptr_nonnull(mask);
+    mask[70 / 32] = 1u << 70 % 32;
+    for (int i = 0; i < 3; i++) {
+        hand_init(&h[i], (uint64_t)i + 1, 0, 9, 1);
+        h[i].parts.n_masks = 1;
+        h[i].rows[0].mask = 0;
+    }
+    hand_submit(&h[0]);
+    ck_assert_int_eq(cpu_backend.mask(b, all, &e), 0);
+    hand_submit(&h[1]);
+    free_choice = hand_wait(&h[0]).ids[0];
+    ck_assert_int_ne(free_choice, 70);
+    usleep(20000); /* long enough for the step to want them */
+    ck_assert_int_eq(cpu_backend.mask(b, given, &e), 0);
+    hand_submit(&h[2]);
+    ck_assert_int_eq(hand_wait(&h[1]).ids[0], 70);
+    cpu_backend.close(b);
+    b = NULL;
+    free(h[2].batch);
+    free(mask);
 }
 
 /* A block goes to the host after the step that wrote it, and comes back elsewhere before the step
@@ -522,7 +557,7 @@ TEST(copies_keep_their_order, .n = 2)
 }
 
 /* What only a bug of the core could ask for aborts before it is computed. */
-TEST(broken_batch_aborts, .n = 11, .signal = SIGABRT)
+TEST(broken_batch_aborts, .n = 13, .signal = SIGABRT)
 {
     struct hand h, third[2];
 
@@ -559,6 +594,16 @@ TEST(broken_batch_aborts, .n = 11, .signal = SIGABRT)
     case 9:
         h.parts.n_copies = 1; /* there is no host tier */
         h.copy = (struct batch_copy){1, TIER_DEVICE, TIER_HOST, COPY_AFTER, 0, 0, 0};
+        break;
+    case 10: /* a step behind one that lacks masks */
+    case 11: /* or a wait for it */
+        hand_init(&third[0], 1, 0, 4, 1);
+        third[0].parts.n_masks = 1;
+        third[0].rows[0].mask = 0;
+        hand_submit(&third[0]);
+        if (_i == 11)
+            hand_wait(&third[0]);
+        h.parts.step = 2;
         break;
     default:
         hand_init(&third[0], 1, 0, 4, 1);
