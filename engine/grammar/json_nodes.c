@@ -29,6 +29,11 @@ int32_t node_call(struct compiler *c, int32_t rule, int32_t next)
     return grammar_node(c->g, GRAMMAR_OP_CALL, rule, next);
 }
 
+int32_t node_from(struct compiler *c, int32_t least, int32_t node)
+{
+    return least <= 0 ? node : grammar_node(c->g, GRAMMAR_OP_FROM, least, node);
+}
+
 /* A character between white space. */
 static int32_t mark(struct compiler *c, char m, bool before, bool behind_it)
 {
