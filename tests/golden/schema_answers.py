@@ -86,7 +86,7 @@ def main():
     bias = biases(a.model)
     requests = [{"prompt": "The answer is ", "temperature": 1.5, "top_k": 0, "top_p": 1.0,
                  "seed": a.seed * 1000000 + i, "max_tokens": 300, "logit_bias": bias,
-                 "response_format": {"type": "json_schema", "json_schema": {"schema": s}}}
+                 "response_format": {"type": "json_schema", "json_schema": {"schema": json.dumps(s)}}}
                 for i in range(a.answers) for s in schemas]
     ends = collections.Counter()
     for i, answer in enumerate(generate(a.nvllmd, a.nvllmctl, a.model, requests)):
