@@ -133,6 +133,31 @@ static struct text *take_texts(struct checker *c, const ProtobufCBinaryData *fro
     return texts;
 }
 
+static void take_tool_choice(struct checker *c, struct chat *chat, const Nvllm__V1__Chat *m)
+{
+    chat->one_call = m->has_parallel_tool_calls && !m->parallel_tool_calls;
+    take_text(c, &chat->called_tool, m->called_tool.data, m->called_tool.len, "chat.called_tool");
+    switch (m->tool_choice) {
+    case NVLLM__V1__TOOL_CHOICE__TOOL_CHOICE_AUTO:
+        break;
+    case NVLLM__V1__TOOL_CHOICE__TOOL_CHOICE_NONE:
+        chat->n_tools = 0;
+        break;
+    case NVLLM__V1__TOOL_CHOICE__TOOL_CHOICE_REQUIRED:
+        chat->must_call = true;
+        if (chat->n_tools == 0)
+            refuse(c, CODE(INVALID), "chat.tool_choice",
+                   "a call is required, but there are no tools");
+        break;
+    default:
+        refuse(c, CODE(INVALID), "chat.tool_choice", "%d is not a choice", (int)m->tool_choice);
+        break;
+    }
+    if (m->has_called_tool && (!chat->must_call || m->called_tool.len == 0))
+        refuse(c, CODE(INVALID), "chat.called_tool",
+               "must be the name of a tool, with tool_choice TOOL_CHOICE_REQUIRED");
+}
+
 static const struct chat *take_chat(struct checker *c, const Nvllm__V1__Chat *m)
 {
     struct chat *chat = take_memory(c, 1, sizeof(*chat));
@@ -164,6 +189,7 @@ static const struct chat *take_chat(struct checker *c, const Nvllm__V1__Chat *m)
     chat->thinking = !m->has_enable_thinking ? CHAT_THINKING_UNSET
                      : m->enable_thinking    ? CHAT_THINKING_ON
                                              : CHAT_THINKING_OFF;
+    take_tool_choice(c, chat, m);
     check_limit(c, LIMIT_PROMPT_BYTES, chat_bytes(chat), "chat");
     return chat;
 }

@@ -1,5 +1,5 @@
-/* engine_format.c - response formats of generate requests: compiled in the tokenizer pool, kept for
- * those that come again, and the masks of the choices.
+/* engine_format.c - what the answers of generate requests must be: formats are compiled in the
+ * tokenizer pool, kept for those that come again, and the masks of the choices.
  *
  * A format that is kept is used by the engine thread alone; the list of them is under its lock. */
 #include "engine/engine_private.h"
@@ -24,8 +24,6 @@ struct kept_format {
     bool listed;
     size_t bytes; /* when it was last looked at */
     bool is_worn; /* it is large, or has failed */
-    enum format_kind kind;
-    enum format_reasoning reasoning;
     size_t n_key;
     char key[]; /* [n_key] */
 };
@@ -43,24 +41,30 @@ struct guide {
 
 /* ---- formats that are kept */
 
-/* The text, or each choice with its length. NULL: no memory. */
-static char *key_of(const struct format_source *s, size_t *n)
+/* Appends a text and its length to a key of *n bytes; where that is NULL, only counts. */
+static void put(char *key, size_t *n, struct text text)
 {
-    char *key, *at;
+    if (key)
+        memcpy(key + *n, &text.len, sizeof(text.len));
+    if (key && text.len)
+        memcpy(key + *n + sizeof(text.len), text.data, text.len);
+    *n += sizeof(text.len) + text.len;
+}
 
-    *n = s->text.len;
+/* All that a source says. */
+static size_t write_key(char *key, const struct format_source *s)
+{
+    const int how[] = {s->kind, s->reasoning, s->calls, s->one_call};
+    size_t n = 0;
+
+    put(key, &n, (struct text){(const char *)how, sizeof(how)});
+    put(key, &n, s->text);
+    put(key, &n, s->called_tool);
     for (size_t i = 0; i < s->n_choices; i++)
-        *n += sizeof(size_t) + s->choices[i].len;
-    at = key = malloc(*n + 1);
-    if (key && s->text.len)
-        memcpy(key, s->text.data, s->text.len);
-    for (size_t i = 0; key && i < s->n_choices; i++) {
-        memcpy(at, &s->choices[i].len, sizeof(size_t));
-        if (s->choices[i].len)
-            memcpy(at + sizeof(size_t), s->choices[i].data, s->choices[i].len);
-        at += sizeof(size_t) + s->choices[i].len;
-    }
-    return key;
+        put(key, &n, s->choices[i]);
+    for (size_t i = 0; i < s->n_tools; i++)
+        put(key, &n, s->tools[i]);
+    return n;
 }
 
 static void free_kept(struct kept_format *k)
@@ -70,12 +74,10 @@ static void free_kept(struct kept_format *k)
 }
 
 /* With the lock: one that is alike, for one more user; or NULL. */
-static struct kept_format *find(struct engine *g, const struct format_source *s, const char *key,
-                                size_t n)
+static struct kept_format *find(struct engine *g, const char *key, size_t n)
 {
     LIST_EACH (struct kept_format, k, link, &g->formats)
-        if (!k->is_worn && k->kind == s->kind && k->reasoning == s->reasoning && k->n_key == n &&
-            memcmp(k->key, key, n) == 0) {
+        if (!k->is_worn && k->n_key == n && memcmp(k->key, key, n) == 0) {
             list_remove(&k->link);
             list_append(&g->formats, &k->link);
             k->n_users++;
@@ -186,7 +188,7 @@ static int get(struct kept_format **out, struct engine *g, const struct format_s
     int r;
 
     pthread_mutex_lock(&g->lock);
-    *out = find(g, s, key, n);
+    *out = find(g, key, n);
     pthread_mutex_unlock(&g->lock);
     if (*out)
         return 0;
@@ -194,7 +196,7 @@ static int get(struct kept_format **out, struct engine *g, const struct format_s
     k = v ? malloc(sizeof(*k) + n) : NULL;
     if (!k)
         return -ENOMEM;
-    *k = (struct kept_format){.kind = s->kind, .reasoning = s->reasoning, .n_key = n, .n_users = 1};
+    *k = (struct kept_format){.n_key = n, .n_users = 1};
     memcpy(k->key, key, n);
     r = format_new(&k->format, s, v, e);
     if (r < 0) {
@@ -216,8 +218,8 @@ static size_t words_of(const struct engine *g)
 
 uint64_t guide_bytes(const struct engine *g, const struct engine_request *r)
 {
-    if (r->format.kind == FORMAT_NONE)
-        return 0;
+    if (r->format.kind == FORMAT_NONE && !(r->input == ENGINE_CHAT && r->chat->n_tools))
+        return 0; /* tools may be strict: that is not known yet */
     return sizeof(struct guide) +
            (uint64_t)r->n * (words_of(g) * sizeof(uint32_t) + sizeof(int32_t));
 }
@@ -226,16 +228,15 @@ int guide_new(struct job *j, struct err *e)
 {
     struct engine *g = j->engine;
     const struct engine_request *r = &j->request;
-    struct format_source source = r->format;
-    struct guide *u;
-    size_t n;
-    char *key;
-    int ret;
+    struct guide *u = calloc(1, guide_bytes(g, r));
+    const size_t n = write_key(NULL, &j->format);
+    char *key = malloc(n);
+    int ret = -ENOMEM;
 
-    source.reasoning = j->reasoning;
-    u = calloc(1, guide_bytes(g, r));
-    key = key_of(&source, &n);
-    ret = u && key ? get(&u->kept, g, &source, key, n, e) : -ENOMEM;
+    if (u && key) {
+        write_key(key, &j->format);
+        ret = get(&u->kept, g, &j->format, key, n, e);
+    }
     free(key);
     if (ret < 0) {
         free(u);

@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "engine/grammar/tool_calls.h"
 #include "engine/util/checked.h"
 
 void job_release(struct job *j)
@@ -72,18 +73,44 @@ static int render(const struct engine *g, const struct chat *chat, struct jinja_
 
 /* ---- prompts */
 
+/* The calls that the answer may have. -ENOTSUP: they cannot be held to what the request says. */
+static int expect_calls(struct job *j, bool known, struct err *e)
+{
+    const struct chat *chat = j->request.chat;
+    struct format_source *f = &j->format;
+
+    if (chat->n_tools == 0 || j->request.kind != ENGINE_GENERATE)
+        return 0;
+    if (!known &&
+        (chat->must_call || chat->one_call || tool_calls_are_strict(chat->tools, chat->n_tools)))
+        return err_set(e, -ENOTSUP,
+                       "chat.tools: calls of this model can be neither strict nor required: its "
+                       "chat template does not have them as JSON in %s",
+                       ANSWER_TAG_CALL);
+    if (!known)
+        return 0;
+    f->calls = chat->must_call ? FORMAT_MUST_CALL : FORMAT_MAY_CALL;
+    f->tools = chat->tools;
+    f->n_tools = chat->n_tools;
+    f->called_tool = chat->called_tool;
+    f->one_call = chat->one_call;
+    return 0;
+}
+
 /* Tags mean something where the model was shown what they are for. */
-static void expect_answer(struct job *j, struct text prompt)
+static int expect_answer(struct job *j, struct text prompt, struct err *e)
 {
     struct answer_format format = chat_template_answer(j->engine->chat_template);
+    const int r = expect_calls(j, format.tool_calls, e);
 
     format.tool_calls = format.tool_calls && j->request.chat->n_tools > 0;
-    j->reasoning = !format.reasoning            ? FORMAT_DIRECT
-                   : answer_is_begun(prompt)    ? FORMAT_IS_BEGUN
-                   : answer_has_thought(prompt) ? FORMAT_DIRECT
-                                                : FORMAT_MAY_REASON;
+    j->format.reasoning = !format.reasoning            ? FORMAT_DIRECT
+                          : answer_is_begun(prompt)    ? FORMAT_IS_BEGUN
+                          : answer_has_thought(prompt) ? FORMAT_DIRECT
+                                                       : FORMAT_MAY_REASON;
     if (!j->request.raw_text)
         answer_parser_init(&j->answer, format, answer_is_begun(prompt));
+    return r;
 }
 
 static int encode_chat(struct job *j, struct err *e)
@@ -93,11 +120,15 @@ static int encode_chat(struct job *j, struct err *e)
 
     if (r < 0)
         return r;
-    expect_answer(j, (struct text){text.data, text.len});
-    r = tokenizer_encode(j->engine->tokenizer, (struct text){text.data, text.len}, text.ranges,
-                         text.n_ranges, &j->prompt);
+    r = expect_answer(j, (struct text){text.data, text.len}, e);
+    if (r == 0) {
+        r = tokenizer_encode(j->engine->tokenizer, (struct text){text.data, text.len}, text.ranges,
+                             text.n_ranges, &j->prompt);
+        if (r < 0)
+            err_set(e, r, "the chat is too long");
+    }
     jinja_text_deinit(&text);
-    return r < 0 ? err_set(e, r, "the chat is too long") : 0;
+    return r;
 }
 
 static int copy_ids(struct job *j, struct err *e)
@@ -271,7 +302,7 @@ static int check_kind(const struct job *j, const char **field, struct err *e)
 static const char *format_field(enum format_kind kind)
 {
     static const char *const names[] = {
-        [FORMAT_NONE] = NULL,
+        [FORMAT_NONE] = "chat.tools",
         [FORMAT_JSON_OBJECT] = "response_format.json_object",
         [FORMAT_JSON_SCHEMA] = "response_format.json_schema",
         [FORMAT_REGEX] = "response_format.regex",
@@ -282,17 +313,25 @@ static const char *format_field(enum format_kind kind)
     return names[kind];
 }
 
-static int make_guide(struct job *j, const char *field, struct err *e)
+static int make_guide(struct job *j, const char **field, struct err *e)
 {
+    const struct engine *g = j->engine;
     struct err why = {""};
     int r;
 
-    if (!j->engine->status.backend.masks)
-        return err_set(e, -ENOTSUP, "response_format: the %s backend has no masks of tokens%s",
-                       j->engine->options.backend->name,
-                       j->engine->status.backend.n_processes > 1 ? " in a cluster" : "");
+    *field = format_field(j->format.kind);
+    if (!g->status.backend.masks)
+        return err_set(e, -ENOTSUP, "%s: the %s backend has no masks of tokens%s",
+                       j->format.kind == FORMAT_NONE ? *field : "response_format",
+                       g->options.backend->name,
+                       g->status.backend.n_processes > 1 ? " in a cluster" : "");
     r = guide_new(j, &why);
-    return r < 0 ? err_set(e, r == -ENOMEM ? r : -EINVAL, "%s: %s", field, why.text) : 0;
+    if (r == 0 || r == -ENOMEM)
+        return r;
+    if (strncmp(why.text, "chat.", 5) != 0)
+        return err_set(e, -EINVAL, "%s: %s", *field, why.text);
+    *field = chat_field(j, &why);
+    return err_set(e, -EINVAL, "%s", why.text);
 }
 
 /* Encodes a prompt and hands the job to the engine thread. */
@@ -303,13 +342,12 @@ static int run_encode(struct job *j, const char **field, struct event_list *out,
     int r = 0;
 
     if (!j->cancelled) {
+        j->format = j->request.format;
         r = check_kind(j, field, e);
         if (r == 0)
             r = encode(j, field, e);
-        if (r == 0 && j->request.format.kind != FORMAT_NONE) {
-            *field = format_field(j->request.format.kind);
-            r = make_guide(j, *field, e);
-        }
+        if (r == 0 && !format_is_free(&j->format))
+            r = make_guide(j, field, e);
     }
     if (r < 0)
         return r;

@@ -171,6 +171,7 @@ static int admit(struct engine *g, struct job *j, struct err *e)
 
 static void finish(struct engine *g, struct job *j, const struct core_usage *usage)
 {
+    const char *format = j->request.format.kind != FORMAT_NONE ? "response_format" : "chat.tools";
     const int error = generation_error(j->generation);
 
     j->terminal.usage = *usage;
@@ -180,10 +181,10 @@ static void finish(struct engine *g, struct job *j, const struct core_usage *usa
         job_fail(j, &g->out, ENGINE_E_MEMORY_LIMIT, NULL,
                  "the answer takes more memory than the limits allow");
     else if (error == -ENOENT)
-        job_fail(j, &g->out, ENGINE_E_UNSUPPORTED, "response_format",
+        job_fail(j, &g->out, ENGINE_E_UNSUPPORTED, format,
                  "no token of the vocabulary goes on with the text");
     else if (error == -E2BIG)
-        job_fail(j, &g->out, ENGINE_E_INVALID, "response_format", "too complex");
+        job_fail(j, &g->out, ENGINE_E_INVALID, format, "too complex");
     else if (error < 0)
         job_fail(j, &g->out, ENGINE_E_INTERNAL, NULL, "out of memory");
     else

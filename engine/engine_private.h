@@ -42,10 +42,10 @@ struct job {
     bool has_token; /* its first token has been counted */
     uint64_t arrival_us;
     struct engine_request request;
-    struct token_list prompt;    /* encoded */
-    struct answer_parser answer; /* as the answer begins */
-    enum format_reasoning reasoning;
-    struct guide *guide;           /* with a response format */
+    struct token_list prompt;      /* encoded */
+    struct answer_parser answer;   /* as the answer begins */
+    struct format_source format;   /* the request's, with what a chat adds */
+    struct guide *guide;           /* unless the format is free */
     struct generation *generation; /* ENGINE_GENERATE, in the core */
     struct embedding *embedding;   /* ENGINE_EMBED, in the core */
 };

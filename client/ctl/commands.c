@@ -126,12 +126,13 @@ static const struct usage_command commands[] = {
                 "  nvllmctl generate --raw --json --logprobs 3 \"Once upon a time\"\n"
                 "  nvllmctl generate --choice yes --choice no \"Is a lion a fish?\"\n"),
     COMMAND("batch", "run many prompts from a file in parallel", .synopsis = "[OPTION…] FILE|-",
-            .text = "Each line of FILE is a JSON object with prompt, prompt_ids or messages\n"
-                    "(and tools, documents, enable_thinking, add_generation_prompt,\n"
-                    "chat_template_kwargs), any sampling field, and id; or with embed, a text,\n"
-                    "or embed_ids (and prompt_name, dimensions). Each gives one line of\n"
-                    "output, in the same order. A line that fails gives an error, and the others\n"
-                    "continue. Sampling options set the fields that a line does not have.\n",
+            .text =
+                "Each line of FILE is a JSON object with prompt, prompt_ids or messages\n"
+                "(and tools, tool_choice, parallel_tool_calls, documents, enable_thinking,\n"
+                "add_generation_prompt, chat_template_kwargs), any sampling field, and id; or\n"
+                "with embed, a text, or embed_ids (and prompt_name, dimensions). Each gives one\n"
+                "line of output, in the same order. A line that fails gives an error, and the\n"
+                "others continue. Sampling options set the fields that a line does not have.\n",
             .options =
                 {OPTIONS(OPTION("input", "FILE", "the same as the argument", .values = USAGE_FILE),
                          OPTION("output", "FILE", "file for the answers (“-”: stdout)",

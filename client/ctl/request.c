@@ -339,14 +339,24 @@ static bool read_format(struct reading *in, void *out, const json_t *value)
            ctl_invalid(in->err, "%s: must be %s", format.where, format.wanted);
 }
 
+static bool read_tool_choice(struct reading *in, void *out, const json_t *value)
+{
+    struct format_reading format = {.take = take_memory, .owner = in->q};
+
+    return format_read_tool_choice(&format, out, in->where, value) ||
+           ctl_invalid(in->err, "%s: must be %s", format.where, format.wanted);
+}
+
 #define FIELD(name, read) #name, read, ONE(ctl_request, r.name)
 
-enum { N_CHAT_FIELDS = 6, N_INPUT_FIELDS = 12, N_FIELDS = 36 };
+enum { N_CHAT_FIELDS = 8, N_INPUT_FIELDS = 14, N_FIELDS = 38 };
 
 /* First those of a chat, then other inputs, then those that are options, too. */
 static const struct member fields[N_FIELDS] = {
     {"messages", read_message, MANY(ctl_request, chat.messages, chat.n_messages)},
     {"tools", read_object_text, MANY(ctl_request, chat.tools, chat.n_tools)},
+    {"tool_choice", read_tool_choice, ONE(ctl_request, chat)},
+    {"parallel_tool_calls", read_switch, ONE(ctl_request, chat.parallel_tool_calls)},
     {"add_generation_prompt", read_switch, ONE(ctl_request, chat.add_generation_prompt)},
     {"enable_thinking", read_switch, ONE(ctl_request, chat.enable_thinking)},
     {"documents", read_object_text, MANY(ctl_request, chat.documents, chat.n_documents)},
@@ -427,10 +437,13 @@ bool ctl_request_read(struct ctl_request *q, json_t *value, struct nvllm_error *
     q->embed.deadline_ms = q->r.deadline_ms;
     if (q->chat.messages)
         q->r.chat = &q->chat;
-    else if (q->chat.tools || q->chat.add_generation_prompt != NVLLM_UNSET ||
+    else if (q->chat.tools || q->chat.tool_choice != NVLLM_TOOLS_AUTO ||
+             q->chat.parallel_tool_calls != NVLLM_UNSET ||
+             q->chat.add_generation_prompt != NVLLM_UNSET ||
              q->chat.enable_thinking != NVLLM_UNSET || q->chat.documents ||
              q->chat.chat_template_kwargs.data)
-        return ctl_invalid(err, "tools, documents, enable_thinking, add_generation_prompt and "
+        return ctl_invalid(err, "tools, tool_choice, parallel_tool_calls, documents, "
+                                "enable_thinking, add_generation_prompt and "
                                 "chat_template_kwargs need messages");
     return true;
 }

@@ -221,3 +221,31 @@ bool format_read(struct format_reading *in, struct nvllm_request *r, const char 
         return read_wrapped_schema(in, r, path, given);
     return format_read_value(in, r, (enum nvllm_format)kind, path, given);
 }
+
+/* ---- tools */
+
+bool format_read_tool_choice(struct format_reading *in, struct nvllm_chat *chat, const char *where,
+                             const json_t *value)
+{
+    static const char *const words[] = {
+        [NVLLM_TOOLS_AUTO] = "auto",
+        [NVLLM_TOOLS_NONE] = "none",
+        [NVLLM_TOOLS_REQUIRED] = "required",
+    };
+    static const char *const wanted =
+        "“auto”, “none”, “required” or {\"type\": \"function\", \"function\": {\"name\": …}}";
+    const char *word = json_string_value(value);
+    const char *type = json_string_value(json_object_get(value, "type"));
+    const json_t *name = json_object_get(json_object_get(value, "function"), "name");
+
+    for (size_t i = 0; word && i < sizeof(words) / sizeof(words[0]); i++)
+        if (strcmp(word, words[i]) == 0) {
+            chat->tool_choice = (enum nvllm_tool_choice)i;
+            return true;
+        }
+    if (!type || strcmp(type, "function") != 0 || json_string_length(name) == 0)
+        return wrong(in, where, NULL, wanted);
+    chat->tool_choice = NVLLM_TOOLS_REQUIRED;
+    chat->called_tool = string_of(name);
+    return true;
+}

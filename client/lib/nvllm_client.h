@@ -192,11 +192,19 @@ struct nvllm_message {
 
 enum nvllm_switch { NVLLM_UNSET = -1, NVLLM_OFF = 0, NVLLM_ON = 1 };
 
+enum nvllm_tool_choice {
+    NVLLM_TOOLS_AUTO = 0,     /* text, and calls among it; with a format that, or calls alone */
+    NVLLM_TOOLS_NONE = 1,     /* the model is not told of the tools */
+    NVLLM_TOOLS_REQUIRED = 2, /* after reasoning, if there is some, calls alone */
+};
+
 struct nvllm_chat {
     size_t size;
     const struct nvllm_message *messages; /* [n_messages] */
     size_t n_messages;
-    const struct nvllm_text *tools; /* [n_tools] one JSON object each */
+    const struct nvllm_text *tools; /* [n_tools] one JSON object each, as in OpenAI's interface. The
+                                     * arguments of a tool whose function has "strict": true are an
+                                     * instance of its parameters */
     size_t n_tools;
     enum nvllm_switch add_generation_prompt; /* unset: on */
     enum nvllm_switch enable_thinking;       /* unset: the template's default */
@@ -206,6 +214,9 @@ struct nvllm_chat {
     /* A JSON object: more variables of the template. It may not have those that the members above
      * or the model's special tokens set. */
     struct nvllm_text chat_template_kwargs;
+    enum nvllm_tool_choice tool_choice;
+    struct nvllm_text called_tool; /* with NVLLM_TOOLS_REQUIRED: the name of the one tool to call */
+    enum nvllm_switch parallel_tool_calls; /* off: one call at most; unset: on */
 };
 
 void nvllm_chat_init_size(struct nvllm_chat *chat, size_t size);
@@ -315,8 +326,8 @@ struct nvllm_logprobs {
 /* Made by the library; grows at its end.
  *
  * Of a chat's answer the text is the content alone. Models write their reasoning between <think>
- * and </think>, tool calls between <tool_call> and </tool_call>; a model does so if its chat
- * template has these tags, and calls tools if the chat has some. What only looks like a call is
+ * and </think>, tool calls as JSON between <tool_call> and </tool_call>; a model does so if its
+ * chat template has these, and calls tools if the chat has some. What only looks like a call is
  * text. */
 struct nvllm_delta {
     uint32_t choice;                       /* 0 .. n - 1 */

@@ -121,6 +121,7 @@ static const struct nvllm_chat default_chat = {
     .size = sizeof(default_chat),
     .add_generation_prompt = NVLLM_UNSET,
     .enable_thinking = NVLLM_UNSET,
+    .parallel_tool_calls = NVLLM_UNSET,
 };
 
 void nvllm_chat_init_size(struct nvllm_chat *chat, size_t size)
@@ -162,6 +163,12 @@ enum nvllm_code pack_chat(struct unpacked *memory, Nvllm__V1__Chat *out,
     if (!set_bytes(&out->has_chat_template_kwargs, &out->chat_template_kwargs,
                    chat->chat_template_kwargs))
         return no_data(err, "chat", "chat_template_kwargs");
+    if (!set_bytes(&out->has_called_tool, &out->called_tool, chat->called_tool))
+        return no_data(err, "chat", "called_tool");
+    out->has_tool_choice = chat->tool_choice != NVLLM_TOOLS_AUTO;
+    out->tool_choice = (Nvllm__V1__ToolChoice)chat->tool_choice;
+    pack_switch(&out->has_parallel_tool_calls, &out->parallel_tool_calls,
+                chat->parallel_tool_calls);
     pack_switch(&out->has_add_generation_prompt, &out->add_generation_prompt,
                 chat->add_generation_prompt);
     pack_switch(&out->has_enable_thinking, &out->enable_thinking, chat->enable_thinking);

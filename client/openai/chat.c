@@ -1,6 +1,7 @@
 /* chat.c - POST /v1/chat/completions: messages and tools become a chat of nvllmd. */
 #include <string.h>
 
+#include "client/json/format.h"
 #include "client/openai/answer.h"
 #include "client/openai/fields.h"
 
@@ -146,26 +147,6 @@ static bool read_tool(struct intake *in, const char *param, void *out, const jso
     return read_object(in, param, out, value);
 }
 
-/* A model that knows no tools calls none. */
-static bool read_tools(struct intake *in)
-{
-    const json_t *tools = fields_get(in->root, "tools");
-    const json_t *choice = fields_get(in->root, "tool_choice");
-    const char *word = choice ? json_string_value(choice) : "auto";
-
-    if (!word || (strcmp(word, "auto") != 0 && strcmp(word, "none") != 0))
-        return api_fail(&in->e, 400, "unsupported_parameter", "tool_choice",
-                        "tool_choice: only “auto” and “none” are supported.");
-    if (!tools)
-        return true;
-    if (!read_array(in, "tools", (void **)&in->chat.tools, &in->chat.n_tools,
-                    sizeof(*in->chat.tools), read_tool, tools))
-        return false;
-    if (strcmp(word, "none") == 0)
-        in->chat.n_tools = 0;
-    return true;
-}
-
 static bool read_switch(struct intake *in, const char *param, enum nvllm_switch *out,
                         const json_t *value)
 {
@@ -177,6 +158,21 @@ static bool read_switch(struct intake *in, const char *param, enum nvllm_switch 
         return false;
     *out = on ? NVLLM_ON : NVLLM_OFF;
     return true;
+}
+
+static bool read_tools(struct intake *in)
+{
+    const json_t *tools = fields_get(in->root, "tools");
+    const json_t *choice = fields_get(in->root, "tool_choice");
+    struct format_reading reading = {0};
+
+    if (tools && !read_array(in, "tools", (void **)&in->chat.tools, &in->chat.n_tools,
+                             sizeof(*in->chat.tools), read_tool, tools))
+        return false;
+    if (choice && !format_read_tool_choice(&reading, &in->chat, "tool_choice", choice))
+        return fields_wrong(in, reading.where, reading.wanted);
+    return read_switch(in, "parallel_tool_calls", &in->chat.parallel_tool_calls,
+                       fields_get(in->root, "parallel_tool_calls"));
 }
 
 /* enable_thinking is a variable of nvllmd's own. */

@@ -349,7 +349,7 @@ static bool check_refused(struct intake *in)
     if (modalities && !is_text_alone(modalities))
         return api_fail(&in->e, 400, "unsupported_parameter", "modalities",
                         "modalities: only [\"text\"] is supported.");
-    return fields_refuse_flag(in, "parallel_tool_calls", false);
+    return true;
 }
 
 /* ---- what the text must be */

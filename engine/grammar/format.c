@@ -7,6 +7,8 @@
 
 #include "engine/grammar/gbnf.h"
 #include "engine/grammar/json_schema.h"
+#include "engine/grammar/tool_calls.h"
+#include "engine/text/answer.h"
 #include "engine/util/json_util.h"
 
 enum {
@@ -94,26 +96,148 @@ static int compile(struct grammar *g, const struct format_source *s, int32_t *ru
     }
 }
 
+/* ---- reasoning and calls around it */
+
+static int32_t tag(struct regex_pool *p, const char *s)
+{
+    return regex_text(p, (struct text){s, strlen(s)});
+}
+
+static int32_t newlines(struct regex_pool *p)
+{
+    return regex_repeat(p, regex_char(p, '\n'), 0, ANSWER_MOST_NEWLINES);
+}
+
+/* Texts in which the tag is not. */
+static int32_t without(struct regex_pool *p, int32_t t)
+{
+    return regex_not(p, regex_concat(p, REGEX_ALL, regex_concat(p, t, REGEX_ALL)));
+}
+
+static int32_t plain(struct grammar *g, int32_t term, int32_t next)
+{
+    return grammar_text(g, term, LEXER_PLAIN, next);
+}
+
+static int32_t call(struct grammar *g, int32_t rule, int32_t next)
+{
+    return grammar_node(g, GRAMMAR_OP_CALL, rule, next);
+}
+
+static int32_t rule_of(struct grammar *g, int32_t node)
+{
+    const int32_t rule = grammar_rule(g);
+
+    grammar_define(g, rule, node);
+    return rule;
+}
+
 /* The rule behind reasoning, whose text is free. */
 static int32_t with_reasoning(struct grammar *g, enum format_reasoning how, int32_t rule)
 {
     struct regex_pool *p = &g->lexer.regex;
-    const int32_t open = regex_text(p, (struct text){"<think>", 7});
-    const int32_t close = regex_text(p, (struct text){"</think>", 8});
-    const int32_t closed = regex_concat(p, REGEX_ALL, regex_concat(p, close, REGEX_ALL));
-    const int32_t newlines = regex_repeat(p, regex_char(p, '\n'), 0, 2);
-    const int32_t answer = grammar_node(g, GRAMMAR_OP_CALL, rule, GRAMMAR_END);
-    int32_t thought = regex_concat(p, regex_not(p, closed), regex_concat(p, close, newlines));
-    int32_t outer, node;
+    const int32_t close = tag(p, ANSWER_TAG_THINK_END);
+    const int32_t answer = call(g, rule, GRAMMAR_END);
+    int32_t thought = regex_concat(p, without(p, close), regex_concat(p, close, newlines(p)));
+    int32_t node;
 
     if (how == FORMAT_DIRECT)
         return rule;
     if (how == FORMAT_MAY_REASON)
-        thought = regex_concat(p, open, thought);
-    node = grammar_text(g, thought, LEXER_PLAIN, answer);
-    outer = grammar_rule(g);
-    grammar_define(g, outer, how == FORMAT_MAY_REASON ? grammar_fork(g, node, answer) : node);
-    return outer;
+        thought = regex_concat(p, tag(p, ANSWER_TAG_THINK), thought);
+    node = plain(g, thought, answer);
+    return rule_of(g, how == FORMAT_MAY_REASON ? grammar_fork(g, node, answer) : node);
+}
+
+/* One call, or more of them. */
+static int32_t calls_alone(struct grammar *g, const struct format_source *s, int32_t one)
+{
+    struct regex_pool *p = &g->lexer.regex;
+    const int32_t open = tag(p, ANSWER_TAG_CALL);
+    int32_t more;
+
+    if (s->one_call || s->called_tool.len)
+        return rule_of(g, plain(g, open, call(g, one, GRAMMAR_END)));
+    more = grammar_rule(g);
+    grammar_define(g, more,
+                   grammar_fork(g,
+                                plain(g, regex_concat(p, newlines(p), open),
+                                      call(g, one, call(g, more, GRAMMAR_END))),
+                                GRAMMAR_END));
+    return rule_of(g, plain(g, open, call(g, one, call(g, more, GRAMMAR_END))));
+}
+
+/* Any text of these, or such a text, a call, and what comes then. */
+static int32_t text_or_call(struct grammar *g, int32_t texts, int32_t one, int32_t then)
+{
+    struct regex_pool *p = &g->lexer.regex;
+    const int32_t open = tag(p, ANSWER_TAG_CALL), content = without(p, open);
+
+    return grammar_fork(g, plain(g, regex_and2(p, texts, content), GRAMMAR_END),
+                        plain(g, regex_and2(p, texts, regex_concat(p, content, open)),
+                              call(g, one, then)));
+}
+
+/* Any answer, in which reasoning and calls are as answer.h finds them. */
+static int32_t calls_among_text(struct grammar *g, const struct format_source *s, int32_t one)
+{
+    static const struct regex_range spaces[] = {{'\t', '\n'}, {'\r', '\r'}, {' ', ' '}};
+    struct regex_pool *p = &g->lexer.regex;
+    const int32_t content = grammar_rule(g), again = call(g, content, GRAMMAR_END);
+    const int32_t then =
+        s->one_call ? plain(g, without(p, tag(p, ANSWER_TAG_CALL)), GRAMMAR_END) : again;
+    const int32_t close = tag(p, ANSWER_TAG_THINK_END);
+    const int32_t begin =
+        regex_concat(p, regex_repeat(p, regex_chars(p, spaces, 3), 0, ANSWER_MOST_SPACES),
+                     tag(p, ANSWER_TAG_THINK));
+    int32_t thought = without(p, close), node;
+
+    grammar_define(g, content, text_or_call(g, REGEX_ALL, one, then));
+    if (s->reasoning == FORMAT_DIRECT)
+        return content;
+    if (s->reasoning == FORMAT_MAY_REASON)
+        thought = regex_concat(p, begin, thought);
+    node = grammar_fork(g, plain(g, thought, GRAMMAR_END),
+                        plain(g, regex_concat(p, thought, close), again));
+    if (s->reasoning == FORMAT_MAY_REASON)
+        node = grammar_fork(g, node,
+                            text_or_call(g, regex_not(p, regex_concat(p, begin, REGEX_ALL)), one,
+                                         then));
+    return rule_of(g, node);
+}
+
+/* The rule of the whole answer. */
+static int compile_answer(struct grammar *g, const struct format_source *s, int32_t *rule,
+                          struct err *e)
+{
+    int32_t one, calls;
+    size_t bytes = 0;
+    int r = 0;
+
+    if (s->kind != FORMAT_NONE && s->calls != FORMAT_MUST_CALL)
+        r = compile(g, s, rule, e);
+    for (size_t i = 0; i < s->n_tools && s->calls != FORMAT_NO_CALLS && r == 0; i++) {
+        bytes += s->tools[i].len;
+        if (s->tools[i].len > FORMAT_MAX_SOURCE || bytes > FORMAT_MAX_SOURCE)
+            r = err_set(e, -E2BIG, "chat.tools: longer than %d bytes", FORMAT_MAX_SOURCE);
+    }
+    if (r == 0 && s->calls != FORMAT_NO_CALLS)
+        r = tool_calls_compile(g, s->tools, s->n_tools, s->called_tool, &one, e);
+    if (r < 0)
+        return r;
+    if (s->calls == FORMAT_MAY_CALL && s->kind == FORMAT_NONE) {
+        *rule = calls_among_text(g, s, one);
+        return 0;
+    }
+    if (s->calls != FORMAT_NO_CALLS) {
+        calls = calls_alone(g, s, one);
+        *rule = s->calls == FORMAT_MUST_CALL
+                    ? calls
+                    : rule_of(g, grammar_fork(g, call(g, *rule, GRAMMAR_END),
+                                              call(g, calls, GRAMMAR_END)));
+    }
+    *rule = with_reasoning(g, s->reasoning, *rule);
+    return 0;
 }
 
 static const char *why(int code)
@@ -128,6 +252,13 @@ static const char *why(int code)
     default:
         return "out of memory";
     }
+}
+
+bool format_is_free(const struct format_source *s)
+{
+    return s->kind == FORMAT_NONE &&
+           (s->calls == FORMAT_NO_CALLS || (s->calls == FORMAT_MAY_CALL && !s->one_call &&
+                                            !tool_calls_are_strict(s->tools, s->n_tools)));
 }
 
 int format_new(struct format **out, const struct format_source *source, const struct vocabulary *v,
@@ -149,9 +280,8 @@ int format_new(struct format **out, const struct format_source *source, const st
         return err_set(e, r, "out of memory");
     }
     f->grammar.lexer.regex.max_work = COMPILE_WORK;
-    r = compile(&f->grammar, source, &rule, e);
+    r = compile_answer(&f->grammar, source, &rule, e);
     if (r == 0) {
-        rule = with_reasoning(&f->grammar, source->reasoning, rule);
         r = grammar_close(&f->grammar, rule, &wrong);
         if (r < 0)
             err_set(e, r, "%s", why(r));

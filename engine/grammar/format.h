@@ -23,23 +23,39 @@ enum format_reasoning {
     FORMAT_IS_BEGUN,   /* … </think> */
 };
 
+/* Whether tools may be called: tool_calls.h. */
+enum format_calls {
+    FORMAT_NO_CALLS,
+    FORMAT_MAY_CALL,  /* with FORMAT_NONE among any text, else in place of the text */
+    FORMAT_MUST_CALL, /* whatever the kind is: nothing but calls */
+};
+
 struct format_source {
     enum format_kind kind;
     enum format_reasoning reasoning;
     struct text text;           /* of JSON_SCHEMA, REGEX, GRAMMAR */
     const struct text *choices; /* [n_choices] */
     size_t n_choices;
+    enum format_calls calls;
+    const struct text *tools; /* [n_tools] */
+    size_t n_tools;
+    struct text called_tool; /* of MUST_CALL: its name; it is called once. Empty: any */
+    bool one_call;           /* one at most */
 };
 
 enum {
-    FORMAT_MAX_SOURCE = 1 << 18, /* bytes of text, or of all choices */
+    FORMAT_MAX_SOURCE = 1 << 18, /* bytes of text, of all choices, or of all tools */
     FORMAT_MAX_BYTES = 32 << 20, /* that a format may take, as far as it is known */
 };
 
 struct format;
 
+/* Whether the source asks for nothing: any text will do, and calls of tools that are not strict. */
+bool format_is_free(const struct format_source *source);
+
 /* The vocabulary must outlive it. -EINVAL: the source is wrong, or no text is allowed; -ENOTSUP: it
- * says what is not supported; -E2BIG: it is too large or too complex; -ENOMEM. */
+ * says what is not supported; -E2BIG: it is too large or too complex; -ENOMEM. Where a tool is why,
+ * the text says so: "chat.tools[2].…". */
 int format_new(struct format **out, const struct format_source *source, const struct vocabulary *v,
                struct err *e);
 void format_free(struct format *f); /* takes NULL */

@@ -1,5 +1,5 @@
 /* json_impl.h - what the files of the schema compiler share: json_schema.c (conjunctions, the
- * center), json_parts.c (arrays and objects), json_rewrite.c (what can be said otherwise),
+ * center), json_arrays.c, json_objects.c, json_rewrite.c (what can be said otherwise),
  * json_refs.c, json_nodes.c, json_numbers.c, json_formats.c, json_validate.c. */
 #ifndef NVLLM_ENGINE_GRAMMAR_JSON_IMPL_H
 #define NVLLM_ENGINE_GRAMMAR_JSON_IMPL_H
@@ -111,6 +111,7 @@ int32_t node_plain(struct compiler *c, int32_t term, int32_t next);
 int32_t node_word(struct compiler *c, const char *text, int32_t next);
 int32_t node_string(struct compiler *c, int32_t term, int32_t next);
 int32_t node_call(struct compiler *c, int32_t rule, int32_t next);
+int32_t node_from(struct compiler *c, int32_t least, int32_t node); /* only from a count on */
 int32_t node_empty(struct compiler *c, int32_t open, char close, int32_t next); /* [] or {} */
 int32_t node_literal(struct compiler *c, const json_t *v, int32_t next);
 int32_t node_any(struct compiler *c); /* the rule of any value */

@@ -6,7 +6,8 @@
 
 #include "engine/grammar/json_impl.h"
 
-enum { MAX_SPACE = 64 };
+/* What printers of JSON write. More would only be a place for a model to get lost in. */
+enum { MAX_NEWLINES = 2, MAX_INDENT = 32 };
 
 int32_t node_plain(struct compiler *c, int32_t term, int32_t next)
 {
@@ -28,6 +29,11 @@ int32_t node_call(struct compiler *c, int32_t rule, int32_t next)
     return grammar_node(c->g, GRAMMAR_OP_CALL, rule, next);
 }
 
+int32_t node_from(struct compiler *c, int32_t least, int32_t node)
+{
+    return least <= 0 ? node : grammar_node(c->g, GRAMMAR_OP_FROM, least, node);
+}
+
 /* A character between white space. */
 static int32_t mark(struct compiler *c, char m, bool before, bool behind_it)
 {
@@ -38,13 +44,19 @@ static int32_t mark(struct compiler *c, char m, bool before, bool behind_it)
     return behind_it ? regex_concat(p, with, c->ws) : with;
 }
 
+int32_t json_space(struct regex_pool *p)
+{
+    static const struct regex_range blanks[] = {{'\t', '\t'}, {' ', ' '}};
+    const int32_t lines = regex_repeat(p, regex_char(p, '\n'), 1, MAX_NEWLINES);
+    const int32_t indent = regex_repeat(p, regex_chars(p, blanks, 2), 0, MAX_INDENT);
+
+    return regex_repeat(p, regex_or2(p, regex_char(p, ' '), regex_concat(p, lines, indent)), 0, 1);
+}
+
 void node_marks(struct compiler *c)
 {
-    static const struct regex_range spaces[] = {{'\t', '\n'}, {'\r', '\r'}, {' ', ' '}};
-    struct regex_pool *p = &c->g->lexer.regex;
-
     c->none = grammar_rule(c->g);
-    c->ws = regex_repeat(p, regex_chars(p, spaces, 3), 0, MAX_SPACE);
+    c->ws = json_space(&c->g->lexer.regex);
     c->open_object = mark(c, '{', false, true);
     c->close_object = mark(c, '}', true, false);
     c->open_array = mark(c, '[', false, true);

@@ -8,7 +8,10 @@
 
 #include "engine/grammar/json_impl.h"
 
-enum { MAX_DIGITS = 400 };
+/* With these no number is beyond a double's range, which many readers of JSON do not take. */
+enum { MAX_WHOLE = 200, MAX_POWER = 2 };
+
+enum { MAX_DIGITS = 400 }; /* of bounds */
 
 /* A bound's magnitude, as decimal digits before and behind the point. */
 struct decimal {
@@ -195,8 +198,10 @@ static int32_t side(struct regex_pool *p, const struct decimal *d, bool above, b
 static int32_t all_numbers(struct regex_pool *p, bool integer, bool exponent)
 {
     const int32_t sign = regex_repeat(p, regex_char(p, '-'), 0, 1);
+    const int32_t more = any_digits(p, 0, MAX_WHOLE - 1), nonzero = digits(p, '1', '9');
+    const int32_t whole = regex_or2(p, regex_char(p, '0'), regex_concat(p, nonzero, more));
     const struct regex_range e[] = {{'E', 'E'}, {'e', 'e'}}, signs[] = {{'+', '+'}, {'-', '-'}};
-    int32_t term = regex_concat(p, sign, any_whole(p)), power;
+    int32_t term = regex_concat(p, sign, whole), power;
 
     if (integer) /* -0 is none that anybody wants */
         return regex_and2(p, term, regex_not(p, text(p, "-0")));
@@ -205,7 +210,7 @@ static int32_t all_numbers(struct regex_pool *p, bool integer, bool exponent)
         return term;
     power = regex_concat(p, regex_chars(p, e, 2),
                          regex_concat(p, regex_repeat(p, regex_chars(p, signs, 2), 0, 1),
-                                      any_digits(p, 1, 3)));
+                                      any_digits(p, 1, MAX_POWER)));
     return regex_concat(p, term, regex_repeat(p, power, 0, 1));
 }
 

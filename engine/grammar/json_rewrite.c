@@ -303,16 +303,38 @@ static void not_object(struct compiler *c, struct ways *w, const json_t *s)
         unknown(w, s, "object", others[i]);
 }
 
+/* An array with an element i that is none of a schema. */
+static void not_element(struct ways *w, size_t i, const json_t *schema)
+{
+    json_t *prefix = json_array();
+
+    for (size_t k = 0; k < i; k++)
+        json_array_append_new(prefix, json_true());
+    json_array_append_new(prefix, no(schema));
+    add_way(w, json_pack("{ss,si,so}", "type", "array", "minItems", (int)i + 1, "prefixItems",
+                         prefix));
+}
+
 static void not_array(struct compiler *c, struct ways *w, const json_t *s)
 {
-    static const char *const others[] = {"items", "prefixItems", "additionalItems",
-                                         "unevaluatedItems"};
-    const json_t *contains = json_object_get(s, "contains");
+    static const char *const others[] = {"minContains", "maxContains", "unevaluatedItems"};
+    const json_t *contains = json_object_get(s, "contains"), *items = json_object_get(s, "items");
+    const json_t *prefix = json_is_array(items) ? items : json_object_get(s, "prefixItems"), *v;
+    const char *rest = json_is_array(items) ? "additionalItems" : "items";
+    size_t i;
 
     not_counted(c, w, s, "array", "minItems", "maxItems");
     if (contains)
         add_way(w, json_pack("{ss,so}", "type", "array", "items", no(contains)));
-    for (size_t i = 0; i < sizeof(others) / sizeof(*others); i++)
+    json_array_foreach(prefix, i, v)
+    {
+        not_element(w, i, v);
+    }
+    if (json_array_size(prefix) > 0)
+        unknown(w, s, "array", rest);
+    else if (items && !json_is_array(items))
+        add_way(w, json_pack("{ss,so}", "type", "array", "contains", no(items)));
+    for (i = 0; i < sizeof(others) / sizeof(*others); i++)
         unknown(w, s, "array", others[i]);
     if (json_is_true(json_object_get(s, "uniqueItems")))
         unknown(w, s, "array", "uniqueItems");

@@ -161,8 +161,7 @@ bool json_counts(const struct compiler *c, const struct member *m)
 }
 
 static const char *const refused[] = {
-    "$dynamicRef", "$recursiveRef", "contains",         "extends",
-    "maxContains", "minContains",   "unevaluatedItems", "unevaluatedProperties",
+    "$dynamicRef", "$recursiveRef", "extends", "unevaluatedItems", "unevaluatedProperties",
 };
 
 static void check_keywords(struct compiler *c, const json_t *schema)
@@ -170,9 +169,6 @@ static void check_keywords(struct compiler *c, const json_t *schema)
     for (size_t i = 0; i < sizeof(refused) / sizeof(*refused); i++)
         if (json_object_get(schema, refused[i]))
             json_refuse(c, -ENOTSUP, refused[i], "is not supported");
-    if (json_is_true(json_object_get(schema, "uniqueItems")) &&
-        json_count(c, schema, "maxItems", REGEX_INFINITE) > 1)
-        json_refuse(c, -ENOTSUP, "uniqueItems", "true is not supported");
 }
 
 /* Adds what a schema refers to, and what else says something of the same instance. */

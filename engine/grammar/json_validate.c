@@ -76,6 +76,31 @@ static bool object_holds(struct compiler *c, const json_t *schema, const json_t 
                : json_holds(c, json_dependencies(c, schema), value);
 }
 
+static bool array_contains(struct compiler *c, const json_t *schema, const json_t *value)
+{
+    const json_t *contains = json_object_get(schema, "contains"), *member;
+    int32_t n = 0;
+    size_t i;
+
+    json_array_foreach(value, i, member)
+    {
+        n += contains && json_holds(c, contains, member);
+    }
+    return !contains || (n >= json_count(c, schema, "minContains", 1) &&
+                         n <= json_count(c, schema, "maxContains", REGEX_INFINITE));
+}
+
+static bool is_unique(struct compiler *c, const json_t *value)
+{
+    const size_t n = json_array_size(value);
+    bool unique = json_step(c, n * n);
+
+    for (size_t i = 0; i < n && unique; i++)
+        for (size_t k = 0; k < i && unique; k++)
+            unique = !json_same(json_array_get(value, i), json_array_get(value, k));
+    return unique;
+}
+
 static bool array_holds(struct compiler *c, const json_t *schema, const json_t *value)
 {
     const json_t *items = json_object_get(schema, "items");
@@ -99,7 +124,8 @@ static bool array_holds(struct compiler *c, const json_t *schema, const json_t *
         if (s && !json_holds(c, s, member))
             return false;
     }
-    return true;
+    return array_contains(c, schema, value) &&
+           (!json_is_true(json_object_get(schema, "uniqueItems")) || is_unique(c, value));
 }
 
 static int count_holding(struct compiler *c, const json_t *schemas, const json_t *value)

@@ -33,6 +33,7 @@ enum { PLAIN, OTHERS, N_TREES };
 /* What is known of a lexer's state: the tokens that stay inside of the text, and the nodes at which
  * it can end with nodes below. */
 struct known {
+    bool has_exits; /* else nobody has asked for them */
     bool all_plain; /* the tokens are all plain ones but less, and more */
     uint32_t *mask; /* in place of more, where these are many */
     int32_t *less, *more, *exits[N_TREES];
@@ -230,9 +231,9 @@ static bool add_range(struct lists *l, int32_t lo, int32_t hi)
            append(&l->ranges, &l->n_ranges, &l->ranges_cap, hi);
 }
 
-/* Lists the tokens and exits of one tree from a state on. */
+/* Lists the tokens of one tree from a state on, and the exits if they are asked for. */
 static bool walk_text(struct lists *out, struct lexer *l, const struct tree *t, int kind,
-                      int32_t from)
+                      int32_t from, bool exits)
 {
     int32_t states[MAX_DEPTH + 1]; /* behind the bytes so far */
     size_t n = 0;
@@ -261,7 +262,7 @@ static bool walk_text(struct lists *out, struct lexer *l, const struct tree *t, 
             ok = add_range(out, t->first[i], t->first[i + 1]);
         for (int32_t k = t->first[i]; kind != PLAIN && k < t->first[i + 1]; k++)
             ok = ok && append(&out->tokens, &out->n_tokens, &out->tokens_cap, t->ids[k]);
-        if (l->states[state].accepts && t->ends[i] > i + 1)
+        if (exits && l->states[state].accepts && t->ends[i] > i + 1)
             ok = ok && append(&out->exits[kind], &out->n_exits[kind], &out->exits_cap[kind], i);
         i = ends ? t->ends[i] : i + 1;
     }
@@ -329,15 +330,16 @@ static void forget(struct known *k)
 }
 
 /* 0 with *k, or a negative errno; *k is to be forgotten in any case. */
-static int learn(struct known *k, struct lexer *l, const struct vocabulary *v, int32_t state)
+static int learn(struct known *k, struct lexer *l, const struct vocabulary *v, int32_t state,
+                 bool exits)
 {
     const size_t words = n_words(v);
     struct lists lists = {0};
     bool ok = true;
 
-    *k = (struct known){0};
+    *k = (struct known){.has_exits = exits};
     for (int kind = 0; ok && kind < N_TREES; kind++)
-        ok = walk_text(&lists, l, &v->trees[kind], kind, state);
+        ok = walk_text(&lists, l, &v->trees[kind], kind, state, exits);
     ok = ok && take_ranges(k, &lists, &v->trees[PLAIN]);
     for (int kind = 0; ok && kind < N_TREES; kind++) {
         k->n_exits[kind] = lists.n_exits[kind];
@@ -363,7 +365,12 @@ static size_t known_bytes(const struct vocabulary *v, const struct known *k)
            (k->mask ? 4 * n_words(v) : 0);
 }
 
-static int look_up(struct masks *m, const struct known **out, int32_t state)
+static bool is_known(const struct masks *m, int32_t state, bool exits)
+{
+    return m->of_state[state] != 0 && (!exits || m->known[m->of_state[state] - 1].has_exits);
+}
+
+static int look_up(struct masks *m, const struct known **out, int32_t state, bool exits)
 {
     struct lexer *l = &m->g->lexer;
     const size_t had = m->of_state_cap;
@@ -378,12 +385,12 @@ static int look_up(struct masks *m, const struct known **out, int32_t state)
             return -ENOMEM;
         memset(m->of_state + had, 0, (m->of_state_cap - had) * sizeof(*m->of_state));
     }
-    if (m->of_state[state] == 0) {
+    if (!is_known(m, state, exits)) {
         if (m->bytes > m->max_bytes)
             return -E2BIG;
         if (!array_reserve(&m->known, &m->known_cap, m->n_known + 1, sizeof(*m->known)))
             return -ENOMEM;
-        r = learn(&m->known[m->n_known], l, m->v, state);
+        r = learn(&m->known[m->n_known], l, m->v, state, exits);
         if (r < 0) {
             forget(&m->known[m->n_known]);
             return r;
@@ -404,7 +411,7 @@ static bool learn_free(struct vocabulary *v)
 
     if (ok) {
         state = lexer_step(&l, lexer_begin(&l, REGEX_ALL, LEXER_JSON), '"');
-        ok = lexer_is_free(&l, state) && learn(&v->free, &l, v, state) == 0;
+        ok = lexer_is_free(&l, state) && learn(&v->free, &l, v, state, true) == 0;
     }
     lexer_deinit(&l);
     return ok;
@@ -521,14 +528,16 @@ static void add_known(struct masks *m, uint32_t *mask, const struct known *k)
 
 static int add_way(struct masks *m, uint32_t *mask, struct grammar_way w)
 {
+    const struct grammar_frame *f = &m->g->frames[w.frame];
+    const bool is_last = f->node == GRAMMAR_END && f->below < 0; /* nothing comes behind the text */
     const struct known *k;
     int32_t behind;
-    int r = look_up(m, &k, w.state);
+    int r = look_up(m, &k, w.state, !is_last);
 
     if (r < 0)
         return r;
     add_known(m, mask, k);
-    if (k->n_exits[PLAIN] + k->n_exits[OTHERS] == 0)
+    if (is_last || k->n_exits[PLAIN] + k->n_exits[OTHERS] == 0)
         return 0;
     behind = grammar_resume(m->g, w.frame);
     if (behind == GRAMMAR_DEAD || grammar_is_over(m->g, behind))

@@ -9,10 +9,12 @@
 
 #define TAG(name, s) static const struct text name = {s, sizeof(s) - 1}
 
-TAG(think, "<think>");
-TAG(think_end, "</think>");
-TAG(tool_call, "<tool_call>");
-TAG(tool_call_end, "</tool_call>");
+TAG(think, ANSWER_TAG_THINK);
+TAG(think_end, ANSWER_TAG_THINK_END);
+TAG(tool_call, ANSWER_TAG_CALL);
+TAG(tool_call_end, ANSWER_TAG_CALL_END);
+TAG(arguments_name, "arguments\"");
+TAG(arguments_escaped, "arguments\\\""); /* in a string of the template */
 
 static bool contains(struct text text, struct text tag)
 {
@@ -23,7 +25,9 @@ struct answer_format answer_format_of(struct text chat_template)
 {
     return (struct answer_format){
         .reasoning = contains(chat_template, think_end),
-        .tool_calls = contains(chat_template, tool_call_end),
+        .tool_calls =
+            contains(chat_template, tool_call_end) &&
+            (contains(chat_template, arguments_name) || contains(chat_template, arguments_escaped)),
     };
 }
 
@@ -59,10 +63,6 @@ void answer_parser_init(struct answer_parser *p, struct answer_format format, bo
 }
 
 /* ---- looking for tags */
-
-/* Templates put one or two newlines before a tag; a model may put spaces before the first. With
- * these limits little is held back, and read again. */
-enum { MOST_NEWLINES = 2, MOST_SPACES = 16 };
 
 static size_t skip_spaces(struct text held, size_t at)
 {
@@ -139,7 +139,7 @@ static size_t leading_newlines(struct answer_parser *p, struct text held)
 static struct answer_part next_at_start(struct answer_parser *p, struct text held, bool end)
 {
     const size_t at = skip_spaces(held, 0);
-    const enum match m = at > MOST_SPACES ? MATCH_NO : match(held, at, think);
+    const enum match m = at > ANSWER_MOST_SPACES ? MATCH_NO : match(held, at, think);
 
     if (m == MATCH_YES)
         return pass(p, ANSWER_IN_REASONING, held, at + think.len);
@@ -163,7 +163,7 @@ static struct answer_part next_before(struct answer_parser *p, enum answer_part_
         *at = held.len;
     p->at = until = *at;
     if (m == MATCH_YES || !end)
-        while (until && *at - until < MOST_NEWLINES && held.data[until - 1] == '\n')
+        while (until && *at - until < ANSWER_MOST_NEWLINES && held.data[until - 1] == '\n')
             until--;
     if (m != MATCH_YES)
         *at = held.len;
@@ -317,10 +317,10 @@ static size_t skip_value(struct text json, size_t at)
     }
 }
 
-/* The text of an object's member. The object is valid. */
-static bool find_member(struct text json, struct text key, struct text *value)
+/* Counts the members of an object, which is valid, and sets *value to the text of one of them. */
+static size_t find_member(struct text json, struct text key, struct text *value)
 {
-    size_t at = skip_spaces(json, 1); /* behind the brace */
+    size_t at = skip_spaces(json, 1), n = 0; /* behind the brace */
 
     while (at < json.len && json.data[at] == '"') {
         const size_t end = skip_string(json, at);
@@ -331,11 +331,11 @@ static bool find_member(struct text json, struct text key, struct text *value)
         at = skip_spaces(json, to + 1); /* a comma, if more follows */
         while (is_space(json.data[to - 1]))
             to--;
-        *value = (struct text){json.data + from, to - from};
         if (name.len == key.len && memcmp(name.data, key.data, key.len) == 0)
-            return true;
+            *value = (struct text){json.data + from, to - from};
+        n++;
     }
-    return false;
+    return n;
 }
 
 int answer_read_call(struct text json, char **name, size_t *name_len, struct text *arguments)
@@ -345,17 +345,21 @@ int answer_read_call(struct text json, char **name, size_t *name_len, struct tex
     struct err why;
     json_t *call;
     int r = json_parse(&call, "tool call", json.data, json.len,
-                       JSON_REJECT_DUPLICATES | JSON_DECODE_INT_AS_REAL | JSON_ALLOW_NUL, &why);
+                       JSON_DECODE_INT_AS_REAL | JSON_ALLOW_NUL, &why);
 
     if (r < 0)
         return r == -ENOMEM ? r : -EINVAL;
     given = json_object_get(call, "name");
-    *arguments = (struct text){"{}", 2};
+    *arguments = (struct text){NULL, 0};
+    /* Fewer members than it has as a text: two have the same name. */
     if (!json_is_string(given) || !json_string_length(given) ||
         strlen(json_string_value(given)) != json_string_length(given) ||
-        (json_object_get(call, key.data) &&
-         (!json_is_object(json_object_get(call, key.data)) || !find_member(json, key, arguments))))
+        find_member(json, key, arguments) != json_object_size(call) ||
+        !arguments->data != !json_object_get(call, key.data) ||
+        (arguments->data && *arguments->data != '{'))
         r = -EINVAL;
+    if (!arguments->data)
+        *arguments = (struct text){"{}", 2};
     if (r == 0) {
         *name_len = json_string_length(given);
         *name = strndup(json_string_value(given), *name_len);

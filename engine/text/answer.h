@@ -18,12 +18,24 @@
 
 #include "engine/util/text.h"
 
+#define ANSWER_TAG_THINK     "<think>"
+#define ANSWER_TAG_THINK_END "</think>"
+#define ANSWER_TAG_CALL      "<tool_call>"
+#define ANSWER_TAG_CALL_END  "</tool_call>"
+
+/* With these limits little is held back, and read again. */
+enum {
+    ANSWER_MOST_SPACES = 16,  /* that a model may put before the first tag */
+    ANSWER_MOST_NEWLINES = 2, /* that templates put before the others */
+};
+
 /* Which tags a model uses. */
 struct answer_format {
     bool reasoning, tool_calls;
 };
 
-/* Those that occur in its chat template. */
+/* Those that occur in its chat template. Tool calls count only where it has "arguments" as a name
+ * of JSON: some models write other things between these tags. */
 struct answer_format answer_format_of(struct text chat_template);
 
 /* Whether a rendered prompt ends inside reasoning: then the answer has no opening tag. */

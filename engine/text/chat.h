@@ -52,6 +52,10 @@ struct chat {
     size_t n_messages;
     const struct text *tools; /* [n_tools] one JSON object each */
     size_t n_tools;
+    /* Of the answer, not of the prompt: */
+    bool must_call;               /* it is nothing but calls */
+    struct text called_tool;      /* then: the name of the one to call; empty: any */
+    bool one_call;                /* one at most */
     const struct text *documents; /* [n_documents] one JSON object each */
     size_t n_documents;
     struct text kwargs; /* a JSON object of more variables, chat_template_kwargs; or empty */

@@ -289,7 +289,7 @@ class Case(unittest.TestCase):
         tools. --module is nvllm-echo.so."""
         own = json.loads((MODEL / "tokenizer_config.json").read_text())["chat_template"]
         template = self.temporary_folder() / "template.jinja"
-        template.write_text(own + "{# <tool_call> </tool_call> #}")
+        template.write_text(own + '{# <tool_call> {"name": …, "arguments": …} </tool_call> #}')
         return Daemon(f"backend.module={config.module}", f"model.chat_template={template}",
                       *options, backend="cuda", **others)
 

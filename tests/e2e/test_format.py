@@ -350,8 +350,8 @@ class Refusals(SharedDaemon):
         for format_, field, message in (
                 (schema({"properties": {"a": {"items": {"unevaluatedItems": False}}}}), object_,
                  "$.properties.a[0].unevaluatedItems"),
-                (schema({"properties": {"a": {"contains": {}}}}), object_,
-                 "$.properties.a.contains"),
+                (schema({"properties": {"a": {"uniqueItems": True}}}), object_,
+                 "$.properties.a.uniqueItems"),
                 (schema({"$ref": "http://example.com/x"}), object_, "$.$ref"),
                 ({"regex": r"(a)\1"}, regex, "position"),
                 ({"regex": r"a\bc"}, regex, "position"),
@@ -507,7 +507,7 @@ class Offline(Case):
             json.dumps({"schema": PERSON, "texts": ['{"name": "x", "age": 130}',
                                                     '{"age": 1, "name": "x"}', '{"name": "x"}']}),
             json.dumps({"regex": "a+b?", "texts": ["a", "aab", "", "b", "ab\n"]}),
-            json.dumps({"schema": {"contains": {}}, "texts": ["1"]}),
+            json.dumps({"schema": {"uniqueItems": True}, "texts": ["1"]}),
             "not JSON",
             json.dumps({"texts": ["1"]}),
             json.dumps({"regex": "a", "texts": ["a", 3]}),
@@ -516,7 +516,7 @@ class Offline(Case):
         self.assertEqual(out[0], {"supported": True, "accepted": [True, False, False]})
         self.assertEqual(out[1], {"supported": True, "accepted": [True, True, False, False, False]})
         self.assertIs(out[2]["supported"], False)
-        self.assertIn("$.contains", out[2]["reason"])
+        self.assertIn("$.uniqueItems", out[2]["reason"])
         for i in 3, 4, 5:
             self.assertEqual(out[i]["error"]["code"], "invalid")
         self.assertEqual(out[6], {"supported": True, "accepted": [True, False, True]})

@@ -259,10 +259,10 @@ class Fields(Shared):
 
     def test_refused_by_name(self):
         """What would lose its meaning; with a value that asks for nothing it is taken."""
-        values = {"tool_choice": "required", "guided_whitespace_pattern": " ?",
+        values = {"guided_whitespace_pattern": " ?",
                   "functions": [{"name": "f"}], "function_call": "auto", "echo": True,
                   "suffix": "x", "use_beam_search": True, "prompt_logprobs": 1,
-                  "parallel_tool_calls": False, "modalities": ["text", "audio"], "audio": {"a": 1},
+                  "modalities": ["text", "audio"], "audio": {"a": 1},
                   "chat_template": "{{ x }}", "bad_words": ["x"], "allowed_token_ids": [1],
                   "truncate_prompt_tokens": 5, "continue_final_message": True,
                   "add_special_tokens": True,
@@ -271,7 +271,7 @@ class Fields(Shared):
             self.assertEqual(self.gateway.chat("Hi", max_tokens=1, **{name: value}).error,
                              (400, "unsupported_parameter", name))
         neutral = {"tool_choice": "auto", "response_format": {"type": "text"}, "functions": [],
-                   "echo": False, "suffix": "", "guided_json": None, "parallel_tool_calls": True,
+                   "echo": False, "suffix": "", "guided_json": None, "parallel_tool_calls": False,
                    "guided_regex": "", "guided_choice": [], "structured_outputs": {"grammar": ""},
                    "modalities": ["text"], "metadata": {"a": "b"}, "store": True, "best_of": 1,
                    "reasoning_effort": "low", "some_field_of_next_year": [1]}

@@ -1,6 +1,7 @@
 /* fuzz_format.c - a response format as a stranger may write it: a letter that says its kind (s, r
- * or g), and its text. It is refused, or every way into its texts can be gone on with: tokens that
- * the mask has lead to places from which others go on, or where the text may end. */
+ * or g), and its text; or t or c and a tool, which may or must be called. It is refused, or every
+ * way into its texts can be gone on with: tokens that the mask has lead to places from which others
+ * go on, or where the text may end. */
 #include <errno.h>
 #include <string.h>
 
@@ -68,17 +69,26 @@ static void walk(struct format *f, const uint8_t *data, size_t size)
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     struct format_source source = {.kind = FORMAT_JSON_SCHEMA};
+    struct text text;
     struct format *f;
     struct err e = {""};
 
     if (size < 2)
         return 0;
     load();
+    text = (struct text){(const char *)data + 1, size - 1};
     if (data[0] == 'r')
         source.kind = FORMAT_REGEX;
     else if (data[0] == 'g')
         source.kind = FORMAT_GRAMMAR;
-    source.text = (struct text){(const char *)data + 1, size - 1};
+    source.text = text;
+    if (data[0] == 't' || data[0] == 'c')
+        source = (struct format_source){
+            .calls = data[0] == 't' ? FORMAT_MAY_CALL : FORMAT_MUST_CALL,
+            .reasoning = (enum format_reasoning)(size % 3),
+            .tools = &text,
+            .n_tools = 1,
+        };
     if (format_new(&f, &source, vocabulary, &e) < 0) {
         FUZZ_CHECK(*e.text);
         return 0;
@@ -88,10 +98,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     return 0;
 }
 
-/* A schema stays JSON. */
+/* A schema or tool stays JSON. */
 size_t LLVMFuzzerCustomMutator(uint8_t *data, size_t size, size_t max_size, unsigned int seed)
 {
-    if (size > 1 && data[0] == 's' && seed % 4)
+    if (size > 1 && strchr("stc", data[0]) && data[0] && seed % 4)
         return 1 + json_mutate(data + 1, size - 1, max_size - 1, seed / 4);
     return LLVMFuzzerMutate(data, size, max_size);
 }

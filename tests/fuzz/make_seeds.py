@@ -43,7 +43,8 @@ def requests():
         {"role": "tool", "content": "42", "name": "add", "tool_call_id": "c1"}],
         "documents": ['{"title": "Sums"}'], "chat_template_kwargs": '{"mood": [1, "x"]}',
         "tools": ['{"type": "function", "function": {"name": "add", "parameters": {}}}'],
-        "enable_thinking": False, "add_generation_prompt": True}
+        "enable_thinking": False, "add_generation_prompt": True,
+        "tool_choice": "TOOL_CHOICE_REQUIRED", "called_tool": b"add", "parallel_tool_calls": False}
     frame = wire.frame
     write(folder("request"),
           prompt=frame(1, generate={"prompt": "Hello<|im_end|> wörld\0\n", "max_tokens": 5,

@@ -1,11 +1,16 @@
 #!/usr/bin/env python3
 """Random response formats and texts, decided by other programs: the oracle of engine/grammar.
 
-format_oracle.py --n N [--seed S] NVLLMD MODEL            regular expressions beside Python's re
-format_oracle.py --n N [--seed S] --schemas NVLLMD MODEL  JSON Schemas beside jsonschema
+format_oracle.py --n N [--seed S] NVLLMD MODEL             regular expressions beside Python's re
+format_oracle.py --n N [--seed S] --pcre2 NVLLMD MODEL     the same beside PCRE2
+format_oracle.py --n N [--seed S] --grammars NVLLMD MODEL  grammars beside the recogniser below
+format_oracle.py --n N [--seed S] --schemas NVLLMD MODEL   JSON Schemas beside jsonschema
 
-N is how many formats; each is tried with some 20 texts. Exits with 77 where jsonschema is missing."""
+N is how many formats; each is tried with some 20 texts. Exits with 77 where the other program is
+missing."""
 import argparse
+import ctypes
+import ctypes.util
 import json
 import random
 import re
@@ -13,6 +18,7 @@ import signal
 import subprocess
 import sys
 import warnings
+import weakref
 
 try:
     from re import _parser as parser
@@ -150,22 +156,71 @@ def too_slow(*_):
     raise TooSlow
 
 
-def matches(compiled, text):
-    """re may take time that is exponential."""
-    signal.signal(signal.SIGALRM, too_slow)
-    signal.setitimer(signal.ITIMER_REAL, 0.2)
-    try:
-        return bool(compiled.fullmatch(text))
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
+def python_re(expression):
+    compiled = re.compile(expression, re.ASCII)
+
+    def matches(text):
+        """re may take time that is exponential."""
+        signal.signal(signal.SIGALRM, too_slow)
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        try:
+            return bool(compiled.fullmatch(text))
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+
+    return matches
 
 
-def regex_cases(r):
+class Pcre2:
+    """PCRE2's library. The numbers are those of its header: UTF, \\u as in ECMA-262 (ALT_BSUX), and
+    NO_START_OPTIMIZE, without which 10.42 overlooks what begins with a group of {0} in (?=…)."""
+    OPTIONS = 0x80000 | 2 | 0x10000
+    ANCHORED, ENDANCHORED, NOMATCH = 1 << 31, 1 << 29, -1
+
+    def __init__(self):
+        name = ctypes.util.find_library("pcre2-8")
+        if not name:
+            print("PCRE2 is not installed")
+            sys.exit(77)
+        lib = ctypes.CDLL(name)
+        size, place = ctypes.c_size_t, ctypes.c_void_p
+        self.compile, self.match = lib.pcre2_compile_8, lib.pcre2_match_8
+        self.free, self.free_match = lib.pcre2_code_free_8, lib.pcre2_match_data_free_8
+        self.match_data = lib.pcre2_match_data_create_from_pattern_8
+        self.compile.restype = self.match_data.restype = place
+        self.compile.argtypes = [ctypes.c_char_p, size, ctypes.c_uint32, place, place, place]
+        self.match.argtypes = [place, ctypes.c_char_p, size, size, ctypes.c_uint32, place, place]
+        self.match_data.argtypes = [place, place]
+        self.free.argtypes = self.free_match.argtypes = [place]
+
+    def __call__(self, expression):
+        code, position = ctypes.c_int(), ctypes.c_size_t()
+        source = expression.encode()
+        compiled = self.compile(source, len(source), self.OPTIONS, ctypes.byref(code),
+                                ctypes.byref(position), None)
+        if not compiled:
+            raise re.error(f"PCRE2: {code.value}")
+
+        def matches(text):
+            data = self.match_data(compiled, None)
+            subject = text.encode()
+            n = self.match(compiled, subject, len(subject), 0, self.ANCHORED | self.ENDANCHORED, data,
+                           None)
+            self.free_match(data)
+            if n < self.NOMATCH:
+                raise TooSlow
+            return n >= 0
+
+        weakref.finalize(matches, self.free, compiled)
+        return matches
+
+
+def regex_cases(r, compile_):
     while True:
         expression = ahead(r) + Regex(r).text
         python = to_python(expression)
         try:
-            compiled = re.compile(python, re.ASCII)
+            matches = compile_(python)
         except (re.error, OverflowError):
             continue
         texts = {"", "a"}
@@ -174,9 +229,151 @@ def regex_cases(r):
             texts |= {text[:40], mutate(r, text[:40])}
         texts = sorted(texts)
         try:
-            yield {"regex": expression, "texts": texts}, [matches(compiled, t) for t in texts]
+            yield {"regex": expression, "texts": texts}, [matches(t) for t in texts]
         except TooSlow:
             continue
+
+
+# ---- grammars
+#
+# An expression is a text, a set of characters, a rule's name, a sequence or a union of expressions, or
+# one that is repeated.
+
+SIGNS = 'ab"\\é\n-]'
+SETS = ["[a-c]", "[^a]", "[ab\\n]", "[\\]\\\\]", "[é-í]", "[^\\x61-\\x63\\n]", "."]
+
+
+def some_expression(r, rules, depth):
+    kind = r.randrange(12) if depth > 0 else r.randrange(7)
+    if kind < 3:
+        return ("text", "".join(r.choice(SIGNS) for _ in range(r.randrange(4))))
+    if kind == 3:
+        return ("set", r.choice(SETS))
+    if kind < 7:
+        return ("rule", r.choice(rules))
+    if kind == 7:
+        return ("repeat", some_expression(r, rules, depth - 1),
+                *r.choice([(0, None), (1, None), (0, 1), (2, 2), (1, 3), (2, None), (0, 2)]))
+    parts = [some_expression(r, rules, depth - 1) for _ in range(r.randrange(1, 4))]
+    return ("union" if kind == 8 else "sequence", parts)
+
+
+def some_grammar(r):
+    """Most rules begin with a text, for what begins with itself is refused."""
+    rules = ["root", *(f"r-{i}" for i in range(r.randrange(4)))]
+    grammar = {}
+    for name in rules:
+        body = [("sequence", [("text", r.choice("ab\\"))] * (r.random() < 0.6) +
+                 [some_expression(r, rules, 3)]) for _ in range(r.randrange(1, 4))]
+        grammar[name] = ("union", body)
+    return grammar
+
+
+def gbnf(e):
+    kind, what, *bounds = e
+    if kind == "text":
+        escapes = {'"': '\\"', "\\": "\\\\", "\n": "\\n"}
+        return '"' + "".join(escapes.get(c, c) for c in what) + '"'
+    if kind in ("set", "rule"):
+        return what
+    if kind == "repeat":
+        low, high = bounds
+        op = {(0, None): "*", (1, None): "+", (0, 1): "?"}.get((low, high))
+        return gbnf(what) + (op or f"{{{low}}}" if low == high else
+                             op or f"{{{low},{'' if high is None else high}}}")
+    return "(" + (" | " if kind == "union" else " ").join(map(gbnf, what)) + ")"
+
+
+class LeftRecursive(Exception):
+    pass
+
+
+class Recogniser:
+    """Which beginnings of the rest of a text each expression takes: by trying all, once each."""
+
+    def __init__(self, grammar, text):
+        self.grammar, self.text = grammar, text
+        self.known = {}  # (expression, start): its ends; None: under way
+
+    def accepts(self):
+        return len(self.text) in self.ends(("rule", "root"), 0)
+
+    def ends(self, e, at):
+        key = (id(e) if e[0] != "rule" else e[1], at)
+        if key not in self.known:
+            self.known[key] = None
+            self.known[key] = self.look(e, at)
+        elif self.known[key] is None:
+            raise LeftRecursive
+        return self.known[key]
+
+    def all_ends(self, e, starts):
+        return set().union(*(self.ends(e, i) for i in starts))
+
+    def look(self, e, at):
+        kind, what, *bounds = e
+        if kind == "text":
+            return {at + len(what)} if self.text.startswith(what, at) else set()
+        if kind == "set":
+            one = at < len(self.text) and re.match(what, self.text[at], re.DOTALL)
+            return {at + 1} if one else set()
+        if kind == "rule":
+            return self.ends(self.grammar[what], at)
+        if kind == "union":
+            return set().union(*(self.ends(x, at) for x in what))
+        reached = {at}
+        if kind == "sequence":
+            for x in what:
+                reached = self.all_ends(x, reached)
+            return reached
+        low, high = bounds
+        for _ in range(low):
+            reached = self.all_ends(what, reached)
+        every, n = set(reached), low
+        while reached and (high is None or n < high):
+            reached = self.all_ends(what, reached) - every
+            every |= reached
+            n += 1
+        return every
+
+
+def spell_grammar(r, grammar, e, depth=8):
+    """A text of an expression, cut where it is too deep."""
+    kind, what, *bounds = e
+    if kind == "text":
+        return what
+    if kind == "set":
+        return r.choice([c for c in SIGNS + "cíê" if re.match(what, c, re.DOTALL)])
+    if kind == "rule":
+        return spell_grammar(r, grammar, grammar[what], depth - 1) if depth else ""
+    if kind == "union":
+        return spell_grammar(r, grammar, r.choice(what), depth)
+    if kind == "sequence":
+        parts = what
+    else:
+        low, high = bounds
+        parts = [what] * r.randrange(low, (low + 2 if high is None else high) + 1)
+    out = ""
+    for x in parts:
+        if len(out) < 30:
+            out += spell_grammar(r, grammar, x, depth)
+    return out
+
+
+def grammar_cases(r):
+    while True:
+        grammar = some_grammar(r)
+        texts = {""}
+        for _ in range(14):
+            text = spell_grammar(r, grammar, ("rule", "root"))[:30]
+            texts |= {text, mutate(r, text)}
+        texts = sorted(texts)
+        try:
+            wanted = [Recogniser(grammar, t).accepts() for t in texts]
+        except (LeftRecursive, RecursionError):  # the other: it is too deep for Python
+            continue
+        source = "".join(f"{name} ::= {gbnf(e)}\n" for name, e in grammar.items())
+        yield {"grammar": source, "texts": texts}, wanted
 
 
 # ---- JSON Schemas
@@ -226,6 +423,12 @@ def some_schema(r, depth=3):
             s["minItems"] = r.randrange(3)
         if r.random() < 0.4:
             s["maxItems"] = r.randrange(1, 4)
+        if r.random() < 0.25:
+            s["contains"] = some_schema(r, depth - 1)
+        if r.random() < 0.2:
+            s["uniqueItems"] = True
+            s["items"] = r.choice([{"enum": r.sample(VALUES, r.randrange(1, 5))}, {"type": "boolean"},
+                                   s.get("items", True)])
         return s
     if kind == 11:
         return {r.choice(["anyOf", "oneOf", "allOf"]):
@@ -298,7 +501,7 @@ def in_order(s, v):
         return True
     if not isinstance(s, dict):
         return all(in_order(True, x) for x in (v.values() if isinstance(v, dict) else v))
-    if any(k in s for k in ("anyOf", "oneOf", "allOf", "not", "if", "dependentRequired")):
+    if any(k in s for k in ("anyOf", "oneOf", "allOf", "not", "if", "dependentRequired", "contains")):
         return None
     if "const" in s or "enum" in s:
         # A value is written as the schema has it.
@@ -345,6 +548,10 @@ def schema_cases(r):
 
 # ---- comparing
 
+def format_of(case):
+    return next(json.dumps(value) for name, value in case.items() if name != "texts")
+
+
 def decide(nvllmd, model, cases):
     done = subprocess.run([nvllmd, "schema", "--model", model, "--jsonl"], capture_output=True,
                           input="".join(json.dumps(c) + "\n" for c, _ in cases).encode(), check=False)
@@ -358,7 +565,8 @@ def main():
     p = argparse.ArgumentParser()
     p.add_argument("--n", type=int, default=2000)
     p.add_argument("--seed", type=int, default=1)
-    p.add_argument("--schemas", action="store_true")
+    for kind in "schemas", "grammars", "pcre2":
+        p.add_argument("--" + kind, action="store_true")
     p.add_argument("nvllmd")
     p.add_argument("model")
     a = p.parse_args()
@@ -369,7 +577,8 @@ def main():
             print("jsonschema is not installed")
             sys.exit(77)
     r = random.Random(a.seed)
-    source = schema_cases(r) if a.schemas else regex_cases(r)
+    source = (schema_cases(r) if a.schemas else grammar_cases(r) if a.grammars else
+              regex_cases(r, Pcre2() if a.pcre2 else python_re))
     n_texts = n_accepted = n_refused = n_wrong = 0
     reasons = {}
     for start in range(0, a.n, BATCH):
@@ -391,11 +600,10 @@ def main():
                 n_accepted += is_wanted
                 if is_wanted != is_got:
                     n_wrong += 1
-                    kind = "schema" if a.schemas else "regex"
-                    print(f"{json.dumps(case[kind])} with {json.dumps(text)}: accepted {is_got}, "
-                          f"should be {is_wanted}")
+                    print(f"{format_of(case)} with {json.dumps(text)}: accepted {is_got}, should be "
+                          f"{is_wanted}")
     for what, (n, case) in sorted(reasons.items(), key=lambda x: -x[1][0])[:10]:
-        print(f"refused {n}: {what}: {json.dumps(case.get('regex', case.get('schema')))[:200]}")
+        print(f"refused {n}: {what}: {format_of(case)[:200]}")
     print(f"{a.n} formats, {n_refused} refused; {n_texts} texts, {n_accepted} to be accepted; "
           f"{n_wrong} differences")
     sys.exit(1 if n_wrong else 0)

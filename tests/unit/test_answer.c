@@ -201,8 +201,13 @@ TEST(format_is_that_of_the_template)
     struct answer_format f = answer_format_of(str("{{ '<think>' }} … split('</think>')"));
 
     ck_assert(f.reasoning && !f.tool_calls);
-    f = answer_format_of(str("<tool_call>…</tool_call>"));
+    f = answer_format_of(str("<tool_call>{\"name\": …, \"arguments\": …}</tool_call>"));
     ck_assert(!f.reasoning && f.tool_calls);
+    f = answer_format_of(
+        str("{{ \"<tool_call>{\\\"name\\\": …, \\\"arguments\\\": …}</tool_call>\" }}"));
+    ck_assert(f.tool_calls);
+    f = answer_format_of(str("<tool_call><function={{ f.name }}>{{ f.arguments }}</tool_call>"));
+    ck_assert(!f.tool_calls);
     f = answer_format_of((struct text){NULL, 0});
     ck_assert(!f.reasoning && !f.tool_calls);
     ck_assert(answer_is_begun(str("<|im_start|>assistant\n<think>\n")));

@@ -153,6 +153,9 @@ TEST(chat_arrives)
     chat.n_tools = 1;
     chat.documents = documents;
     chat.n_documents = 2;
+    chat.tool_choice = NVLLM_TOOLS_REQUIRED;
+    chat.called_tool = nvllm_str("f");
+    chat.parallel_tool_calls = NVLLM_OFF;
     chat.chat_template_kwargs = (struct nvllm_text){"{\"b\":1}", 7};
     chat.enable_thinking = NVLLM_OFF;
     nvllm_request_init(&r);
@@ -169,6 +172,9 @@ TEST(chat_arrives)
     ck_assert_uint_eq(c->messages[3]->name.len, 3);
     ck_assert_uint_eq(c->messages[3]->tool_call_id.len, 2);
     ck_assert(c->n_documents == 2 && c->documents[0].len == 7);
+    ck_assert(c->has_tool_choice && c->has_parallel_tool_calls && !c->parallel_tool_calls);
+    ck_assert_int_eq(c->tool_choice, NVLLM__V1__TOOL_CHOICE__TOOL_CHOICE_REQUIRED);
+    ck_assert(c->called_tool.len == 1 && *c->called_tool.data == 'f');
     ck_assert_uint_eq(c->chat_template_kwargs.len, 7);
     ck_assert_uint_eq(c->n_tools, 1);
     ck_assert(c->has_enable_thinking && !c->enable_thinking);

@@ -129,6 +129,47 @@ TEST(wrong_formats_are_named)
     ck_assert_ptr_null(reading.wanted);
 }
 
+/* What OpenAI's interface has; anything else is refused. */
+TEST(tool_choices_are_read)
+{
+    static const struct {
+        const char *json;
+        enum nvllm_tool_choice choice;
+        const char *tool;
+    } rows[] = {
+        {"\"auto\"", NVLLM_TOOLS_AUTO, ""},
+        {"\"none\"", NVLLM_TOOLS_NONE, ""},
+        {"\"required\"", NVLLM_TOOLS_REQUIRED, ""},
+        {"{\"type\": \"function\", \"function\": {\"name\": \"f\"}}", NVLLM_TOOLS_REQUIRED, "f"},
+    };
+    static const char *const wrong[] = {
+        "1",
+        "\"any\"",
+        "{}",
+        "{\"function\": {\"name\": \"f\"}}",
+        "{\"type\": \"function\"}",
+        "{\"type\": \"function\", \"function\": {\"name\": \"\"}}",
+        "{\"type\": \"allowed_tools\", \"function\": {\"name\": \"f\"}}",
+    };
+    struct nvllm_chat chat;
+
+    for (int i = 0; i < N(rows); i++) {
+        nvllm_chat_init(&chat);
+        source = json_loads(rows[i].json, JSON_DECODE_ANY, NULL);
+        ck_assert(format_read_tool_choice(&reading, &chat, "tool_choice", source));
+        ck_assert_int_eq(chat.tool_choice, rows[i].choice);
+        ck_assert_uint_eq(chat.called_tool.len, strlen(rows[i].tool));
+        end();
+    }
+    for (int i = 0; i < N(wrong); i++) {
+        source = json_loads(wrong[i], JSON_DECODE_ANY, NULL);
+        ck_assert(!format_read_tool_choice(&reading, &chat, "tool_choice", source));
+        ck_assert_str_eq(reading.where, "tool_choice");
+        ck_assert_ptr_nonnull(reading.wanted);
+        end();
+    }
+}
+
 /* A number keeps its value, and in the digits that it was written with if these are few. */
 TEST(numbers_are_dumped_as_they_were_written)
 {

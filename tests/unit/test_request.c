@@ -501,6 +501,46 @@ TEST(chats_are_checked)
     ck_refused("chat.chat_template_kwargs");
 }
 
+/* Which calls an answer may have: of tools that there are. */
+TEST(tool_choices_are_checked)
+{
+    Nvllm__V1__Chat chat = NVLLM__V1__CHAT__INIT;
+    Nvllm__V1__Message m = NVLLM__V1__MESSAGE__INIT, *mp = &m;
+    ProtobufCBinaryData tool = {2, (uint8_t *)"{}"};
+
+    g.input_case = NVLLM__V1__GENERATE__INPUT_CHAT;
+    g.chat = &chat;
+    m.role = (char *)"user";
+    chat.messages = &mp;
+    chat.tools = &tool;
+    chat.n_messages = chat.n_tools = 1;
+    ck_assert_int_eq(build(), 0);
+    ck_assert(!r.chat->must_call && !r.chat->one_call);
+    chat.has_tool_choice = chat.has_parallel_tool_calls = true;
+    chat.tool_choice = NVLLM__V1__TOOL_CHOICE__TOOL_CHOICE_REQUIRED;
+    ck_assert_int_eq(build(), 0);
+    ck_assert(r.chat->must_call && r.chat->one_call);
+    chat.has_called_tool = true;
+    ck_refused("chat.called_tool");
+    chat.called_tool = (ProtobufCBinaryData){1, (uint8_t *)"\x80"};
+    ck_refused("chat.called_tool");
+    chat.called_tool.data = (uint8_t *)"f";
+    ck_assert_int_eq(build(), 0);
+    ck_assert_uint_eq(r.chat->called_tool.len, 1);
+    chat.tool_choice = NVLLM__V1__TOOL_CHOICE__TOOL_CHOICE_AUTO;
+    ck_refused("chat.called_tool");
+    chat.has_called_tool = false;
+    chat.called_tool.len = 0;
+    chat.tool_choice = NVLLM__V1__TOOL_CHOICE__TOOL_CHOICE_NONE;
+    ck_assert_int_eq(build(), 0);
+    ck_assert_uint_eq(r.chat->n_tools, 0);
+    chat.tool_choice = (Nvllm__V1__ToolChoice)3;
+    ck_refused("chat.tool_choice");
+    chat.tool_choice = NVLLM__V1__TOOL_CHOICE__TOOL_CHOICE_REQUIRED;
+    chat.n_tools = 0;
+    ck_refused("chat.tool_choice");
+}
+
 /* Texts and ids of the tokenizer's operations. */
 TEST(tokenizer_operations_are_checked)
 {

@@ -425,6 +425,8 @@ class Client:
         return self._generate(frame, dict(parameters))
 
     def chat(self, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Json] = (),
+             tool_choice: "Union[str, Mapping[str, Any], None]" = None,
+             parallel_tool_calls: Optional[bool] = None,
              documents: Sequence[Json] = (),
              chat_template_kwargs: Optional[Json] = None,
              add_generation_prompt: Optional[bool] = None, enable_thinking: Optional[bool] = None,
@@ -433,11 +435,14 @@ class Client:
 
         Messages have role and content, and may have reasoning_content, tool_calls, name and
         tool_call_id, as in OpenAI's interface. The model's reasoning and its calls of tools come apart
-        from the text."""
+        from the text. The arguments of a tool whose function has "strict": true are an instance of its
+        parameters; tool_choice is "auto", "none", "required" or {"type": "function", "function":
+        {"name": NAME}}; without parallel_tool_calls there is one call at most."""
         frame = ClientFrame()
         set_chat(frame.generate.chat, messages, tools, documents, chat_template_kwargs,
                   {"add_generation_prompt": add_generation_prompt,
-                   "enable_thinking": enable_thinking})
+                   "enable_thinking": enable_thinking,
+                   "parallel_tool_calls": parallel_tool_calls}, tool_choice)
         return self._generate(frame, dict(parameters))
 
     def _generate(self, frame: Any, parameters: Dict[str, Any]) -> Stream:

@@ -130,8 +130,23 @@ def _set_message(out: Any, message: Any, path: str) -> None:
             raise InvalidError(f"{field}: there is no such field", field=field)
 
 
+def _set_tool_choice(out: Any, value: Any) -> None:
+    """A word, or the tool to call as OpenAI's interface has it."""
+    field = "chat.tool_choice"
+    if isinstance(value, Mapping):
+        name = _mapping(value.get("function"), field + ".function").get("name")
+        out.called_tool = to_bytes(name, field + ".function.name")
+        value = "required"
+    names = out.DESCRIPTOR.fields_by_name["tool_choice"].enum_type.values_by_name
+    try:
+        out.tool_choice = names["TOOL_CHOICE_" + value.upper()].number
+    except (KeyError, AttributeError):
+        raise InvalidError(f"{field}: {value!r} is not one of auto, none, required and a mapping "
+                           "with a function", field=field) from None
+
+
 def set_chat(out: Any, messages: Any, tools: Any, documents: Any, kwargs: Any,
-              switches: Mapping[str, Optional[bool]]) -> None:
+              switches: Mapping[str, Optional[bool]], tool_choice: Any = None) -> None:
     out.SetInParent()
     for i, message in enumerate(messages):
         _set_message(out.messages.add(), message, f"chat.messages[{i}]")
@@ -143,6 +158,8 @@ def set_chat(out: Any, messages: Any, tools: Any, documents: Any, kwargs: Any,
     for name, value in switches.items():
         if value is not None:
             _set(out, name, value, "chat.")
+    if tool_choice is not None:
+        _set_tool_choice(out, tool_choice)
 
 
 def _set_priority(out: Any, value: Any) -> None:

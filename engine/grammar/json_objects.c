@@ -1,4 +1,4 @@
-/* json_parts.c - arrays and objects of a conjunction of schemas. */
+/* json_objects.c - objects of a conjunction of schemas. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,109 +10,6 @@ enum {
     MAX_PATTERNS = 5, /* of patternProperties that may apply to one name */
     MAX_NESTED = 64,  /* schemas in whose order properties come */
 };
-
-/* A node that goes on only from a count on. */
-static int32_t from(struct compiler *c, int32_t least, int32_t node)
-{
-    return least <= 0 ? node : grammar_node(c->g, GRAMMAR_OP_FROM, least, node);
-}
-
-/* ---- arrays */
-
-/* The schema of element i of one member; NULL: any value. */
-static const json_t *element(const json_t *s, size_t i)
-{
-    const json_t *items = json_object_get(s, "items"), *prefix = json_object_get(s, "prefixItems");
-
-    if (json_is_array(items))
-        return i < json_array_size(items) ? json_array_get(items, i)
-                                          : json_object_get(s, "additionalItems");
-    return i < json_array_size(prefix) ? json_array_get(prefix, i) : items;
-}
-
-static int32_t element_rule(struct compiler *c, const struct conjunction *all, size_t i)
-{
-    const json_t *schemas[MAX_MEMBERS];
-    const size_t path = json_enter(c, "[%zu]", i);
-    size_t n = 0;
-    int32_t rule;
-
-    for (size_t k = 0; k < all->n; k++) {
-        const json_t *s =
-            json_counts(c, &all->members[k]) ? element(all->members[k].schema, i) : NULL;
-
-        if (s)
-            schemas[n++] = s;
-    }
-    rule = json_compile_all(c, schemas, n);
-    json_leave(c, path);
-    return rule;
-}
-
-int32_t json_array_node(struct compiler *c, const struct conjunction *all)
-{
-    struct grammar *g = c->g;
-    int32_t min = 0, max = REGEX_INFINITE, node, close, more, empty;
-    size_t n_prefix = 0, n;
-
-    for (size_t k = 0; k < all->n; k++) {
-        const json_t *s = all->members[k].schema;
-        const json_t *items = json_object_get(s, "items");
-        const json_t *prefix = json_is_array(items) ? items : json_object_get(s, "prefixItems");
-        const int32_t lo = json_counts(c, &all->members[k]) ? json_count(c, s, "minItems", 0) : 0;
-        const int32_t hi = json_counts(c, &all->members[k])
-                               ? json_count(c, s, "maxItems", REGEX_INFINITE)
-                               : REGEX_INFINITE;
-
-        min = lo > min ? lo : min;
-        max = hi < max ? hi : max;
-        if (json_array_size(prefix) > n_prefix && json_counts(c, &all->members[k]))
-            n_prefix = json_array_size(prefix);
-    }
-    if (n_prefix > (size_t)max)
-        n_prefix = (size_t)max;
-    /* The count is that of all elements, as far as bounds ask for it. */
-    n = max != REGEX_INFINITE ? (size_t)max : (size_t)min;
-    for (size_t i = 0; i <= n_prefix && i < (size_t)max; i++)
-        if (element_rule(c, all, i) == c->none) /* no array is longer */
-            max = (int32_t)i;
-    n_prefix = n_prefix > (size_t)max ? (size_t)max : n_prefix;
-    if (min > max)
-        return GRAMMAR_DEAD;
-    close = from(c, min, node_plain(c, c->close_array, GRAMMAR_END));
-    /* Behind an element: the end, or a comma and one more, which comes back here. */
-    node = grammar_node(g, GRAMMAR_OP_FORK, close, close);
-    if (node == GRAMMAR_DEAD)
-        return node;
-    if ((size_t)max > n_prefix) {
-        more = node_call(c, element_rule(c, all, n_prefix),
-                         grammar_node(g, GRAMMAR_OP_RAISE, (int32_t)n, node));
-        more = node_plain(c, c->comma, more);
-        if (max != REGEX_INFINITE)
-            more = grammar_node(g, GRAMMAR_OP_BELOW, max, more);
-        if (more == GRAMMAR_DEAD)
-            return more;
-        g->nodes[node].a = more;
-    }
-    empty = min == 0 ? node_empty(c, c->open_array, ']', GRAMMAR_END) : GRAMMAR_DEAD;
-    if (max == 0)
-        return empty;
-    if (n_prefix > 0 && (size_t)min > n_prefix) /* one more must be there */
-        node = node_plain(c, c->comma,
-                          node_call(c, element_rule(c, all, n_prefix),
-                                    grammar_node(g, GRAMMAR_OP_RAISE, (int32_t)n, node)));
-    for (size_t i = n_prefix ? n_prefix : 1; i-- > 0;) {
-        node = node_call(c, element_rule(c, all, i),
-                         grammar_node(g, GRAMMAR_OP_RAISE, (int32_t)n, node));
-        if (i > 0)
-            node = node_plain(c, c->comma, node);
-        if (i > 0 && i >= (size_t)min) /* or the array ends before it */
-            node = grammar_fork(g, node, close);
-    }
-    return grammar_fork(g, node_plain(c, c->open_array, node), empty);
-}
-
-/* ---- objects */
 
 /* A name that properties of members have, in order. */
 struct property {
@@ -365,7 +262,7 @@ static int32_t below(struct compiler *c, const struct object *o, int32_t room, i
 static int32_t build_object(struct compiler *c, const struct conjunction *all, struct object *o)
 {
     struct grammar *g = c->g;
-    const int32_t close = from(c, o->min, node_plain(c, c->close_object, GRAMMAR_END));
+    const int32_t close = node_from(c, o->min, node_plain(c, c->close_object, GRAMMAR_END));
     const int32_t most = o->max != REGEX_INFINITE ? o->max : o->min;
     int32_t later = grammar_node(g, GRAMMAR_OP_FORK, close, close), first, others;
     int32_t required = 0; /* of the properties behind */
@@ -394,8 +291,8 @@ static int32_t build_object(struct compiler *c, const struct conjunction *all, s
             later = second;
         } else {
             first = grammar_fork(g, below(c, o, room, take),
-                                 first == GRAMMAR_DEAD ? first : from(c, least, first));
-            later = grammar_fork(g, below(c, o, room, second), from(c, least, later));
+                                 first == GRAMMAR_DEAD ? first : node_from(c, least, first));
+            later = grammar_fork(g, below(c, o, room, second), node_from(c, least, later));
         }
     }
     if (required > o->max || o->max == 0)
