@@ -558,6 +558,10 @@ struct nvllm_status {
     size_t n_ranks;                /* that have a device each; 0: all share one */
     const struct nvllm_rank *const *ranks;
     uint32_t embedding_dim; /* values of an embedding; 0: the model makes none */
+    /* Computed ahead since the start, see scheduler.speculation in nvllmd.conf(5); and of these,
+     * those that became output tokens. */
+    uint64_t draft_tokens;
+    uint64_t accepted_tokens;
 };
 
 enum nvllm_code nvllm_get_status(struct nvllm_client *client, int timeout_ms,
