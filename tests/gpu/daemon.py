@@ -16,6 +16,7 @@ from pathlib import Path
 
 import clients
 import device
+import drafts
 import ranks
 import speed
 import stress
@@ -248,6 +249,7 @@ PARTS["million"] = tiers.million
 PARTS["sleep"] = tiers.sleep
 PARTS["conversations"] = tiers.conversations
 PARTS["invariant"] = speed.invariant
+PARTS["drafts"] = drafts.drafts
 
 
 def main():
