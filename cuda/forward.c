@@ -401,11 +401,16 @@ static int prefill_offloaded(const struct pass *p, const struct attn *a)
     return a->layer + 2 < f->config->n_layers ? fetch_old(p, a->layer + 2) : 0;
 }
 
-/* Prompts are normed, rotated and stored by rope_store(); decodes in the attention kernel. */
+/* Prompts are normed, rotated and stored by rope_store(); decodes in the attention kernel, which
+ * reads keys of earlier steps before the kernel ahead of it ends. So keys of drafts are stored
+ * first, and then it waits. */
 static int attention(const struct pass *p, const struct layer_weights *w, int layer)
 {
     const struct forward *f = p->f;
     const int n_decodes = p->s->n_decodes, n_prompts = p->s->n_tokens - n_decodes;
+    const int n_drafted = p->s->n_drafted;
+    const struct launch decode = {f->launch->stream, f->launch->chained && n_drafted == 0,
+                                  f->launch->n_sms};
     const struct attn a = {.out = f->attn,
                            .q = f->qkv,
                            .q_stride = qkv_dim(f),
@@ -419,10 +424,15 @@ static int attention(const struct pass *p, const struct layer_weights *w, int la
     int r;
 
     if (n_prompts > 0 && (r = cuda_check(rope_store(f->launch, f->qkv, &rope, &f->kv, layer, p->v,
-                                                    n_decodes, n_prompts, f->config->n_heads),
+                                                    n_decodes, n_prompts, f->config->n_heads, true),
                                          "rope_store", p->e)) < 0)
         return r;
-    if (p->s->n_items > 0 && (r = cuda_check(attn_decode(f->launch, &a, &rope, p->v, f->partial,
+    if (n_drafted > 0 &&
+        (r = cuda_check(rope_store(f->launch, f->qkv, &rope, &f->kv, layer, p->v,
+                                   n_decodes - n_drafted, n_drafted, f->config->n_heads, false),
+                        "rope_store", p->e)) < 0)
+        return r;
+    if (p->s->n_items > 0 && (r = cuda_check(attn_decode(&decode, &a, &rope, p->v, f->partial,
                                                          f->counters, p->s->n_items),
                                              "attn_decode", p->e)) < 0)
         return r;

@@ -114,14 +114,14 @@ static void describe_chunk(struct forward_shape *shape, const struct rank *b,
                            const struct batch *batch, const struct step_view *view,
                            const char *packed)
 {
-    const int seq = batch->n_decodes, shift = b->forward.kv.block_shift;
+    const int seq = batch->n_decodes + batch->n_drafted, shift = b->forward.kv.block_shift;
     const int32_t *starts =
         (const int32_t *)(const void *)(packed +
                                         ((const char *)view->table_start - b->step_memory));
     const int first = batch_positions(batch)[batch_q_start(batch)[seq]];
 
     must(batch->n_seqs == seq + 1);
-    shape->chunk_table = view->tables + starts[seq];
+    shape->chunk_table = view->tables + starts[batch_decode_rows(batch)];
     shape->chunk_old = first >> shift;
     shape->chunk_blocks = (batch_kv_len(batch)[seq] + (1 << shift) - 1) >> shift;
     must(shape->chunk_blocks <= b->forward.ring.max_blocks);
@@ -176,7 +176,8 @@ static int enqueue_step(struct rank *b, const struct batch *batch, int slot, str
                           "launching a graph", e);
     /* The first step of a size runs eagerly, which loads its kernels; then it is captured. */
     shape = (struct forward_shape){.n_tokens = n_tokens,
-                                   .n_decodes = graph ? size : batch->n_decodes,
+                                   .n_decodes = graph ? size : batch_decode_rows(batch),
+                                   .n_drafted = batch_decode_rows(batch) - batch->n_decodes,
                                    .n_rows = graph ? size : batch->n_rows,
                                    .n_items = counts->n_items,
                                    .n_tiles = counts->n_tiles,
@@ -185,7 +186,7 @@ static int enqueue_step(struct rank *b, const struct batch *batch, int slot, str
                                    .n_sums = batch->n_sums,
                                    .sums = b->slots[slot].sums,
                                    .logits_only = masks};
-    for (int i = batch->n_decodes; i < batch->n_seqs; i++)
+    for (int i = batch->n_decodes + batch->n_drafted; i < batch->n_seqs; i++)
         if (batch_kv_len(batch)[i] > shape.max_kv_len)
             shape.max_kv_len = batch_kv_len(batch)[i];
     if (step_chunk_is_offloaded(&b->limits, batch))
@@ -208,7 +209,8 @@ int rank_submit(struct rank *b, const struct batch *batch, int slot, struct err 
     int r = cuda_check(cudaSetDevice(b->device.id), "choosing the device", e);
 
     must(batch->n_tokens >= 0 && batch->n_tokens <= b->limits.max_tokens);
-    must(batch->n_seqs > 0 ? batch->n_seqs <= b->options.max_seqs && b->gemm : b->host != NULL);
+    must(batch->n_seqs > 0 ? step_n_seqs(batch) <= b->options.max_seqs && b->gemm
+                           : b->host != NULL);
     must(batch->n_rows <= b->options.max_seqs && batch->n_updates <= b->options.max_seqs &&
          batch->n_sums <= b->options.max_seqs);
     must(batch->n_copies == 0 || b->host);

@@ -61,15 +61,32 @@ int step_most_seqs(const struct step_limits *l)
     return n / 16 * 16;
 }
 
+int step_n_seqs(const struct batch *b)
+{
+    return batch_decode_rows(b) + b->n_seqs - b->n_decodes - b->n_drafted;
+}
+
+/* The first sequence of the batch that has a chunk. */
+static int first_chunk(const struct batch *b)
+{
+    return b->n_decodes + b->n_drafted;
+}
+
+/* The keys of a decode's or draft's row. */
+static int keys_of(const struct batch *b, int row)
+{
+    return row < b->n_decodes ? batch_kv_len(b)[row] : batch_positions(b)[row] + 1;
+}
+
 struct step_room step_room_of(const struct step_limits *l, const struct batch *b)
 {
     struct step_room r = {.n_tokens = b->n_tokens,
-                          .n_seqs = b->n_seqs,
-                          .n_items = step_max_items(l, b->n_decodes),
+                          .n_seqs = step_n_seqs(b),
+                          .n_items = step_max_items(l, batch_decode_rows(b)),
                           .n_rows = b->n_rows,
                           .n_sums = b->n_sums};
 
-    for (int i = b->n_decodes; i < b->n_seqs; i++)
+    for (int i = first_chunk(b); i < b->n_seqs; i++)
         r.n_tiles += ceil_div(batch_q_start(b)[i + 1] - batch_q_start(b)[i], ATTN_TILE);
     return r;
 }
@@ -158,13 +175,14 @@ static int plan_runs(struct attn_item *items, const int32_t *table_start,
 {
     int left = 0, share = 0, room = 0, n_runs = 0, n_partial = 0, last = 0;
     int n = l->target_items; /* where items go that do not begin a run */
+    const int n_decodes = batch_decode_rows(b);
 
-    for (int i = 0; i < b->n_decodes; i++)
-        left += ceil_div(batch_kv_len(b)[i], ATTN_UNIT);
-    for (int i = 0; i < b->n_decodes; i++) {
-        const int n_units = ceil_div(batch_kv_len(b)[i], ATTN_UNIT);
+    for (int i = 0; i < n_decodes; i++)
+        left += ceil_div(keys_of(b, i), ATTN_UNIT);
+    for (int i = 0; i < n_decodes; i++) {
+        const int n_units = ceil_div(keys_of(b, i), ATTN_UNIT);
         const int split_units =
-            l->invariant ? ceil_div(split_length(l, 0, batch_kv_len(b)[i]), ATTN_UNIT) : 0;
+            l->invariant ? ceil_div(split_length(l, 0, keys_of(b, i)), ATTN_UNIT) : 0;
         int at[ATTN_MAX_SPLITS], n_items = 0;
 
         for (int unit = 0; unit < n_units; n_items++) {
@@ -188,12 +206,12 @@ static int plan_runs(struct attn_item *items, const int32_t *table_start,
                 (struct attn_item){.seq = i,
                                    .begin = unit * ATTN_UNIT,
                                    .end = unit + take < n_units ? (unit + take) * ATTN_UNIT
-                                                                : batch_kv_len(b)[i],
+                                                                : keys_of(b, i),
                                    .split = (uint8_t)(split_units ? unit / split_units : n_items),
                                    .units = (uint16_t)(split_units ? split_units : take),
                                    .partial = n_partial,
                                    .table = table_start[i],
-                                   .kv_len = batch_kv_len(b)[i]};
+                                   .kv_len = keys_of(b, i)};
             unit += take;
             room -= take;
             left -= take;
@@ -211,10 +229,11 @@ static int plan_runs(struct attn_item *items, const int32_t *table_start,
  * as leave no block without one. */
 static int splits_per_block(const struct step_limits *l, const struct batch *b)
 {
+    const int n_decodes = batch_decode_rows(b);
     int n = 0;
 
-    for (int i = 0; i < b->n_decodes; i++)
-        n += ceil_div(batch_kv_len(b)[i], split_length(l, 0, batch_kv_len(b)[i]));
+    for (int i = 0; i < n_decodes; i++)
+        n += ceil_div(keys_of(b, i), split_length(l, 0, keys_of(b, i)));
     n = ceil_div(n, l->target_items);
     return n < INVARIANT_SPLITS ? n : INVARIANT_SPLITS;
 }
@@ -224,17 +243,18 @@ static int splits_per_block(const struct step_limits *l, const struct batch *b)
 static int plan_splits(struct attn_item *items, const int32_t *table_start,
                        const struct step_limits *l, int64_t total, const struct batch *b)
 {
+    const int n_decodes = batch_decode_rows(b);
     const int per_block = l->invariant ? splits_per_block(l, b) : 1;
     int at[SIZE_CLASSES + 1] = {0};
     int n_partial = 0, longest = 1;
 
-    for (int i = 0; i < b->n_decodes; i++) {
-        const int length = split_length(l, total, batch_kv_len(b)[i]) * per_block;
+    for (int i = 0; i < n_decodes; i++) {
+        const int length = split_length(l, total, keys_of(b, i)) * per_block;
 
         longest = length > longest ? length : longest;
     }
-    for (int i = 0; i < b->n_decodes; i++) {
-        const int kv_len = batch_kv_len(b)[i], length = split_length(l, total, kv_len) * per_block;
+    for (int i = 0; i < n_decodes; i++) {
+        const int kv_len = keys_of(b, i), length = split_length(l, total, kv_len) * per_block;
         const int n_whole = kv_len / length;
 
         at[size_class(length, longest) + 1] += n_whole;
@@ -243,9 +263,9 @@ static int plan_splits(struct attn_item *items, const int32_t *table_start,
     }
     for (int i = 1; i <= SIZE_CLASSES; i++)
         at[i] += at[i - 1]; /* where class i begins */
-    must(at[SIZE_CLASSES] <= step_max_items(l, b->n_decodes));
-    for (int i = 0; i < b->n_decodes; i++) {
-        const int kv_len = batch_kv_len(b)[i], split_keys = split_length(l, total, kv_len);
+    must(at[SIZE_CLASSES] <= step_max_items(l, n_decodes));
+    for (int i = 0; i < n_decodes; i++) {
+        const int kv_len = keys_of(b, i), split_keys = split_length(l, total, kv_len);
         const int n_splits = ceil_div(kv_len, split_keys), length = split_keys * per_block;
 
         must(n_splits <= ATTN_MAX_SPLITS);
@@ -272,11 +292,12 @@ static int plan_splits(struct attn_item *items, const int32_t *table_start,
 static int plan_items(struct attn_item *items, const int32_t *table_start,
                       const struct step_limits *l, const struct batch *b)
 {
+    const int n_decodes = batch_decode_rows(b);
     int64_t total = 0;
 
-    for (int i = 0; i < b->n_decodes; i++)
-        total += batch_kv_len(b)[i];
-    return l->target_items + b->n_decodes <= step_max_items(l, b->n_decodes) &&
+    for (int i = 0; i < n_decodes; i++)
+        total += keys_of(b, i);
+    return l->target_items + n_decodes <= step_max_items(l, n_decodes) &&
                    total >= (int64_t)RUN_KEYS * l->target_items &&
                    total <= (int64_t)LONG_SPLIT * l->target_items
                ? plan_runs(items, table_start, l, b)
@@ -285,8 +306,8 @@ static int plan_items(struct attn_item *items, const int32_t *table_start,
 
 bool step_chunk_is_offloaded(const struct step_limits *l, const struct batch *b)
 {
-    return b->n_offloaded > 0 && b->n_seqs > b->n_decodes &&
-           batch_block_table(b)[(size_t)b->n_decodes * (size_t)b->max_blocks] >= l->n_blocks;
+    return b->n_offloaded > 0 && b->n_seqs > first_chunk(b) &&
+           batch_block_table(b)[(size_t)first_chunk(b) * (size_t)b->max_blocks] >= l->n_blocks;
 }
 
 static int plan_tiles(struct attn_tile *tiles, const int32_t *table_start,
@@ -295,14 +316,15 @@ static int plan_tiles(struct attn_tile *tiles, const int32_t *table_start,
     const bool offloaded = step_chunk_is_offloaded(l, b);
     int n = 0;
 
-    for (int i = b->n_decodes; i < b->n_seqs; i++) {
+    table_start += batch_decode_rows(b);
+    for (int i = first_chunk(b); i < b->n_seqs; i++, table_start++) {
         const int rows = batch_q_start(b)[i + 1] - batch_q_start(b)[i];
 
         for (int at = 0; at < rows; at += ATTN_TILE)
             tiles[n++] = (struct attn_tile){.row0 = batch_q_start(b)[i] + at,
                                             .n_rows = rows - at < ATTN_TILE ? rows - at : ATTN_TILE,
                                             .position = batch_kv_len(b)[i] - rows + at,
-                                            .table = offloaded ? 0 : table_start[i],
+                                            .table = offloaded ? 0 : *table_start,
                                             .kv_len = batch_kv_len(b)[i]};
     }
     return n;
@@ -341,17 +363,25 @@ static void fill(void *to, const void *from, int n, size_t size)
         memcpy(to, from, (size_t)n * size);
 }
 
-/* Block tables one after another without their unused ends; returns the number of entries. */
-static int pack_tables(int32_t *tables, int32_t *starts, const struct step_limits *l,
+/* Block tables one after another without their unused ends, and the keys and the table of each
+ * sequence as kernels know it; returns the number of entries. */
+static int pack_tables(const struct step_view *v, const struct step_limits *l,
                        const struct batch *b)
 {
-    int n = 0;
+    int32_t *tables = (int32_t *)v->tables, *starts = (int32_t *)v->table_start;
+    int32_t *kv_len = (int32_t *)v->kv_len;
+    int n = 0, n_seqs = 0;
 
     for (int i = 0; i < b->n_seqs; i++) {
         const int n_blocks = ceil_div(batch_kv_len(b)[i], l->block_len);
+        const bool drafted = i >= b->n_decodes && i < first_chunk(b);
+        const int end = drafted ? batch_q_start(b)[i + 1] : n_seqs + 1;
 
         must(batch_kv_len(b)[i] > 0 && n_blocks <= b->max_blocks && n_blocks <= l->max_blocks);
-        starts[i] = n;
+        for (; n_seqs < end; n_seqs++) {
+            starts[n_seqs] = n;
+            kv_len[n_seqs] = drafted ? keys_of(b, n_seqs) : batch_kv_len(b)[i];
+        }
         fill(tables + n, batch_block_table(b) + (size_t)i * (size_t)b->max_blocks, n_blocks,
              sizeof(*tables));
         n += n_blocks;
@@ -393,9 +423,7 @@ size_t step_pack(char *host, struct step_view *on_device, const char *device,
     int n_bias = 0;
 
     pack_tokens(&v, r, b);
-    fill((int32_t *)v.kv_len, batch_kv_len(b), b->n_seqs, sizeof(int32_t));
-    (void)take(&at, pack_tables((int32_t *)v.tables, (int32_t *)v.table_start, l, b),
-               sizeof(*v.tables));
+    (void)take(&at, pack_tables(&v, l, b), sizeof(*v.tables));
     pack_rows((struct sampler_row *)v.rows, b);
     fill((struct batch_sum *)v.sums, batch_sums(b), b->n_sums, sizeof(*v.sums));
     v.sets = take(&at, b->n_updates, sizeof(*v.sets));
@@ -410,8 +438,8 @@ size_t step_pack(char *host, struct step_view *on_device, const char *device,
     }
     *(struct step_counts *)v.counts = (struct step_counts){
         .n_tokens = b->n_tokens,
-        .n_seqs = b->n_seqs,
-        .n_decodes = b->n_decodes,
+        .n_seqs = step_n_seqs(b),
+        .n_decodes = batch_decode_rows(b),
         .n_rows = b->n_rows,
         .n_items = plan_items((struct attn_item *)v.items, v.table_start, l, b),
         .n_tiles = plan_tiles((struct attn_tile *)v.tiles, v.table_start, l, b),

@@ -1,8 +1,9 @@
 /* step.h - a step's metadata as the device wants it: one block of memory, one copy, with the plan
  * of attention's split-KV work items.
  *
- * Where arrays lie depends on the counts alone, so a captured graph of n rows finds them in their
- * places. One thread a rank. */
+ * Kernels know a row of drafts as a decode: a sequence of its own, with the table of the one that
+ * it belongs to. Where arrays lie depends on the counts alone, so a captured graph of n rows finds
+ * them in their places. One thread a rank. */
 #ifndef NVLLM_CUDA_STEP_H
 #define NVLLM_CUDA_STEP_H
 
@@ -23,6 +24,9 @@ struct step_limits {
 
 /* Tokens of a sequence at most: an attn_item counts units. */
 enum { STEP_MAX_LEN = UINT16_MAX * ATTN_UNIT };
+
+/* Sequences as kernels know them: a decode or draft each, then those with chunks. */
+int step_n_seqs(const struct batch *b);
 
 /* How many of each a step has room for; at least what it has. */
 struct step_room {

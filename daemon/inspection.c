@@ -70,7 +70,13 @@ static const char *why_waiting(const struct inspect_report *r, struct sources *f
     char *text = from->text;
     int n;
 
-    if (r->why == INSPECT_WHY_RUNS)
+    if (r->why == INSPECT_WHY_RUNS && q->draft_tokens > 0)
+        n = snprintf(text, size,
+                     "it is running: %d of %d prompt tokens computed, %d tokens generated; %d of "
+                     "%d drafts were right",
+                     q->computed_tokens, q->prompt_tokens, q->generated_tokens, q->accepted_tokens,
+                     q->draft_tokens);
+    else if (r->why == INSPECT_WHY_RUNS)
         n = snprintf(text, size,
                      "it is running: %d of %d prompt tokens computed, %d tokens generated",
                      q->computed_tokens, q->prompt_tokens, q->generated_tokens);

@@ -107,6 +107,9 @@ static const struct option table[] = {
      "a sequence preempted this many times is the last of its priority to be preempted again"},
     {"scheduler.max_step_ms", KIND_INT, AT(max_step_ms), 0, 3600000, NULL, "50",
      "milliseconds that a step with prompts and running answers should take; 0: no limit"},
+    {"scheduler.speculation", KIND_CHOICE, AT(speculation), 0, 0, "off|auto", "auto",
+     "compute several tokens of an answer in one step where earlier text shows what is likely to "
+     "come; auto: where it is faster"},
     {"scheduler.shares", KIND_SHARES, AT(shares), 0, 0, NULL, "",
      "users whose share of the service is not the default, 100: USER:SHARE, separated by spaces"},
     {"cpu.threads", KIND_INT, AT(cpu_threads), 0, 1024, NULL, "0",

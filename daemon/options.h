@@ -146,6 +146,7 @@ struct options {
     int64_t max_seq_len;
     int64_t max_preemptions;
     int64_t max_step_ms;
+    int64_t speculation;
     struct shares shares;
     int64_t cpu_threads;
     int64_t tokenizer_threads;

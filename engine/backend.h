@@ -92,7 +92,7 @@ struct backend_info {
     uint64_t block_bytes;   /* of one block, all layers, on all devices */
     enum kv_dtype kv_dtype; /* never AUTO */
     bool masks;             /* wanted rows may have one */
-    bool drafts;            /* sequences may have several wanted rows */
+    bool drafts;            /* sequences may have drafts */
     int32_t sum_dim;        /* hidden_dim where it sums hidden states, as batches may ask; else 0 */
     bool copies;            /* blocks may be copied between the tiers that there are */
     bool offloads;          /* sequences may have their blocks in the host tier, all of them; */

@@ -93,8 +93,11 @@ const char *batch_check(const struct batch *b, size_t n)
 
     if (n < sizeof(*b) || b->bytes != n)
         return "batch: cut short";
-    if (b->version != BATCH_VERSION)
+    if (b->version != BATCH_VERSION || b->unused != 0)
         return "batch: of another version";
+    if (b->n_seqs < 0 || b->n_decodes < 0 || b->n_drafted < 0 || b->n_decodes > b->n_seqs ||
+        b->n_drafted > b->n_seqs - b->n_decodes)
+        return "batch: more decodes and drafts than sequences";
     if (b->n_masks < 0 || b->n_masks > b->n_rows)
         return "batch: more masks than rows";
     head = *b;

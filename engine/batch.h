@@ -4,9 +4,9 @@
  * that reaches out of it, so ranks and followers can be told a step by one broadcast. The accessors
  * below give the arrays; batch_layout() lays a batch out, batch_check() checks one received.
  *
- * Sequences with one row that continue a generation (decodes) come first. Prefill chunks and
- * sequences with draft tokens follow. A decode whose next token is known already, computed again
- * after a preemption, is not sampled from.
+ * Sequences with one row that continue a generation (decodes) come first, then sequences with draft
+ * tokens, then prefill chunks. A decode whose next token is known already, computed again after a
+ * preemption, is not sampled from.
  *
  * Two steps are in flight: step n + 1 is submitted before step n has been read back, so a decode
  * row may name what step n sampled instead of a token id. A sequence that turns out to have ended
@@ -17,9 +17,10 @@
  * have one, and the masks themselves come when the step before has been committed, while the device
  * computes: see mask() in backend.h.
  *
- * Drafts: a sequence may have several wanted rows, which are consecutive: that of its last
- * committed token and those of the draft tokens after it. The backend samples each wanted row for
- * itself with its own counter; the core accepts the drafts that equal what was sampled before them.
+ * Drafts: a sequence may have several rows that are all wanted: that of its last committed token
+ * and those of the draft tokens after it. The backend computes each as it would compute a decode,
+ * to the bit where it promises that a batch changes nothing, and samples it with its own counter;
+ * the core accepts the drafts that equal what was sampled before them.
  * A sequence whose sampling needs history (penalties) never has drafts: a backend may count each
  * sampled token at once.
  *
@@ -43,7 +44,7 @@
 
 #include "engine/sampling.h"
 
-enum { BATCH_VERSION = 5 };
+enum { BATCH_VERSION = 6 };
 
 /* Where the bytes of a KV block may lie. A block id names a place within one tier; in block tables
  * and slots the host tier's ids follow those of the device, as backend_info counts them. */
@@ -104,13 +105,15 @@ struct batch {
     int32_t n_tokens;    /* rows of this step */
     int32_t n_seqs;      /* sequences with rows in this step */
     int32_t n_decodes;   /* the first n_decodes sequences have one row each */
-    int32_t n_rows;      /* rows that are sampled from; at most max_seqs, drafts included */
+    int32_t n_drafted;   /* the next n_drafted have draft tokens: two rows or more, all wanted */
+    int32_t n_rows;      /* rows sampled from; sequences and drafts are at most max_seqs */
     int32_t n_updates;   /* sampler states to set first */
     int32_t max_blocks;  /* width of block_table */
     int32_t n_history, n_bias, n_stop_ids; /* of all updates */
     int32_t n_masks;                       /* of the rows */
     int32_t n_copies;
-    int32_t n_sums; /* at most max_seqs; 0 where the backend has none */
+    int32_t n_sums;  /* at most max_seqs; 0 where the backend has none */
+    uint32_t unused; /* 0 */
     uint64_t tokens_at, positions_at, slots_at, q_start_at, kv_len_at, block_table_at, rows_at;
     uint64_t updates_at, history_at, bias_at, stop_ids_at, copies_at, sums_at;
 };
@@ -153,6 +156,12 @@ BATCH_ARRAY(struct batch_copy, copies)      /* [n_copies] */
 BATCH_ARRAY(struct batch_sum, sums)         /* [n_sums] in order of row */
 /* clang-format on */
 #undef BATCH_ARRAY
+
+/* Rows of decodes and of sequences with drafts, which come first. */
+static inline int32_t batch_decode_rows(const struct batch *b)
+{
+    return b->n_drafted ? batch_q_start(b)[b->n_decodes + b->n_drafted] : b->n_decodes;
+}
 
 /* [u->n_history] */
 static inline const int32_t *batch_history(const struct batch *b, const struct sampler_update *u)

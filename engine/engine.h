@@ -37,6 +37,7 @@ struct engine_options {
     int32_t max_step_ms; /* what a step with prompts aims at, see step_cost.h; 0: any */
     bool prefix_cache;
     bool share_all;
+    bool speculate;                            /* drafts, where the backend takes them */
     uint8_t cache_secret[PREFIX_CACHE_SECRET]; /* of cache_secret_load() */
     uint64_t disk_bytes;                       /* of KV blocks on disk; 0: none */
     const char *disk_folder;                   /* with disk_bytes */

@@ -15,7 +15,9 @@ enum {
     MAX_KEPT = 64,
     WORN_BYTES = 8 << 20, /* of a format that new requests do not share: it has learnt enough */
     KEPT_BYTES = 128 << 20,
+    MAX_DRAFTS = 4, /* of a choice: each takes a mask, and time of this thread */
 };
+_Static_assert((int)MAX_DRAFTS <= (int)CORE_MAX_DRAFTS, "the core proposes as many at least");
 
 struct kept_format {
     struct list link; /* in the engine's list, the last used one last */
@@ -35,8 +37,9 @@ struct guide {
     int32_t n_ends;
     int32_t ends[SAMPLING_MAX_STOP_IDS];
     int32_t n;
-    int32_t *places;  /* [n] */
-    uint32_t masks[]; /* [n][words_of()], then the places */
+    int32_t max_drafts; /* 0: none */
+    int32_t *places;    /* [n] */
+    uint32_t masks[];   /* [n][1 + max_drafts][words_of()], then the places */
 };
 
 /* ---- formats that are kept */
@@ -216,12 +219,23 @@ static size_t words_of(const struct engine *g)
     return ((size_t)model_config(g->model)->vocab_size + 31) / 32;
 }
 
+static int32_t max_drafts_of(const struct engine *g, const struct engine_request *r)
+{
+    return g->speculates && !sampling_needs_history(&r->sampling) ? MAX_DRAFTS : 0;
+}
+
+/* Words of the masks of one choice. */
+static size_t masks_of(const struct engine *g, int32_t max_drafts)
+{
+    return (size_t)(1 + max_drafts) * words_of(g);
+}
+
 uint64_t guide_bytes(const struct engine *g, const struct engine_request *r)
 {
     if (r->format.kind == FORMAT_NONE && !(r->input == ENGINE_CHAT && r->chat->n_tools))
         return 0; /* tools may be strict: that is not known yet */
     return sizeof(struct guide) +
-           (uint64_t)r->n * (words_of(g) * sizeof(uint32_t) + sizeof(int32_t));
+           (uint64_t)r->n * (masks_of(g, max_drafts_of(g, r)) * sizeof(uint32_t) + sizeof(int32_t));
 }
 
 int guide_new(struct job *j, struct err *e)
@@ -244,7 +258,8 @@ int guide_new(struct job *j, struct err *e)
     }
     u->compiled = ret == 1;
     u->n = r->n;
-    u->places = (int32_t *)(u->masks + (size_t)u->n * words_of(g));
+    u->max_drafts = max_drafts_of(g, r);
+    u->places = (int32_t *)(u->masks + (size_t)u->n * masks_of(g, u->max_drafts));
     j->guide = u;
     return 0;
 }
@@ -257,23 +272,82 @@ void guide_free(struct engine *g, struct guide *u)
     free(u);
 }
 
-/* Sets the mask of a choice at its place, and charges the request for what the format has learnt
- * since u->bytes was set. */
+/* The one token that a mask allows; -1: there are several. */
+static int32_t only_token(const uint32_t *mask, size_t n_words)
+{
+    int32_t token = -1;
+
+    for (size_t i = 0; i < n_words; i++) {
+        if (mask[i] == 0)
+            continue;
+        if (token >= 0 || (mask[i] & (mask[i] - 1)))
+            return -1;
+        token = (int32_t)(i * 32) + __builtin_ctz(mask[i]);
+    }
+    return token;
+}
+
+static bool is_end(const struct guide *u, int32_t token)
+{
+    for (int32_t i = 0; i < u->n_ends; i++)
+        if (u->ends[i] == token)
+            return true;
+    return false;
+}
+
+/* Drafts for a choice whose first mask is set: where the format allows one token and that pays, it;
+ * else what the core proposes, as far as the format allows it. Sets the mask behind each; returns
+ * how many there are. */
+static int32_t draft(struct engine *g, struct job *j, int32_t choice, int32_t *drafts)
+{
+    struct guide *u = j->guide;
+    struct format *f = u->kept->format;
+    const size_t words = words_of(g);
+    uint32_t *mask = u->masks + (size_t)choice * masks_of(g, u->max_drafts);
+    int32_t proposed[CORE_MAX_DRAFTS], place = u->places[choice], n = 0;
+    int32_t n_proposed =
+        u->max_drafts > 0 ? core_propose(g->core, j->request.id, choice, proposed) : 0;
+    const int32_t n_certain = u->max_drafts > 0 ? core_certain(g->core, j->request.id, choice) : 0;
+
+    for (; n < u->max_drafts; n++, mask += words) {
+        int32_t token = only_token(mask, words);
+
+        if (n >= n_proposed || (token >= 0 && proposed[n] != token))
+            n_proposed = 0; /* what follows was for another text */
+        if (token < 0 && n_proposed > 0 && mask[proposed[n] / 32] >> proposed[n] % 32 & 1)
+            token = proposed[n];
+        if (token < 0 || is_end(u, token) || (n_proposed == 0 && n >= n_certain))
+            break;
+        place = format_step(f, place, token);
+        if (place == GRAMMAR_DEAD || format_is_over(f, place) ||
+            format_mask(f, mask + words, place, u->ends, u->n_ends) < 0)
+            break;
+        drafts[n] = token;
+    }
+    return n;
+}
+
+/* Sets the mask of a choice at its place and its drafts, and charges the request for what the
+ * format has learnt since u->bytes was set. */
 static int set_mask(struct engine *g, struct job *j, int32_t choice)
 {
     const struct engine_request *request = &j->request;
     struct guide *u = j->guide;
-    uint32_t *mask = u->masks + (size_t)choice * words_of(g);
+    uint32_t *mask = u->masks + (size_t)choice * masks_of(g, u->max_drafts);
+    int32_t drafts[MAX_DRAFTS];
     int r = format_mask(u->kept->format, mask, u->places[choice], u->ends, u->n_ends);
+    const bool failed = r == -E2BIG || r == -ENOMEM;
+    const int32_t n_drafts = r == 0 ? draft(g, j, choice, drafts) : 0;
     const size_t bytes = format_bytes(u->kept->format);
     const size_t more = bytes > u->bytes ? bytes - u->bytes : 0;
 
-    measure(g, u->kept, r == -E2BIG || r == -ENOMEM);
+    measure(g, u->kept, failed);
     u->bytes = bytes;
     if (r == 0 && more && request->charge && !request->charge(request->owner, more))
         r = -EDQUOT;
-    if (r == 0) /* false: the choice has ended meanwhile */
-        (void)core_set_mask(g->core, request->id, choice, mask, 1);
+    /* False: the choice has ended meanwhile. */
+    if (r == 0 && core_set_mask(g->core, request->id, choice, mask, 1 + n_drafts))
+        (void)core_draft(g->core, request->id, choice, drafts, n_drafts);
     return r;
 }
 

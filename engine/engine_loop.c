@@ -176,6 +176,7 @@ static void finish(struct engine *g, struct job *j, const struct core_usage *usa
 
     j->terminal.usage = *usage;
     j->terminal.usage.arrival_us = j->arrival_us;
+    j->terminal.usage.completion_tokens = generation_n_tokens(j->generation);
     engine_count_end(g, j);
     if (error == -EDQUOT)
         job_fail(j, &g->out, ENGINE_E_MEMORY_LIMIT, NULL,
@@ -334,8 +335,9 @@ static int answer_next(struct engine *g, struct err *e)
 
 /* ---- events out */
 
-/* Turns a core event into engine events. True: *end names a choice to end. */
-static bool handle(struct engine *g, const struct core_event *ev, struct engine_end *end)
+/* Turns a core event into engine events. more: the next one is of the same choice. True: *end names
+ * a choice to end. */
+static bool handle(struct engine *g, const struct core_event *ev, bool more, struct engine_end *end)
 {
     int r = 0;
     struct job *j;
@@ -360,9 +362,11 @@ static bool handle(struct engine *g, const struct core_event *ev, struct engine_
     case CORE_SUM: /* of embed requests alone */
         break;
     case CORE_TOKEN:
+        if (generation_is_over(j->generation, ev->choice))
+            break;
         engine_count_token(g, j, ev, g->committed_us);
         r = generation_token(j->generation, ev, j->guide && guide_step(j, ev), &g->out);
-        if (r == 0 && j->guide && ev->reason == CORE_REASON_NONE)
+        if (r == 0 && j->guide && !more && ev->reason == CORE_REASON_NONE)
             r = guide_next(g, j, ev->choice);
         if (r < 0 && generation_error(j->generation) == 0)
             generation_fail(j->generation, ev->choice, r);
@@ -379,6 +383,11 @@ static bool handle(struct engine *g, const struct core_event *ev, struct engine_
     return r != 0;
 }
 
+static bool is_of_choice(const struct core_event *a, const struct core_event *b)
+{
+    return a->type == CORE_TOKEN && a->request == b->request && a->choice == b->choice;
+}
+
 /* Handles the core's events. A stop string calls the core, which makes new events and invalidates
  * the array, so choices end after the whole array has been read. */
 static void collect(struct engine *g)
@@ -391,7 +400,8 @@ static void collect(struct engine *g)
         ev = core_events(g->core, &n);
         n_ends = 0;
         for (int32_t i = 0; i < n; i++)
-            n_ends += handle(g, &ev[i], &g->ends[n_ends]);
+            n_ends +=
+                handle(g, &ev[i], i + 1 < n && is_of_choice(&ev[i + 1], &ev[i]), &g->ends[n_ends]);
         for (size_t i = 0; i < n_ends; i++) {
             const struct engine_end *end = &g->ends[i];
 

@@ -75,6 +75,7 @@ struct engine {
     struct tokenizer *tokenizer;
     struct chat_template *chat_template; /* NULL: none, chat_why says why */
     struct err chat_why;
+    bool speculates; /* asked for, and the backend takes drafts */
 
     pthread_mutex_t vocabulary_lock;
     struct vocabulary *vocabulary; /* made for the first response format */
@@ -225,7 +226,8 @@ uint64_t guide_bytes(const struct engine *g, const struct engine_request *r);
 int guide_begin(struct engine *g, struct job *j, const int32_t *ends, int32_t n_ends);
 /* Takes a token of a choice. True: the text is complete, nothing may follow. */
 bool guide_step(struct job *j, const struct core_event *ev);
-/* Sets the mask for the next one. -ENOENT, -E2BIG, -ENOMEM as format_mask(); -EDQUOT. */
+/* Sets the mask for the next one, and drafts with theirs. -ENOENT, -E2BIG, -ENOMEM as
+ * format_mask(); -EDQUOT. */
 int guide_next(struct engine *g, struct job *j, int32_t choice);
 void engine_free_formats(struct engine *g);
 
@@ -243,6 +245,10 @@ int generation_token(struct generation *g, const struct core_event *ev, bool ove
 void generation_fail(struct generation *g, int32_t choice, int error);
 void generation_choice_done(struct generation *g, const struct core_event *ev,
                             struct event_list *out);
+
+/* The choice takes no more tokens: the core may have accepted drafts behind a stop string. */
+bool generation_is_over(const struct generation *g, int32_t choice);
+int32_t generation_n_tokens(const struct generation *g); /* of all choices */
 
 /* 0, -ENOMEM, -EDQUOT where charge refused memory, -E2BIG or -ENOENT of guide_next(): why the
  * answer is lost. */

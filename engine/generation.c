@@ -95,6 +95,20 @@ int generation_error(const struct generation *g)
     return g->error;
 }
 
+bool generation_is_over(const struct generation *g, int32_t choice)
+{
+    return g->choices[choice].done;
+}
+
+int32_t generation_n_tokens(const struct generation *g)
+{
+    size_t n = 0;
+
+    for (int32_t i = 0; i < g->request->n; i++)
+        n += g->choices[i].n_tokens;
+    return (int32_t)n;
+}
+
 static int charge(const struct generation *g, size_t bytes)
 {
     const struct engine_request *r = g->request;

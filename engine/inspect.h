@@ -84,6 +84,7 @@ struct inspect_request {
     int32_t prompt_tokens, cached_tokens, computed_tokens, generated_tokens, max_tokens;
     int32_t blocks, shared; /* in use; of those, also by other requests */
     int32_t preemptions;
+    int32_t draft_tokens, accepted_tokens;
     uint64_t arrival_us, start_us, first_us; /* CLOCK_MONOTONIC; 0: not yet */
 };
 

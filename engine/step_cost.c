@@ -9,6 +9,7 @@
  * steps, however long a few of them were held up. */
 static const double moves = 0.125;
 static const double decay = 0.75;     /* of the weight of older steps, in the cost of a row */
+static const double fades = 0.015625; /* of what steps with drafts took, with each step without */
 static const double few_rows = 0.125; /* of a step's time: then the rest is the decodes' */
 
 enum {
@@ -18,12 +19,19 @@ enum {
     LOOK_AFTER = 64,    /* long steps, until one with a single prompt row shows what decodes take */
 };
 
-static void learn_decodes(struct step_cost *c, int32_t n_decodes, double us)
+static int point_of(int32_t n)
 {
     int k = 0;
 
-    while (k < STEP_COST_POINTS - 1 && n_decodes >> (k + 1))
+    while (k < STEP_COST_POINTS - 1 && n >> (k + 1))
         k++;
+    return k;
+}
+
+static void learn_decodes(struct step_cost *c, int32_t n_decodes, double us)
+{
+    const int k = point_of(n_decodes);
+
     if (c->decodes[k].n <= 0) {
         c->decodes[k].n = n_decodes;
         c->decodes[k].us = us;
@@ -100,6 +108,8 @@ void step_cost_learn(struct step_cost *c, int32_t n_decodes, int32_t n_rows, dou
     c->last_decodes = 0;
     if (n_decodes + n_rows <= 0 || us <= 0)
         return;
+    for (int k = 0; k < STEP_COST_POINTS; k++)
+        c->drafted[k].us *= 1 - fades;
     if (n_decodes > 0 && (n_rows <= 1 || (c->row_us > 0 && rows_us <= few_rows * us))) {
         const double own = fmax(us - rows_us, us / 2);
 
@@ -112,6 +122,28 @@ void step_cost_learn(struct step_cost *c, int32_t n_decodes, int32_t n_rows, dou
         learn_rows(c, n_decodes, n_rows, us);
         c->since_look++;
     }
+}
+
+void step_cost_learn_drafts(struct step_cost *c, int32_t n_rows, double us)
+{
+    const int k = point_of(n_rows);
+    double *at = &c->drafted[k].us;
+
+    c->last_decodes = 0;
+    if (us <= 0 || n_rows <= 0)
+        return;
+    if (c->drafted[k].seen)
+        *at = *at <= 0 ? us : fmin(fmax(us, *at / 2), (1 + moves) * *at);
+    c->drafted[k].seen = true;
+}
+
+double step_cost_draft_us(const struct step_cost *c, int32_t n_decodes, int32_t n_drafts)
+{
+    int k = point_of(n_decodes + n_drafts);
+
+    while (k > 0 && c->drafted[k].us <= 0)
+        k--;
+    return fmax(c->drafted[k].us, step_cost_us(c, n_decodes, 0));
 }
 
 int32_t step_cost_rows(const struct step_cost *c, int32_t n_decodes)

@@ -93,6 +93,8 @@
     F(COUNT, steps,         q->core.steps,               steps,           steps) \
     F(COUNT, prompt_tokens, q->core.prompt_tokens,       prompt_tokens,   prompt_tokens) \
     F(COUNT, output_tokens, q->core.output_tokens,       output_tokens,   output_tokens) \
+    F(COUNT, draft_tokens,  q->core.draft_tokens,        draft_tokens,    draft_tokens) \
+    F(COUNT, accepted_tokens, q->core.accepted_tokens,   accepted_tokens, accepted_tokens) \
     F(SLEEP_LEVEL, asleep,  q->asleep,                   asleep,          asleep) \
     F(COUNT, tensor_parallel, q->backend.tp_size,        tensor_parallel, tensor_parallel) \
     F(COUNT, processes,     q->backend.n_processes,      processes,       processes) \
@@ -115,6 +117,8 @@
     F(COUNT, max_tokens,       q->max_tokens,             max_tokens,       max_tokens) \
     F(COUNT, blocks,           q->blocks,                 blocks,           blocks) \
     F(COUNT, preemptions,      q->preemptions,            preemptions,      preemptions) \
+    F(COUNT, draft_tokens,     q->draft_tokens,           draft_tokens,     draft_tokens) \
+    F(COUNT, accepted_tokens,  q->accepted_tokens,        accepted_tokens,  accepted_tokens) \
     F(MS,    age_us,           since(q->arrival_us, from), age_us,          age_ms) \
     F(MS,    run_us,           since(q->start_us, from),  run_us,           run_ms) \
     F(REAL,  tokens_per_s,     decode_rate(q, from),      tokens_per_s,     tok_s)

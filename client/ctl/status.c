@@ -78,6 +78,10 @@ static void print_numbers(const struct nvllm_status *s)
            "work", (unsigned long long)s->prompt_tokens, (unsigned long long)s->output_tokens,
            (unsigned long long)s->steps, (unsigned long long)s->preemptions,
            s->preemptions == 1 ? "" : "s");
+    if (s->draft_tokens > 0)
+        printf("%-14s%llu of %llu drafts were right (%.0f %%)\n", "speculation",
+               (unsigned long long)s->accepted_tokens, (unsigned long long)s->draft_tokens,
+               show_percent(s->accepted_tokens, s->draft_tokens));
     print_memory(s);
     printf("%-14s%u tokens\n", "longest", s->max_seq_len);
     if (s->embedding_dim > 0)

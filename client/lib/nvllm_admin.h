@@ -49,9 +49,10 @@ struct nvllm_request_info {
     uint32_t max_tokens;
     uint32_t blocks;
     uint32_t preemptions;
-    uint64_t age_us;     /* since it arrived */
-    uint64_t run_us;     /* since its first step; 0: none yet */
-    double tokens_per_s; /* generated since the first token */
+    uint64_t age_us;                        /* since it arrived */
+    uint64_t run_us;                        /* since its first step; 0: none yet */
+    double tokens_per_s;                    /* generated since the first token */
+    uint32_t draft_tokens, accepted_tokens; /* as in nvllm_status */
 };
 
 struct nvllm_request_list {

@@ -571,6 +571,10 @@ struct nvllm_status {
     uint32_t embedding_dim; /* values of an embedding; 0: the model makes none */
     uint32_t processes; /* of a cluster, whose ranks share each layer; 0: there is one. Ranks and
                          * memory are of this one */
+    /* Computed ahead since the start, see scheduler.speculation in nvllmd.conf(5); and of these,
+     * those that became output tokens. */
+    uint64_t draft_tokens;
+    uint64_t accepted_tokens;
 };
 
 enum nvllm_code nvllm_get_status(struct nvllm_client *client, int timeout_ms,

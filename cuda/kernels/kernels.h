@@ -212,10 +212,10 @@ struct rope {
 };
 
 /* In qkv [.., (n_heads + 2 n_kv_heads) * head_dim], rows first .. first + n_tokens - 1: norms and
- * rotates q and k; q stays there, k and v go to the pool. */
+ * rotates q and k; q stays there, k and v go to the pool. with_q: else q is left as it is. */
 cudaError_t rope_store(const struct launch *l, uint16_t *qkv, const struct rope *r,
                        const struct kv_pool *kv, int layer, const struct step_view *v, int first,
-                       int n_tokens, int n_heads);
+                       int n_tokens, int n_heads, bool with_q);
 
 /* One layer of the blocks [n] of a table, wherever they are, to `to` one behind the other, as
  * [n][2][n_kv_heads][block_len][head_dim]; by so many thread blocks. From host memory four are

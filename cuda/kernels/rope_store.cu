@@ -1,6 +1,6 @@
 /* rope_store.cu - what lies between the q, k, v product and attention for rows of prompts: RMSNorm
  * of each head of q and k, rotation, and the way of k and v into the KV pool. Four threads a token
- * and head. Decodes have it in attention itself (attn_decode.cu).
+ * and head. Decodes have it in attention itself (attn_decode.cu), drafts all but q here too.
  *
  * Bound by memory: q is read and written, k and v read and stored. */
 #include <string.h>
@@ -13,11 +13,12 @@ static constexpr int LANES = ROPE_LANES; /* of a head */
 template <int HEAD_DIM>
 static __global__ void __launch_bounds__(THREADS)
     rope_store_kernel(uint16_t *qkv, const struct rope r, const struct kv_pool kv, int layer,
-                      const int32_t *positions, const int32_t *slots, int n_tokens, int n_heads)
+                      const int32_t *positions, const int32_t *slots, int n_tokens, int n_heads,
+                      int first_head)
 {
-    const int all_heads = n_heads + 2 * kv.n_kv_heads;
+    const int all_heads = n_heads + 2 * kv.n_kv_heads, n_jobs = all_heads - first_head;
     const int job = (int)(blockIdx.x * THREADS + threadIdx.x) / LANES;
-    const int token = job / all_heads, head = job % all_heads;
+    const int token = job / n_jobs, head = first_head + job % n_jobs;
     const int at = (int)threadIdx.x % LANES * 8;
     const bool is_q = head < n_heads, is_v = head >= n_heads + kv.n_kv_heads;
     const uint16_t *norm = norm_of(r, is_q);
@@ -53,10 +54,10 @@ static __global__ void __launch_bounds__(THREADS)
 
 extern "C" cudaError_t rope_store(const struct launch *l, uint16_t *qkv, const struct rope *r,
                                   const struct kv_pool *kv, int layer, const struct step_view *v,
-                                  int first, int n_tokens, int n_heads)
+                                  int first, int n_tokens, int n_heads, bool with_q)
 {
-    const int all_heads = n_heads + 2 * kv->n_kv_heads;
-    const int64_t threads = (int64_t)n_tokens * all_heads * LANES;
+    const int all_heads = n_heads + 2 * kv->n_kv_heads, first_head = with_q ? 0 : n_heads;
+    const int64_t threads = (int64_t)n_tokens * (all_heads - first_head) * LANES;
     const auto kernel =
         kv->head_dim == 128 ? known<rope_store_kernel<128>>() : known<rope_store_kernel<64>>();
 
@@ -64,7 +65,7 @@ extern "C" cudaError_t rope_store(const struct launch *l, uint16_t *qkv, const s
         return cudaErrorInvalidValue;
     return launch_kernel(kernel, dim3((unsigned)((threads + THREADS - 1) / THREADS)), THREADS, 0, l,
                          qkv + (int64_t)first * all_heads * kv->head_dim, *r, *kv, layer,
-                         v->positions + first, v->slots + first, n_tokens, n_heads);
+                         v->positions + first, v->slots + first, n_tokens, n_heads, first_head);
 }
 
 struct frequencies {

@@ -70,6 +70,7 @@ static void commit_token(struct core *c, struct sequence *s, const struct step_r
         s->masks = NULL;
         s->n_masks = 0;
     }
+    core_learn(c, s);
     q->usage.completion_tokens++;
     c->stats.output_tokens++;
     if (!q->usage.first_us) {
@@ -105,13 +106,16 @@ static void commit_rows(struct core *c, const struct step_entry *e, const struct
             i == e->n_drafts)
             break;
         s->n_written++;
-        c->n_accepted++;
+        s->request->usage.accepted_tokens++;
+        c->stats.accepted_tokens++;
         core_list_blocks(c, s, s->n_written);
     }
-    if (e->n_drafts == 0)
-        return;
-    s->n_planned = s->n_written; /* the others' positions are computed again, and charged again */
-    s->n_charged = least(s->n_charged, s->n_planned);
+    if (e->n_drafts > 0) {
+        s->n_planned = s->n_written; /* the others' positions are computed and charged again */
+        s->n_charged = least(s->n_charged, s->n_planned);
+    }
+    if (s->state != SEQ_ENDED)
+        core_speculate(c, s);
 }
 
 static bool all_finite(const float *x, int32_t n)

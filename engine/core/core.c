@@ -260,8 +260,7 @@ int core_admit(struct core *c, const struct core_request *r, uint64_t now_us)
     must(r->priority >= 0 && r->priority < CORE_N_PRIORITIES);
     must(!id_map_get(&c->requests, r->id));
     must(!r->masks || c->options.mask_words > 0);
-    must(r->pooling == CORE_POOL_NONE ||
-         (r->max_tokens == 1 && r->n == 1 && !r->drafts && !r->masks));
+    must(r->pooling == CORE_POOL_NONE || (r->max_tokens == 1 && r->n == 1 && !r->masks));
     if (fits != CORE_OK)
         return fits;
     if (reserve_events(c, n_owed + 2 * (int64_t)c->options.max_seqs) < 0)
@@ -312,6 +311,8 @@ void core_halt(struct core *c, struct sequence *s, enum sequence_state state)
         c->n_decoding--;
     list_remove(&s->link);
     list_remove(&s->in_plan);
+    free(s->lookup);
+    s->lookup = NULL;
     s->state = state;
     if (--s->request->n_running == 0)
         c->n_requests_running--;

@@ -36,10 +36,11 @@ struct core_options {
     int32_t max_preemptions;  /* a sequence preempted so often is its class's last victim; 3 */
     bool prefix_cache;        /* false: blocks are shared inside one request only (n > 1) */
     bool share_all;           /* prefix_cache_scope = all: one namespace for all clients */
-    bool replay;  /* what was sampled is computed again a token a step, and only blocks of prompts
-                   * are found: where chunks and decodes round differently, a sequence's numbers do
-                   * not change with preemptions and hits */
-    bool offload; /* requests too large for the device have their blocks in the host tier */
+    bool replay;    /* what was sampled is computed again a token a step, and only blocks of prompts
+                     * are found: where chunks and decodes round differently, a sequence's numbers do
+                     * not change with preemptions and hits */
+    bool speculate; /* the core proposes drafts by itself, see speculation.c */
+    bool offload;   /* requests too large for the device have their blocks in the host tier */
     int32_t tier_blocks[N_TIERS]; /* of the tiers below the device, 0: none; [TIER_DEVICE] unused */
     bool restores;                /* core_restore() is called: until core_restored() nothing goes to
                                    * disk */
@@ -65,7 +66,6 @@ struct core_request {
     const struct sampling *sampling; /* copied, with its arrays */
     struct text cache_salt;          /* narrows the namespace; copied */
     uint64_t deadline_us;            /* on the clock of now_us; 0: none */
-    bool drafts;                     /* core_draft() is called for its choices */
     bool masks;                      /* core_set_mask() is called for each token */
     enum core_pooling pooling;       /* not NONE: max_tokens and n are 1, and nothing is sampled */
 };
@@ -93,9 +93,10 @@ struct core_usage {
     int32_t cached_tokens; /* prompt tokens that the first choice to run found in the cache */
     int32_t completion_tokens;
     int32_t preemptions;
-    uint64_t arrival_us; /* core_admit */
-    uint64_t start_us;   /* first slot taken; 0: never ran */
-    uint64_t first_us;   /* first token committed; 0: none */
+    int32_t draft_tokens, accepted_tokens; /* drafts computed, and those told as tokens */
+    uint64_t arrival_us;                   /* core_admit */
+    uint64_t start_us;                     /* first slot taken; 0: never ran */
+    uint64_t first_us;                     /* first token committed; 0: none */
     uint64_t end_us;
 };
 
@@ -137,7 +138,8 @@ struct core_stats {
         hit_tokens; /* prompt tokens looked up in and found in the prefix cache */
     uint64_t preemptions;
     uint64_t steps;
-    uint64_t prompt_tokens, output_tokens; /* computed (recomputed ones included), committed */
+    uint64_t prompt_tokens, output_tokens;  /* computed (recomputed ones included), committed */
+    uint64_t draft_tokens, accepted_tokens; /* of all requests */
 };
 
 int core_new(struct core **out, const struct core_options *options); /* -ENOMEM, -EINVAL */
@@ -169,13 +171,19 @@ void core_cancel(struct core *c, uint64_t id, enum core_reason reason, uint64_t 
 /* Ends one choice because its text is complete (a stop string). */
 void core_stop(struct core *c, uint64_t id, int32_t choice, uint64_t now_us);
 
-/* Proposes tokens [n] that may come next in a choice of a request with drafts: they are computed
- * beside the next token, and those that equal what is sampled in their place are reported with it.
- * They change no token. How many are kept, at most CORE_MAX_DRAFTS: 0 while the next token is being
- * sampled, where the sampling needs history, and with options.replay. Drafts not planned when a
- * token is told are forgotten. */
+/* Proposes tokens [n] that may come next in a choice: they are computed beside the next token, and
+ * those that equal what is sampled in their place are told with it. They change no token. How many
+ * are kept, at most CORE_MAX_DRAFTS; none where the sampling needs history. While the next token is
+ * being sampled none are kept either, but with n > 0 the one after it waits, so that the next call
+ * comes in time. Drafts not planned when a token is told are forgotten. */
 enum { CORE_MAX_DRAFTS = 8 };
 int32_t core_draft(struct core *c, uint64_t id, int32_t choice, const int32_t *tokens, int32_t n);
+
+/* With options.speculate: the drafts [CORE_MAX_DRAFTS] that the core would propose now for a choice
+ * of a request with masks, for which it does not call core_draft() itself. Returns how many. */
+int32_t core_propose(struct core *c, uint64_t id, int32_t choice, int32_t *tokens);
+/* How many drafts would pay for such a choice now, were they certain to be right. */
+int32_t core_certain(struct core *c, uint64_t id, int32_t choice);
 
 /* Sets which tokens may come next in a choice of a request with masks: masks [n][mask_words] as in
  * backend.h, the first for the next token, the others for those after its drafts. The first is due

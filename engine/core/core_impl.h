@@ -37,6 +37,7 @@ struct step {
     struct batch *batch;        /* once built */
     struct step_entry *entries; /* [max.n_seqs] head.n_seqs, in the order of planning */
     int32_t n_drafts;           /* of the entries */
+    int32_t n_running;          /* sequences that ran when planning began: each may want a row */
     struct batch_copy *copies;  /* [max.n_copies] head.n_copies */
     const uint32_t **masks;     /* [max.n_masks] that core_masks() hands out */
 };
@@ -103,6 +104,7 @@ struct core {
     /* The schedule's memory from one step to the next. */
     struct step_cost cost;
     int32_t n_short;   /* blocks that the step being planned needs and did not get */
+    int32_t n_ahead;   /* decoding sequences that may have two steps in flight */
     int32_t watermark; /* blocks kept free on admission, after a preemption */
 
     struct trace *trace; /* NULL: none */
@@ -117,7 +119,6 @@ struct core {
     uint64_t n_yields;       /* preempted for another user's part */
     uint64_t n_loads;        /* sequences that waited for copies */
     uint64_t n_offloads;     /* sequences that ran offloaded */
-    uint64_t n_drafts, n_accepted;
 };
 
 /* Blocks for so many tokens: block_len is a power of two, and division is slow. */
@@ -235,12 +236,20 @@ void core_copy_down(struct core *c, struct step *st);
 void core_commit_copies(struct core *c, const struct step_result *r);
 
 /* drafts.c */
+/* As core_draft(). */
+int32_t core_set_drafts(struct sequence *s, const int32_t *tokens, int32_t n);
 /* The next token of s can be sampled in the step being planned. */
 bool core_may_sample(const struct sequence *s);
 /* How many of its drafts s may have in the step, were there rows and blocks. */
-int32_t core_n_drafts(const struct core *c, const struct step *st, const struct sequence *s);
+int32_t core_n_drafts(const struct step *st, const struct sequence *s);
 /* The entry's last rows are sampled from: that of the last known token and of its drafts. */
 void core_want_rows(struct step *st, struct step_entry *e, int32_t n_drafts);
+
+/* speculation.c */
+/* A token has been added to the text of s. */
+void core_learn(const struct core *c, struct sequence *s);
+/* Proposes drafts for s, whose tokens have all been told, unless it has masks. */
+void core_speculate(struct core *c, struct sequence *s);
 
 /* core_cache.c */
 int core_cache_answer(struct core *c, const struct inspect_query *q, const int32_t *prompt,

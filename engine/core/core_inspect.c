@@ -167,6 +167,8 @@ static void add_request(struct core *c, const struct inspect_query *query, const
         .cached_tokens = q->usage.cached_tokens,
         .max_tokens = q->max_tokens,
         .preemptions = q->usage.preemptions,
+        .draft_tokens = q->usage.draft_tokens,
+        .accepted_tokens = q->usage.accepted_tokens,
         .arrival_us = q->usage.arrival_us,
         .start_us = q->usage.start_us,
         .first_us = q->usage.first_us,

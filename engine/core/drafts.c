@@ -1,23 +1,32 @@
 /* drafts.c - what the host says of a choice's next tokens: drafts and masks; see core.h.
  *
- * Both are for one place in the text. Drafts are rows of a step, so a sequence that may have them
+ * Both are for one place in the text. Drafts are rows of a step, so a sequence that waits for them
  * is planned only when all that it sampled is committed. A row's mask can come later: when its step
  * is the oldest in flight, so that all before it has been told. */
 #include "engine/core/core_impl.h"
 
-int32_t core_draft(struct core *c, uint64_t id, int32_t choice, const int32_t *tokens, int32_t n)
+int32_t core_set_drafts(struct sequence *s, const int32_t *tokens, int32_t n)
 {
-    struct sequence *s = core_choice(c, id, choice);
-
-    if (!s || !s->request->drafts || s->n_sampling > 0 || c->options.replay ||
-        sampling_needs_history(&s->sampling))
+    if (sampling_needs_history(&s->sampling))
         return 0;
+    if (s->n_sampling > 0) {
+        s->waits |= n > 0;
+        return 0;
+    }
+    s->waits = n > 0;
     s->n_drafts = least(n, CORE_MAX_DRAFTS);
     for (int32_t i = 0; i < s->n_drafts; i++) {
         must(tokens[i] >= 0);
         s->drafts[i] = tokens[i];
     }
     return s->n_drafts;
+}
+
+int32_t core_draft(struct core *c, uint64_t id, int32_t choice, const int32_t *tokens, int32_t n)
+{
+    struct sequence *s = core_choice(c, id, choice);
+
+    return s ? core_set_drafts(s, tokens, n) : 0;
 }
 
 bool core_set_mask(struct core *c, uint64_t id, int32_t choice, const uint32_t *masks, int32_t n)
@@ -33,15 +42,15 @@ bool core_set_mask(struct core *c, uint64_t id, int32_t choice, const uint32_t *
 
 bool core_may_sample(const struct sequence *s)
 {
-    return !s->request->drafts || s->n_sampling == 0 || PLANT(PLANT_HOST_IN_FLIGHT);
+    return !s->waits || s->n_sampling == 0 || PLANT(PLANT_HOST_IN_FLIGHT);
 }
 
-int32_t core_n_drafts(const struct core *c, const struct step *st, const struct sequence *s)
+int32_t core_n_drafts(const struct step *st, const struct sequence *s)
 {
     int32_t n = least(s->n_drafts, s->request->max_tokens - s->n_generated - 1);
 
-    /* Each running sequence may take one of the wanted rows. */
-    n = least(n, st->max.n_seqs - st->n_drafts - core_n_running(c));
+    /* Each sequence that runs, or was preempted with a row in the step, may want a row. */
+    n = least(n, st->max.n_seqs - st->n_drafts - st->n_running);
     if (s->request->masks)
         n = least(n, s->n_masks - 1);
     return n > 0 && !core_is_offloaded(s) ? n : 0;

@@ -130,7 +130,7 @@ static bool may_decode(const struct step *st, const struct sequence *s)
 static int32_t take_draft_blocks(struct core *c, const struct step *st, struct sequence *s,
                                  int32_t max)
 {
-    int32_t n = least(core_n_drafts(c, st, s), max);
+    int32_t n = least(core_n_drafts(st, s), max);
 
     while (n > 0 && s->n_table < core_blocks_for(c, s->n_planned + 1 + n) && take_block(c, s))
         ;
@@ -159,7 +159,8 @@ static int32_t plan_decode(struct core *c, struct step *st, struct sequence *s, 
     if (!replays(s))
         core_want_rows(st, e, n_drafts);
     s->n_planned += e->n;
-    c->n_drafts += (uint64_t)n_drafts;
+    s->request->usage.draft_tokens += n_drafts;
+    c->stats.draft_tokens += (uint64_t)n_drafts;
     if (!PLANT(PLANT_NO_TURNS)) {
         list_remove(&s->link);
         list_append(&c->decoding, &s->link);
@@ -401,11 +402,13 @@ void core_count_runnable(const struct core *c, const struct sequence *s)
 }
 
 /* Counts what each user's running sequences could have, and lines up its decodes. */
-static void count_running(const struct core *c, const struct step *st)
+static void count_running(struct core *c, const struct step *st)
 {
     SEQUENCE_EACH (s, &c->prefilling)
         core_count_runnable(c, s);
+    c->n_ahead = 0;
     SEQUENCE_EACH (s, &c->decoding) {
+        c->n_ahead += !s->waits;
         if (!may_decode(st, s))
             continue;
         core_count_runnable(c, s);
@@ -439,6 +442,7 @@ static void schedule(struct core *c, struct step *st, uint64_t now_us)
     fair_step_begin(&c->fair, &c->cost);
     count_running(c, st);
     core_admit_waiting(c, st, now_us);
+    st->n_running = core_n_running(c);
     alone = alone_in_step(c, st);
     p.no_chunks = alone && !PLANT(PLANT_OFFLOAD_CHUNKS);
     p.limit_us = fair_step_limit(&c->fair, c->options.max_batch_tokens);

@@ -69,7 +69,6 @@ struct request *request_new(const struct core_request *r, uint64_t order, uint64
     q->priority = r->priority;
     q->n_prompt = r->n_prompt;
     q->max_tokens = r->max_tokens;
-    q->drafts = r->drafts;
     q->masks = r->masks;
     q->pooling = r->pooling;
     q->n = q->n_alive = r->n;

@@ -9,6 +9,7 @@
 #include <stdint.h>
 
 #include "engine/core/fair.h"
+#include "engine/core/lookup.h"
 #include "engine/util/heap.h"
 #include "engine/core/prefix_cache.h"
 
@@ -48,6 +49,8 @@ struct sequence {
     /* What the host says of the tokens after generated. */
     int32_t drafts[CORE_MAX_DRAFTS];
     int32_t n_drafts;
+    struct lookup *lookup; /* while it runs, from its next token on; NULL: none */
+    bool waits;            /* has drafts or is to have some: one step in flight at a time */
     const uint32_t *masks; /* [n_masks, mask_words] of the next token that is told, and of those
                             * after its drafts: the caller's; NULL: not said yet */
     int32_t n_masks;
@@ -84,7 +87,7 @@ struct request {
     int32_t n_prompt;
     int32_t max_tokens;
     int32_t n;
-    bool drafts, masks;
+    bool masks;
     enum core_pooling pooling;
     int32_t n_alive; /* choices that have not ended */
     int32_t n_running;
@@ -108,6 +111,13 @@ static inline struct sequence *sequence_of(const struct list *link)
 static inline int32_t sequence_n_tokens(const struct sequence *s)
 {
     return s->request->n_prompt + s->n_generated;
+}
+
+static inline int32_t sequence_token(const struct sequence *s, int32_t i)
+{
+    const int32_t n_prompt = s->request->n_prompt;
+
+    return i < n_prompt ? s->request->prompt[i] : s->generated[i - n_prompt];
 }
 
 static inline bool sequence_runs(const struct sequence *s)

@@ -168,6 +168,14 @@ static void build_entry(struct batch *b, struct step_entry *e, int shift, int32_
         build_update(b, s, f);
 }
 
+/* In the order of a batch. */
+enum kind { DECODE, DRAFTED, CHUNK };
+
+static int kind_of(const struct step_entry *e)
+{
+    return e->decode ? DECODE : e->n_drafts > 0 && !PLANT(PLANT_DRAFT_ORDER) ? DRAFTED : CHUNK;
+}
+
 const struct batch *step_build(struct step *st, int32_t block_len, int32_t n_blocks)
 {
     struct batch *b = st->batch;
@@ -181,6 +189,7 @@ const struct batch *step_build(struct step *st, int32_t block_len, int32_t n_blo
         b->n_tokens += e->n;
         b->n_rows += e->wanted;
         b->n_sums += e->n_summed > 0;
+        b->n_drafted += e->n_drafts > 0;
         b->n_offloaded += core_is_offloaded(e->sequence);
         if (e->sequence->n_table > b->max_blocks)
             b->max_blocks = e->sequence->n_table;
@@ -189,9 +198,9 @@ const struct batch *step_build(struct step *st, int32_t block_len, int32_t n_blo
          b->n_masks <= st->max.n_masks);
     must(batch_layout(b) == 0 && b->bytes <= st->max.bytes);
     ((int32_t *)batch_at(b, b->q_start_at))[0] = 0;
-    for (int decode = 1; decode >= 0; decode--)
+    for (int kind = DECODE; kind <= CHUNK; kind++)
         for (int32_t i = 0; i < st->head.n_seqs; i++)
-            if (st->entries[i].decode == decode)
+            if (kind_of(&st->entries[i]) == kind)
                 build_entry(b, &st->entries[i], shift, n_blocks, &filled);
     append(batch_at(b, b->copies_at), &filled.n_copies, st->copies, st->head.n_copies,
            sizeof(*st->copies));

@@ -52,6 +52,7 @@ extern int sim_plant; /* of the simulation alone */
     X(DRAFT_AFTER_MISMATCH, "drafts are accepted behind one that was wrong")                       \
     X(DRAFT_PUBLISHED, "what rejected drafts wrote counts as written")                             \
     X(DRAFT_COUNTER, "the second row of drafts samples with the first one's counter")              \
+    X(DRAFT_ORDER, "sequences with drafts are not told from prefill chunks")                       \
     X(MASK_ROW, "a mask is that of the row before")                                                \
     X(MASK_STALE, "a mask stays for the token after the next one")                                 \
     X(HOST_IN_FLIGHT, "a sequence with drafts has two rows in flight")                             \

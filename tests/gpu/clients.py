@@ -64,7 +64,7 @@ def clients():
     if not model:
         raise Skip("no folder of the 8B or the 0.6B shape")
     vocab = model_config(model)["vocab_size"]
-    with daemon("cache.prefix_cache=off", model=model) as d:
+    with daemon("cache.prefix_cache=off", "scheduler.speculation=off", model=model) as d:
         all_ = [Client(d.connect(), random.Random(i), vocab) for i in range(few(CLIENTS))]
         rates = run(all_, WARM_UP, MEASURED)
     gaps, firsts = sorted(g for c in all_ for g in c.gaps), [f for c in all_ for f in c.firsts]

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import clients
 import device
+import drafts
 import embeddings
 import hosts
 import ranks
@@ -252,6 +253,7 @@ PARTS["million"] = tiers.million
 PARTS["sleep"] = tiers.sleep
 PARTS["conversations"] = tiers.conversations
 PARTS["invariant"] = speed.invariant
+PARTS["drafts"] = drafts.drafts
 
 
 def main():

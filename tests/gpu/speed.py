@@ -11,6 +11,7 @@ from device import (args, daemon, few, median, model_config, need_model, random_
                     wire)
 
 GREEDY = {"temperature": 0, "ignore_eos": True}
+OFF = "scheduler.speculation=off"  # greedy text of random weights goes round in circles
 ROUNDS = 4  # of which the first makes the device warm
 
 
@@ -18,7 +19,7 @@ def speed():
     """All of it, on the 0.6B shape and, where it is there, the larger one."""
     model = need_model()
     config = model_config(model)
-    with daemon("scheduler.max_batch_tokens=8192", "cache.prefix_cache=off", model=model) as d, \
+    with daemon("scheduler.max_batch_tokens=8192", "cache.prefix_cache=off", OFF, model=model) as d, \
             d.connect() as w:
         for n, bar in (1, 1700), (4, 5500), (16, 15000):
             streams(w, config, "0.6B", n, 512, bar)
@@ -33,7 +34,7 @@ def speed():
 def large():
     """Of the larger shape alone, by its name: qwen3-8b."""
     config, name = model_config(args.large), args.large.name.removeprefix("qwen3-").upper()
-    with daemon("cache.prefix_cache=off", model=args.large) as d, d.connect() as w:
+    with daemon("cache.prefix_cache=off", OFF, model=args.large) as d, d.connect() as w:
         streams(w, config, name, 1, 512, {"8B": 235, "32B": 95}.get(name, 0))
         if name == "32B":
             streams(w, config, name, 64, 512, 0)
@@ -153,7 +154,7 @@ def invariant():
     n = min(few(16384), config["max_position_embeddings"] - 1)
     names, rates = ("one stream", "64 streams", f"prompt of {n} tokens"), []
     for mode in "off", "on":
-        with daemon(f"cuda.invariant={mode}", "scheduler.max_batch_tokens=8192",
+        with daemon(f"cuda.invariant={mode}", "scheduler.max_batch_tokens=8192", OFF,
                     "cache.prefix_cache=off", model=model) as d, d.connect() as w:
             rates.append([[stream_round(w, config, streams, few(384), few(256, 16), seed)[0]
                            for seed in range(ROUNDS)][1:] for streams in (1, few(64))])

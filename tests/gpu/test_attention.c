@@ -95,7 +95,7 @@ static const uint16_t *launch(struct run *r, const struct scene *s, struct keys 
     kv.base = stored.device;
     if (s->n_decodes)
         cuda_must(rope_store(&device.launch, rotated.device, &r->rope, &kv, k->paged.layer,
-                             &r->view, 0, s->n_decodes, s->n_heads));
+                             &r->view, 0, s->n_decodes, s->n_heads, true));
     array_to_host(&stored);
     array_to_host(&rotated);
     for (int i = 0; i < 2; i++) { /* twice: counters must be as they were */

@@ -336,22 +336,75 @@ TEST(measuring_changes_nothing)
 }
 END_TEST
 
-/* Several wanted rows of a sequence are sampled each for itself, as if each were alone. */
-TEST(each_wanted_row_is_sampled)
+/* One sequence's rows first .. first + n - 1, of which the last n_wanted are sampled. */
+static void run_rows(struct backend *b, uint64_t step, int first, int n, int n_wanted, int32_t *out,
+                     float *out_logprobs)
 {
-    enum { ROWS = 12, WANTED = 4 };
+    enum { BLOCK = 2, MAX_ROWS = 48 };
+    static const int32_t table[] = {BLOCK, BLOCK + 1, BLOCK + 2};
+    const struct sampling sampling = {.temperature = 0.9f,
+                                      .top_p = 1.0f,
+                                      .repetition_penalty = 1.0f,
+                                      .n_logprobs = 0,
+                                      .seed = 99};
+    const struct batch_part_update update = {.state = 3, .sampling = &sampling};
+    const int32_t q_start[] = {0, n}, kv_len = first + n;
+    int32_t positions[MAX_ROWS], slots[MAX_ROWS], tokens[MAX_ROWS];
+    struct batch_row rows[MAX_ROWS];
+    struct step_result result;
+    struct batch *batch;
+    struct err e;
+
+    for (int i = 0; i < n; i++) {
+        positions[i] = first + i;
+        slots[i] = BLOCK * 16 + positions[i];
+        tokens[i] = positions[i] * 37 % 1990;
+    }
+    for (int i = 0; i < n_wanted; i++)
+        rows[i] = (struct batch_row){.row = n - n_wanted + i,
+                                     .state = 3,
+                                     .counter = (uint32_t)(first + n - n_wanted + i),
+                                     .mask = -1};
+    batch = make_batch(&(struct batch_parts){.step = step,
+                                             .n_tokens = n,
+                                             .n_seqs = 1,
+                                             .n_decodes = n_wanted == 1 && n == 1,
+                                             .n_drafted = n_wanted > 1,
+                                             .n_rows = n_wanted,
+                                             .n_updates = 1,
+                                             .max_blocks = 3,
+                                             .tokens = tokens,
+                                             .positions = positions,
+                                             .slots = slots,
+                                             .q_start = q_start,
+                                             .kv_len = &kv_len,
+                                             .block_table = table,
+                                             .rows = rows,
+                                             .updates = &update});
+    err_must(cuda_backend->submit(b, batch, &e), &e);
+    err_must(cuda_backend->wait(b, &result, &e), &e);
+    ck_assert_int_eq(result.n_rows, n_wanted);
+    memcpy(out, result.ids, (size_t)n_wanted * sizeof(*out));
+    memcpy(out_logprobs, result.logprobs, (size_t)n_wanted * sizeof(*out_logprobs));
+    free(batch);
+}
+
+/* Rows of drafts give what decodes one after another give, to the bit, also across a block's end
+ * and where the splits of attention differ. */
+TEST(drafts_are_computed_as_decodes)
+{
+    enum { MAX_DRAFTED = 20 };
+    static const struct {
+        int first, n;
+    } cases[] = {{12, 2}, {12, 9}, {1, 3}, {20, MAX_DRAFTED}};
     const struct backend_options o = {.invariant = true,
                                       .block_len = 16,
                                       .max_batch_tokens = 256,
                                       .max_seqs = N,
                                       .max_seq_len = 64,
                                       .tier_bytes = {1 << 26}};
-    const struct sampling sampling = {.temperature = 0.9f,
-                                      .top_p = 1.0f,
-                                      .repetition_penalty = 1.0f,
-                                      .seed = 99};
-    const struct batch_part_update update = {.state = 3, .sampling = &sampling};
-    int32_t positions[ROWS], got[2][WANTED];
+    int32_t alone[MAX_DRAFTED], together[MAX_DRAFTED];
+    float alone_logprobs[MAX_DRAFTED], own_logprobs[MAX_DRAFTED];
     struct backend *b;
     struct backend_info info;
     struct err e;
@@ -360,45 +413,17 @@ TEST(each_wanted_row_is_sampled)
     err_must(cuda_backend->open(&b, model, &o, &e), &e);
     cuda_backend->info(b, &info);
     ck_assert(info.masks && info.drafts && !info.copies);
-    for (int i = 0; i < ROWS; i++)
-        positions[i] = i;
-    for (int at_once = 1; at_once >= 0; at_once--)
-        for (int first = 0; first < WANTED; first += at_once ? WANTED : 1) {
-            const int n_rows = at_once ? WANTED : 1, n = ROWS - WANTED + first + n_rows;
-            const int32_t q_start[] = {0, n}, table[] = {2};
-            struct batch_row rows[WANTED];
-            int32_t slots[ROWS];
-            struct step_result result;
-            struct batch *batch;
+    for (size_t k = 0; k < sizeof(cases) / sizeof(*cases); k++) {
+        const int first = cases[k].first, n = cases[k].n;
 
-            for (int i = 0; i < n; i++)
-                slots[i] = 32 + i;
-            for (int i = 0; i < n_rows; i++)
-                rows[i] = (struct batch_row){.row = n - n_rows + i,
-                                             .state = 3,
-                                             .counter = (uint32_t)(first + i),
-                                             .mask = -1};
-            batch = make_batch(&(struct batch_parts){.step = ++step,
-                                                     .n_tokens = n,
-                                                     .n_seqs = 1,
-                                                     .n_rows = n_rows,
-                                                     .n_updates = 1,
-                                                     .max_blocks = 1,
-                                                     .tokens = prompts[5],
-                                                     .positions = positions,
-                                                     .slots = slots,
-                                                     .q_start = q_start,
-                                                     .kv_len = &n,
-                                                     .block_table = table,
-                                                     .rows = rows,
-                                                     .updates = &update});
-            err_must(cuda_backend->submit(b, batch, &e), &e);
-            err_must(cuda_backend->wait(b, &result, &e), &e);
-            ck_assert_int_eq(result.n_rows, n_rows);
-            memcpy(&got[at_once][first], result.ids, (size_t)n_rows * sizeof(int32_t));
-            free(batch);
-        }
-    ck_assert_mem_eq(got[0], got[1], sizeof(got[0]));
+        run_rows(b, ++step, 0, first, 0, alone, alone_logprobs);
+        for (int i = 0; i < n; i++)
+            run_rows(b, ++step, first + i, 1, 1, &alone[i], &alone_logprobs[i]);
+        run_rows(b, ++step, 0, first, 0, together, own_logprobs);
+        run_rows(b, ++step, first, n, n, together, own_logprobs);
+        ck_assert_mem_eq(alone, together, (size_t)n * sizeof(*alone));
+        ck_assert_mem_eq(alone_logprobs, own_logprobs, (size_t)n * sizeof(*own_logprobs));
+    }
     cuda_backend->close(b);
 }
 END_TEST

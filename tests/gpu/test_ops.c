@@ -473,8 +473,8 @@ TEST(rope_store_follows_twin, .n = N(ropes))
                            .slots = array_of(slots, (size_t)end * 4).device};
     rope_frequencies(&(struct model_config){.head_dim = dim, .rope_theta = 1e6}, inv_freq);
     cuda_must(rope_table(&device.launch, (float *)rope.table, POSITIONS, inv_freq, dim / 2, 1.0f));
-    cuda_must(
-        rope_store(&device.launch, qkv.device, &rope, &kv, LAYER, &v, first, end - first, n_heads));
+    cuda_must(rope_store(&device.launch, qkv.device, &rope, &kv, LAYER, &v, first, end - first,
+                         n_heads, true));
     array_to_host(&qkv);
     array_to_host(&pool);
     ck_assert_mem_eq(qkv.host, before, (size_t)(first * all * dim) * 2);

@@ -261,7 +261,7 @@ static const char *check_sequence(struct sim_backend *b, const struct batch *t, 
         b->n_offloaded++;
         b->n_alone += i >= t->n_decodes;
     }
-    b->n_chunks += i >= t->n_decodes;
+    b->n_chunks += i >= t->n_decodes + t->n_drafted;
     if (to <= from || to > t->n_tokens || (i < t->n_decodes && to != from + 1))
         return "batch: a sequence has no rows, or a decode more than one";
     if (n_blocks > t->max_blocks)
@@ -285,6 +285,11 @@ static const char *check_sequence(struct sim_backend *b, const struct batch *t, 
         }
     }
     return NULL;
+}
+
+static bool is_drafted(const struct batch *t, int32_t seq)
+{
+    return seq >= t->n_decodes && seq < t->n_decodes + t->n_drafted;
 }
 
 /* The wanted rows of one sequence, of which the first is number *row: its last rows, one after
@@ -312,14 +317,18 @@ static const char *check_wanted(const struct sim_backend *b, const struct batch 
             return "batch: a sampler state was never set";
         if (r->ban_stops != ((int64_t)r->counter < state->sampling.min_tokens))
             return "batch: ban_stops is not what min_tokens wants";
-        if (*row > first && (sampling_needs_history(&state->sampling) || b->o.replay))
+        if (*row > first && sampling_needs_history(&state->sampling))
             return "batch: drafts for a sequence that may have none";
     }
     if (*row > first && rows[*row - 1].row != end - 1)
         return "batch: wanted rows are not the last ones of their sequence";
     if (!b->o.replay && seq < t->n_decodes && *row == first)
         return "batch: a decode's row is not wanted";
-    if (b->o.replay && seq >= t->n_decodes && *row > first && rows[first].counter > 0)
+    if (is_drafted(t, seq) ? *row - first < 2 || *row - first != end - batch_q_start(t)[seq]
+                           : *row - first > 1)
+        return "batch: sequences with drafts are not where they should be";
+    if (b->o.replay && seq >= t->n_decodes + t->n_drafted && *row > first &&
+        rows[first].counter > 0)
         return "batch: what was sampled is computed again in a chunk";
     return NULL;
 }
@@ -605,7 +614,7 @@ static const char *compute_sequence(struct sim_backend *b, const struct batch *t
         hash = sim_hash(hash, s->token, p);
         if (s->position != p || s->hash != hash)
             return "a slot holds something else than the prefix before it";
-        if (b->o.replay && s->decoded && i >= t->n_decodes)
+        if (b->o.replay && s->decoded && i >= t->n_decodes + t->n_drafted)
             return "a prompt goes on behind what was sampled";
     }
     for (int32_t r = from; r < to; r++) {
@@ -616,7 +625,7 @@ static const char *compute_sequence(struct sim_backend *b, const struct batch *t
             s->token = result_of(b, t->step - 1)->ids[~s->token];
         s->position = batch_positions(t)[r];
         s->hash = hash = sim_hash(hash, s->token, s->position);
-        s->decoded = i < t->n_decodes;
+        s->decoded = i < t->n_decodes + t->n_drafted;
         sum_row(b, t, r, hash);
         if (*row == t->n_rows || rows[*row].row != r)
             continue;

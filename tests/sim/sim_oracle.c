@@ -62,7 +62,6 @@ struct oracle_request *oracle_request_new(const struct core_request *r, uint64_t
     q->n_prompt = r->n_prompt;
     q->max_tokens = r->max_tokens;
     q->n = r->n;
-    q->drafts = r->drafts;
     q->masks = r->masks;
     q->pooling = r->pooling;
     q->sampling = *r->sampling;

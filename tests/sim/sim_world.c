@@ -30,6 +30,7 @@ static void choose_contract(struct world *w)
     w->backend_options.seed = rng_next(r);
     w->speaks = rng_one_in(r, 2);
     w->pools = rng_one_in(r, 3);
+    w->options.speculate = rng_one_in(r, 2);
     if (w->speaks && rng_one_in(r, 2)) /* rows are left for drafts */
         w->max_alive = rng_range(r, 1, (w->options.max_seqs + 1) / 2);
     w->options.mask_words = w->speaks ? ORACLE_MASK_WORDS : 0;
@@ -219,20 +220,20 @@ static const char *arrive(struct world *w, int32_t client)
         .n = rng_range(r, 1, w->max_n),
         .sampling = &sampling,
         .cache_salt = sim_salt(salt),
-        .drafts = w->speaks && rng_one_in(r, 2),
         .masks = w->speaks && rng_one_in(r, 3),
     };
+    const bool drafts = w->speaks && rng_one_in(r, 2);
     const char *wrong = NULL;
     int64_t longest;
     double start;
     int rc, expect = CORE_OK;
 
-    if (w->pools && !q.drafts && !q.masks && rng_one_in(r, 3)) {
+    if (w->pools && !drafts && !q.masks && rng_one_in(r, 3)) {
         q.pooling = rng_one_in(r, 2) ? CORE_POOL_LAST : CORE_POOL_ALL;
         q.max_tokens = q.n = 1;
     }
     choose_sampling(w, &sampling, stop_ids);
-    if (q.drafts && rng_one_in(r, 2)) { /* penalties allow none */
+    if (drafts && rng_one_in(r, 2)) { /* penalties allow none */
         sampling.repetition_penalty = 1.0f;
         sampling.presence_penalty = 0.0f;
     }
@@ -265,6 +266,7 @@ static const char *arrive(struct world *w, int32_t client)
         wrong = sim_fair_joined(w, q.client, start);
         w->alive[w->n_alive] = oracle_request_new(&q, sim_namespace_key(w, q.client, salt));
         w->alive[w->n_alive]->salt = salt;
+        w->alive[w->n_alive]->drafts = drafts;
         oracle_admitted(w->prefixes, w->alive[w->n_alive++]);
         w->counts->requests++;
         w->counts->choices += (uint64_t)q.n;
@@ -626,8 +628,8 @@ const char *sim_world_run(uint64_t seed, uint64_t n_steps, struct sim_counts *co
     counts->copies_up += w->core->n_loaded[TIER_HOST] + w->core->n_loaded[TIER_DISK];
     counts->loads += w->core->n_loads;
     counts->offloads += w->core->n_offloads;
-    counts->drafts += w->core->n_drafts;
-    counts->accepted += w->core->n_accepted;
+    counts->drafts += w->core->stats.draft_tokens;
+    counts->accepted += w->core->stats.accepted_tokens;
     counts->yields += w->core->n_yields;
     counts->evictions += w->core->cache->n_evicted;
     if (wrong) /* a broken core cannot be trusted to free itself */

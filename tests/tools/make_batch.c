@@ -49,6 +49,7 @@ struct batch *make_batch(const struct batch_parts *p)
                              .n_tokens = p->n_tokens,
                              .n_seqs = p->n_seqs,
                              .n_decodes = p->n_decodes,
+                             .n_drafted = p->n_drafted,
                              .n_rows = p->n_rows,
                              .n_updates = p->n_updates,
                              .max_blocks = p->max_blocks,

@@ -15,7 +15,7 @@ struct batch_part_update {
 /* Counts and arrays as batch.h has them; an array of no entries may be NULL. */
 struct batch_parts {
     uint64_t step;
-    int32_t n_tokens, n_seqs, n_decodes, n_rows, n_updates, n_masks, n_copies, n_sums;
+    int32_t n_tokens, n_seqs, n_decodes, n_drafted, n_rows, n_updates, n_masks, n_copies, n_sums;
     int32_t max_blocks;
     const int32_t *tokens, *positions, *slots, *q_start, *kv_len, *block_table;
     const struct batch_row *rows;

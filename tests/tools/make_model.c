@@ -3,7 +3,10 @@
  *
  * Weights are normal with deviation 0.02, norms 1 + 0.1 * normal: each is an entry of a table of
  * 65,536 normal quantiles, chosen by 16 bits of a counter-based generator. So a value depends on
- * the seed, the tensor's name and its place alone, not on threads, shards or dtype. */
+ * the seed, the tensor's name and its place alone, not on threads, shards or dtype.
+ *
+ * With a cycle the LM head's row of each token is the embedding of the one before it, and layers
+ * add next to nothing: they are computed as ever, but what follows is known. */
 #include <errno.h>
 #include <getopt.h>
 #include <inttypes.h>
@@ -35,7 +38,8 @@ struct tables {
 
 struct job {
     const struct writer *w;
-    struct tables *weights, *norms;
+    struct tables *weights, *norms, *faint;
+    uint64_t cycle;     /* tokens of it; 0: none */
     atomic_size_t next; /* tensor to be written */
     atomic_int failed;  /* errno of the first write that did */
 };
@@ -129,10 +133,37 @@ static int write_all(int fd, const char *src, size_t bytes, uint64_t offset)
     return 0;
 }
 
+static uint64_t key_of(const struct job *j, const char *name)
+{
+    return XXH3_64bits_withSeed(name, strlen(name), j->w->seed);
+}
+
+static bool adds_to_residual(const char *name)
+{
+    return strstr(name, "o_proj.weight") || strstr(name, "down_proj.weight");
+}
+
+/* Rows of the LM head: what comes after token i of the cycle is i + 1. */
+static int write_cycle(const struct job *j, const struct tensor *t, void *buf)
+{
+    const uint64_t key = key_of(j, "model.embed_tokens.weight"), n = j->cycle;
+    const uint64_t dim = (uint64_t)j->w->config.hidden_dim,
+                   bytes = dim * dtype_info[t->dtype].bytes;
+    int rc = 0;
+
+    for (uint64_t i = 0; i < n && !rc; i++) {
+        generate(buf, j->weights, t->dtype, key, i * dim, dim);
+        rc = write_all(j->w->shards[t->file].fd, buf, bytes, t->offset + (i + 1) % n * bytes);
+    }
+    return rc;
+}
+
 static int write_tensor(const struct job *j, const struct tensor *t, void *buf)
 {
-    const struct tables *tables = strstr(t->name, "norm") ? j->norms : j->weights;
-    const uint64_t key = XXH3_64bits_withSeed(t->name, strlen(t->name), j->w->seed);
+    const struct tables *tables = strstr(t->name, "norm")                     ? j->norms
+                                  : j->cycle > 0 && adds_to_residual(t->name) ? j->faint
+                                                                              : j->weights;
+    const uint64_t key = key_of(j, t->name);
     const uint64_t all = tensor_elements(t), size = dtype_info[t->dtype].bytes;
     int rc = 0;
 
@@ -141,6 +172,8 @@ static int write_tensor(const struct job *j, const struct tensor *t, void *buf)
         generate(buf, tables, t->dtype, key, at, n);
         rc = write_all(j->w->shards[t->file].fd, buf, n * size, t->offset + at * size);
     }
+    if (!rc && j->cycle > 0 && strcmp(t->name, "lm_head.weight") == 0)
+        rc = write_cycle(j, t, buf);
     return rc;
 }
 
@@ -159,15 +192,17 @@ static void *work(void *arg)
     return NULL;
 }
 
-static int write_weights(const struct writer *w, int n_threads)
+static int write_weights(const struct writer *w, int n_threads, uint64_t cycle)
 {
     struct job j = {.w = w,
+                    .cycle = cycle,
+                    .faint = tables_new(0.0, 0.02 / 16384, w->dtype),
                     .weights = tables_new(0.0, 0.02, w->dtype),
                     .norms = tables_new(1.0, 0.1, w->dtype)};
     pthread_t threads[MAX_THREADS];
     int n = 0;
 
-    if (j.weights && j.norms) {
+    if (j.weights && j.norms && j.faint) {
         while (n < n_threads - 1 && pthread_create(&threads[n], NULL, work, &j) == 0)
             n++;
         work(&j);
@@ -178,6 +213,7 @@ static int write_weights(const struct writer *w, int n_threads)
     }
     free(j.weights);
     free(j.norms);
+    free(j.faint);
     return atomic_load(&j.failed);
 }
 
@@ -242,19 +278,22 @@ static void usage(FILE *out)
                  "  --preset NAME        the shape to begin with (test-qwen3):");
     for (int i = 0; i < N_PRESETS; i++)
         fprintf(out, "%s %s", i % 6 == 0 ? "\n                      " : "", presets[i].name);
-    fprintf(out,
-            "\n"
-            "  --arch llama|mistral|mixtral|qwen2|qwen3|qwen3-moe, and each dimension that is\n"
-            "  to be another:\n"
-            "  --layers N --heads N --kv-heads N --head-dim N --hidden N --ffn N --vocab N\n"
-            "  --max-seq-len N --tied --untied\n"
-            "  --experts N --experts-per-tok N --norm-topk\n"
-            "  --dtype bf16|f16|f32 how weights are stored (bf16)\n"
-            "  --shards N           files, at most (1)\n"
-            "  --seed N             (1)\n"
-            "  --threads N          (one a core)\n"
-            "  --tokenizer DIR      whose tokenizer to copy (nvllm-tiny's)\n"
-            "An existing folder's files are overwritten.\n");
+    fprintf(
+        out,
+        "\n"
+        "  --arch llama|mistral|mixtral|qwen2|qwen3|qwen3-moe, and each dimension that is\n"
+        "  to be another:\n"
+        "  --layers N --heads N --kv-heads N --head-dim N --hidden N --ffn N --vocab N\n"
+        "  --max-seq-len N --tied --untied\n"
+        "  --experts N --experts-per-tok N --norm-topk\n"
+        "  --dtype bf16|f16|f32 how weights are stored (bf16)\n"
+        "  --shards N           files, at most (1)\n"
+        "  --seed N             (1)\n"
+        "  --cycle N            greedy decoding goes from token i to i + 1, and from N - 1 to 0,\n"
+        "                       whatever came before; --untied (0: none)\n"
+        "  --threads N          (one a core)\n"
+        "  --tokenizer DIR      whose tokenizer to copy (nvllm-tiny's)\n"
+        "An existing folder's files are overwritten.\n");
 }
 
 /* A number from the command line; exits with 2 if it is none. */
@@ -302,7 +341,7 @@ static void set_family(struct model_config *c, int family)
     c->block_sparse_moe = from->block_sparse_moe;
 }
 
-static void parse(struct writer *w, int *n_threads, int argc, char **argv)
+static void parse(struct writer *w, int *n_threads, uint64_t *cycle, int argc, char **argv)
 {
     enum {
         PRESET,
@@ -311,6 +350,7 @@ static void parse(struct writer *w, int *n_threads, int argc, char **argv)
         SHARDS,
         SEED,
         THREADS,
+        CYCLE,
         TOKENIZER,
         TIED,
         UNTIED,
@@ -329,6 +369,7 @@ static void parse(struct writer *w, int *n_threads, int argc, char **argv)
         {"shards", 1, NULL, SHARDS},
         {"seed", 1, NULL, SEED},
         {"threads", 1, NULL, THREADS},
+        {"cycle", 1, NULL, CYCLE},
         {"tokenizer", 1, NULL, TOKENIZER},
         {"tied", 0, NULL, TIED},
         {"untied", 0, NULL, UNTIED},
@@ -378,6 +419,9 @@ static void parse(struct writer *w, int *n_threads, int argc, char **argv)
             case THREADS:
                 *n_threads = (int)number("threads", optarg, 1, MAX_THREADS);
                 break;
+            case CYCLE:
+                *cycle = number("cycle", optarg, 0, 1 << 24);
+                break;
             case TOKENIZER:
                 w->tokenizer = optarg;
                 break;
@@ -403,6 +447,10 @@ static void parse(struct writer *w, int *n_threads, int argc, char **argv)
         usage(stderr);
         exit(2);
     }
+    if (*cycle > 0 && (c->tied || *cycle > (uint64_t)c->vocab_size)) {
+        fprintf(stderr, "make_model: --cycle: it needs --untied, and a vocabulary that large\n");
+        exit(2);
+    }
     w->folder = argv[optind];
 }
 
@@ -412,15 +460,16 @@ int main(int argc, char **argv)
     int n_threads = cores < 1 ? 1 : cores > MAX_THREADS ? MAX_THREADS : (int)cores;
     struct writer w = {.n_shards = 1, .seed = 1, .tokenizer = NVLLM_TINY_DIR};
     struct model *made;
+    uint64_t cycle = 0;
     struct err e;
     int rc;
 
-    parse(&w, &n_threads, argc, argv);
+    parse(&w, &n_threads, &cycle, argc, argv);
     if (writer_open(&w, &e) < 0) {
         fprintf(stderr, "make_model: %s\n", e.text);
         return 1;
     }
-    rc = write_weights(&w, n_threads);
+    rc = write_weights(&w, n_threads, cycle);
     if (rc)
         fprintf(stderr, "make_model: %s: writing weights: %s\n", w.folder, strerror(rc));
     else

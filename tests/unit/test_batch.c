@@ -92,7 +92,7 @@ TEST(broken_heads_are_found)
             memcpy((char *)b + at, &values[i], sizeof(was));
             if (batch_check(b, n))
                 n_wrong++;
-            else if (at != offsetof(struct batch, n_decodes)) /* what it says lies within */
+            else /* what it says lies within */
                 ck_assert_uint_eq(values[i], 1);
             memcpy((char *)b + at, &was, sizeof(was));
         }

@@ -10,11 +10,10 @@ enum { N = 12 }; /* tokens of an answer */
 
 static int32_t answer[N]; /* what request() is told */
 
-static uint64_t request(bool drafts, bool masks)
+static uint64_t request(bool masks)
 {
     struct core_request r = rig_request(1, 10, N);
 
-    r.drafts = drafts;
     r.masks = masks;
     return rig_ask(&r);
 }
@@ -42,7 +41,7 @@ TEST(right_drafts_are_accepted)
     uint64_t id;
 
     know_answer();
-    id = request(true, false);
+    id = request(false);
     rig_step();
     ck_assert_int_eq(core_draft(rig.core, id, 0, answer + 1, 20), CORE_MAX_DRAFTS);
     b = rig_next();
@@ -64,7 +63,7 @@ TEST(wrong_drafts_change_nothing)
     uint64_t id;
 
     know_answer();
-    id = request(true, false);
+    id = request(false);
     rig_step();
     memcpy(drafts, answer + 1, sizeof(drafts));
     drafts[2]++;
@@ -80,16 +79,13 @@ TEST(wrong_drafts_change_nothing)
 /* Drafts are refused where they could change a token, or be for another place in the text. */
 TEST(drafts_are_refused)
 {
-    struct core_request r = rig_request(1, 10, N);
-    uint64_t plain, penalized, id;
+    struct core_request r = rig_request(2, 10, N);
+    uint64_t penalized, id;
 
-    plain = rig_ask_for(2, 10, N);
-    r.drafts = true;
     rig.sampling.presence_penalty = 1;
     penalized = rig_ask(&r);
-    id = request(true, false);
+    id = request(false);
     rig_next();
-    ck_assert_int_eq(core_draft(rig.core, plain, 0, answer, 1), 0);
     ck_assert_int_eq(core_draft(rig.core, id, 0, answer, 1), 0);
     rig_commit();
     ck_assert_int_eq(core_draft(rig.core, penalized, 0, answer, 1), 0);
@@ -97,6 +93,34 @@ TEST(drafts_are_refused)
     ck_assert_int_eq(core_draft(rig.core, 99, 0, answer, 1), 0);
     ck_assert_int_eq(core_draft(rig.core, id, 0, answer, 1), 1);
     rig_run();
+}
+
+/* Two steps are in flight until a draft is announced; then one is, until there is none any more. */
+TEST(drafts_hold_back_the_second_step)
+{
+    uint64_t id;
+
+    know_answer();
+    id = request(false);
+    rig_step();
+    ck_assert_ptr_nonnull(rig_next());
+    ck_assert_ptr_nonnull(rig_next());
+    rig_commit();
+    ck_assert_int_eq(core_draft(rig.core, id, 0, answer + 2, 1), 0);
+    ck_assert_ptr_null(rig_next());
+    rig_commit();
+    ck_assert_int_eq(rig_count(id, CORE_TOKEN), 3);
+    ck_assert_int_eq(core_draft(rig.core, id, 0, answer + 3, 1), 1);
+    ck_assert_int_eq(rig_next()->n_drafted, 1);
+    rig_commit();
+    ck_assert_int_eq(rig_count(id, CORE_TOKEN), 5);
+    ck_assert_int_eq(core_draft(rig.core, id, 0, NULL, 0), 0);
+    ck_assert_ptr_nonnull(rig_next());
+    ck_assert_ptr_nonnull(rig_next());
+    rig_commit();
+    rig_commit();
+    rig_run();
+    check_answer(id);
 }
 
 static void set_bit(uint32_t *mask, int32_t id)
@@ -120,7 +144,7 @@ TEST(masks_come_while_a_step_is_in_flight)
     uint64_t id;
 
     start_with_masks();
-    id = request(false, true);
+    id = request(true);
     b = rig_next();
     ck_assert(b->n_tokens == 10 && b->n_rows == 1 && b->n_masks == 1);
     for (int32_t i = 0; i < N; i++) {
@@ -147,7 +171,7 @@ TEST(ended_rows_need_no_mask, .n = 2)
     uint64_t id;
 
     start_with_masks();
-    id = request(false, true);
+    id = request(true);
     rig_next();
     set_bit(mask, 200);
     ck_assert(_i == 1 || core_set_mask(rig.core, id, 0, mask, 1));
@@ -169,7 +193,7 @@ TEST(drafts_have_masks_of_their_own)
     uint64_t id;
 
     start_with_masks();
-    id = request(true, true);
+    id = request(true);
     for (int32_t i = 0; i < 3; i++)
         set_bit(masks + i * 40, 300 + i);
     ck_assert(core_set_mask(rig.core, id, 0, masks, 1));

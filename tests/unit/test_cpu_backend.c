@@ -408,6 +408,7 @@ TEST(several_wanted_rows)
         logprobs[i] = r.logprobs[0];
     }
     hand_init(&h, N + 2, FIRST, N, N);
+    h.parts.n_drafted = 1;
     h.sampling.temperature = 1.0f;
     r = hand_run(&h);
     ck_assert_int_eq(r.n_rows, N);

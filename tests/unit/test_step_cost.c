@@ -191,4 +191,22 @@ TEST(late_looks_even_out)
     ck_assert_double_le(step_cost_us(&cost, 32, 0), 1150);
 }
 
+/* Steps with drafts are apart, by their rows; the first of a size is not learnt. Where nothing is
+ * known they take as long as the decodes, and what is known fades while there are none. */
+TEST(drafts_have_points_of_their_own)
+{
+    learn(3, 1, 100);
+    ck_assert_double_eq(step_cost_draft_us(&cost, 1, 8), 100);
+    step_cost_learn_drafts(&cost, 9, 5000);
+    ck_assert_double_eq(step_cost_draft_us(&cost, 1, 8), 100);
+    step_cost_learn_drafts(&cost, 9, 300);
+    ck_assert_double_eq(step_cost_draft_us(&cost, 1, 8), 300);
+    ck_assert_double_eq(step_cost_draft_us(&cost, 1, 2), 100);
+    ck_assert_double_eq(step_cost_us(&cost, 9, 0), 900); /* of what decodes showed */
+    step_cost_learn_drafts(&cost, 9, 1e9);
+    ck_assert_double_lt(step_cost_draft_us(&cost, 1, 8), 340);
+    learn(300, 1, 100);
+    ck_assert_double_eq_tol(step_cost_draft_us(&cost, 1, 8), 100, 5);
+}
+
 RUN_TESTS("step_cost", set_up, NULL)

@@ -1,0 +1,125 @@
+/* speculation.c - which drafts the core proposes, and for whom they pay; see core.h.
+ *
+ * A prediction is what the prefix cache has behind the whole text so far, where the same prefix has
+ * been computed before; else what followed the last tokens earlier in the text (lookup.h).
+ *
+ * How many of it become drafts follows one rule: as many as give the most tokens a microsecond.
+ * With k drafts, each of which comes with chance p if those before it came, a step gives 1 + p + ..
+ * + p^k tokens of each sequence, and has (1 + k) rows of each; the others are taken to do the same,
+ * for they judge alike. What such a step takes is learnt (step_cost.h). So drafts get longer while
+ * they are right and stop where they are not; they stop under load, where a row costs what a token
+ * costs; and the loss of the second step in flight counts, because it lengthens the steps that are
+ * measured. Where others keep two in flight, a sequence with drafts has a part in every second step
+ * alone. Beside a prompt's chunks there are no drafts: the time is the prompt's.
+ */
+#include <string.h>
+
+#include "engine/core/core_impl.h"
+
+enum { MAX_CONTINUATIONS = 8 }; /* of a prefix, that are compared with the text */
+
+static const double least_gain = 1.05; /* below, the estimate may be wrong */
+
+/* Predicts what the prefix cache has behind the text, as far as the block goes. */
+static bool predict_cached(struct core *c, struct sequence *s)
+{
+    const int32_t len = c->options.block_len, n = sequence_n_tokens(s);
+    const struct node *node = prefix_cache_node(c->cache, s->chain);
+    int32_t at = s->n_chained * len, n_left = MAX_CONTINUATIONS;
+    struct lookup *l = s->lookup;
+    const int32_t *tail;
+
+    for (; node && n - at >= len; at += len) /* steps in flight have written more than is listed */
+        node = prefix_cache_lookup(c->cache, prefix_cache_chain(c->cache, node),
+                                   sequence_tokens(s, at, len, c->block_tokens));
+    if (!node || list_empty(&node->children))
+        return false;
+    tail = sequence_tokens(s, at, n - at, c->block_tokens);
+    for (struct list *k = node->children.prev; k != &node->children && n_left > 0;
+         k = k->prev, n_left--) {
+        const int32_t *there = prefix_cache_tokens(c->cache, CONTAINER_OF(k, struct node, sibling));
+
+        if (memcmp(there, tail, (size_t)(n - at) * sizeof(*tail)) != 0)
+            continue;
+        l->n_predicted = least(at + len - n, CORE_MAX_DRAFTS);
+        memcpy(l->predicted, there + n - at, (size_t)l->n_predicted * sizeof(*there));
+        return true;
+    }
+    return false;
+}
+
+/* How many drafts of such a chance give the most tokens a microsecond. */
+static int32_t best_length(const struct core *c, const struct sequence *s, double chance,
+                           int32_t most)
+{
+    const bool others_ahead = c->n_ahead > !s->waits;
+    const int32_t n = c->n_decoding;
+    const double plain = step_cost_us(&c->cost, n, 0);
+    double tokens = 1, part = 1, best_gain = least_gain;
+    int32_t best = 0;
+
+    for (int32_t k = 1; k <= most && n * (1 + k) <= c->options.max_seqs; k++) {
+        const double us = step_cost_draft_us(&c->cost, n, n * k);
+        double gain;
+
+        part *= chance;
+        tokens += part;
+        gain = us > plain ? tokens * plain / us : tokens;
+        gain = others_ahead ? gain / 2 : gain;
+        if (gain > best_gain) {
+            best_gain = gain;
+            best = k;
+        }
+    }
+    return best;
+}
+
+static bool may_have_drafts(const struct core *c, const struct sequence *s)
+{
+    return c->n_prefilling == 0 && !core_is_offloaded(s) && s->state == SEQ_DECODE;
+}
+
+/* Predicts what comes next, and returns how much of it may be drafts. */
+static int32_t predict(struct core *c, struct sequence *s)
+{
+    struct lookup *l = s->lookup;
+    const int32_t left = s->request->max_tokens - s->n_generated - 1;
+
+    if (!l)
+        return 0;
+    if (!predict_cached(c, s))
+        lookup_predict(l, s);
+    return may_have_drafts(c, s) ? best_length(c, s, l->chance, least(l->n_predicted, left)) : 0;
+}
+
+void core_learn(const struct core *c, struct sequence *s)
+{
+    if (!s->lookup && c->options.speculate && sequence_runs(s) &&
+        !sampling_needs_history(&s->sampling))
+        s->lookup = lookup_new(s->request->n_prompt, s->request->max_tokens);
+    if (s->lookup)
+        lookup_told(s->lookup, s);
+}
+
+void core_speculate(struct core *c, struct sequence *s)
+{
+    if (s->lookup && !s->request->masks)
+        (void)core_set_drafts(s, s->lookup->predicted, predict(c, s));
+}
+
+int32_t core_propose(struct core *c, uint64_t id, int32_t choice, int32_t *tokens)
+{
+    struct sequence *s = core_choice(c, id, choice);
+    const int32_t n = s ? predict(c, s) : 0;
+
+    if (n > 0)
+        memcpy(tokens, s->lookup->predicted, (size_t)n * sizeof(*tokens));
+    return n;
+}
+
+int32_t core_certain(struct core *c, uint64_t id, int32_t choice)
+{
+    const struct sequence *s = core_choice(c, id, choice);
+
+    return s && may_have_drafts(c, s) ? best_length(c, s, 1, CORE_MAX_DRAFTS) : 0;
+}
