@@ -2,10 +2,7 @@
 #include "daemon/replies.h"
 
 #include <errno.h>
-#include <inttypes.h>
-#include <stdio.h>
 #include <stdlib.h>
-#include <sys/random.h>
 
 #include "proto/unpack.h"
 #include "proto/utf8.h"
@@ -13,6 +10,16 @@
 static ProtobufCBinaryData binary(struct text t)
 {
     return (ProtobufCBinaryData){t.len, (uint8_t *)(uintptr_t)t.data};
+}
+
+void reply_fill_call(Nvllm__V1__ToolCall *out, const struct chat_tool_call *call)
+{
+    nvllm__v1__tool_call__init(out);
+    out->has_name = out->has_arguments = true;
+    out->name = binary(call->name);
+    out->arguments = binary(call->arguments_json);
+    out->has_id = call->id.len > 0;
+    out->id = binary(call->id);
 }
 
 int reply_put(struct connection *c, uint64_t id, Nvllm__V1__ServerFrame__EventCase event,
@@ -37,28 +44,15 @@ static const Nvllm__V1__FinishReason finish_reasons[] = {
     [CORE_REASON_NO_MEMORY] = NVLLM__V1__FINISH_REASON__FINISH_ERROR,
 };
 
-/* Tool calls get ids, by which later messages name them: at random, because those of several
- * answers, and of several runs of the daemon, meet in one conversation. */
 static int put_tool_calls(struct unpacked *u, Nvllm__V1__Delta *d, const struct engine_event *ev)
 {
-    enum { ID_BYTES = sizeof("call_") + 16 };
     Nvllm__V1__ToolCall *calls = unpacked_list(u, &d->tool_calls, ev->n_calls, sizeof(*calls));
-    char *id = unpacked_alloc(u, ev->n_calls, ID_BYTES);
-    uint64_t number;
 
-    if (!calls || !id)
+    if (!calls)
         return -ENOMEM;
     d->n_tool_calls = ev->n_calls;
-    for (size_t i = 0; i < ev->n_calls; i++, id += ID_BYTES) {
-        if (getrandom(&number, sizeof(number), 0) != sizeof(number))
-            return -errno;
-        nvllm__v1__tool_call__init(&calls[i]);
-        calls[i].has_name = calls[i].has_arguments = calls[i].has_id = true;
-        calls[i].name = binary(ev->calls[i].name);
-        calls[i].arguments = binary(ev->calls[i].arguments_json);
-        calls[i].id.len = (size_t)snprintf(id, ID_BYTES, "call_%016" PRIx64, number);
-        calls[i].id.data = (uint8_t *)id;
-    }
+    for (size_t i = 0; i < ev->n_calls; i++)
+        reply_fill_call(&calls[i], &ev->calls[i]);
     return 0;
 }
 

@@ -86,6 +86,26 @@ static void expect_answer(struct job *j, struct text prompt)
         answer_parser_init(&j->answer, format, answer_is_begun(prompt));
 }
 
+/* A chat that goes on with what was said. */
+static int encode_turn(struct job *j, const struct jinja_text *text)
+{
+    struct transcript_prompt *turn = j->request.turn;
+    struct token_list *prompt = &j->prompt;
+    int r = transcript_prompt(turn, j->engine->tokenizer, text);
+
+    if (r < 0)
+        return r;
+    if (!array_reserve(&prompt->ids, &prompt->cap, turn->n_kept + turn->rest.n,
+                       sizeof(*prompt->ids)))
+        return -ENOMEM;
+    if (turn->n_kept)
+        memcpy(prompt->ids, turn->said->ids.ids, turn->n_kept * sizeof(*prompt->ids));
+    if (turn->rest.n)
+        memcpy(prompt->ids + turn->n_kept, turn->rest.ids, turn->rest.n * sizeof(*prompt->ids));
+    prompt->n = turn->n_kept + turn->rest.n;
+    return 0;
+}
+
 static int encode_chat(struct job *j, struct err *e)
 {
     struct jinja_text text;
@@ -94,8 +114,11 @@ static int encode_chat(struct job *j, struct err *e)
     if (r < 0)
         return r;
     expect_answer(j, (struct text){text.data, text.len});
-    r = tokenizer_encode(j->engine->tokenizer, (struct text){text.data, text.len}, text.ranges,
-                         text.n_ranges, &j->prompt);
+    if (j->request.turn)
+        r = encode_turn(j, &text);
+    else
+        r = tokenizer_encode(j->engine->tokenizer, (struct text){text.data, text.len}, text.ranges,
+                             text.n_ranges, &j->prompt);
     jinja_text_deinit(&text);
     return r < 0 ? err_set(e, r, "the chat is too long") : 0;
 }
