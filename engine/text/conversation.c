@@ -200,8 +200,7 @@ int conversation_add(struct conversation *c, const struct chat_message *messages
     if (!array_reserve(&c->turns, &c->turns_cap, c->n_turns + 2, sizeof(*c->turns)) ||
         add_messages(c, messages, n) < 0)
         return -ENOMEM;
-    if (add_messages(c, answer, 1) < 0 ||
-        transcript_add(&c->transcript, prompt, ids, n_ids) < 0) {
+    if (add_messages(c, answer, 1) < 0 || transcript_add(&c->transcript, prompt, ids, n_ids) < 0) {
         drop_messages(c, before);
         return -ENOMEM;
     }

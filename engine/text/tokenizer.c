@@ -27,7 +27,7 @@ struct encoder {
 /* The added tokens in a text, inside one of the ranges each, from left to right. */
 struct matches {
     const struct tokenizer *t;
-    bool normalized; /* whether the text, and so the tokens, are */
+    bool normalized;        /* whether the text, and so the tokens, are */
     enum piece_place place; /* of the text's beginning */
     struct text text;
     const struct text_range *ranges;

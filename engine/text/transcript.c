@@ -161,8 +161,8 @@ static int encode_rest(struct transcript_prompt *p, const struct tokenizer *toke
         const struct text_range *own = &text->ranges[i];
 
         if (own->end > c->at)
-            ranges[n++] = (struct text_range){own->start > c->at ? own->start - c->at : 0,
-                                              own->end - c->at};
+            ranges[n++] =
+                (struct text_range){own->start > c->at ? own->start - c->at : 0, own->end - c->at};
     }
     r = p->n_kept ? tokenizer_encode_after(tokenizer, p->said->ids.ids[p->n_kept - 1], rest, ranges,
                                            n, &p->rest)
@@ -206,8 +206,9 @@ int transcript_add(struct transcript *t, const struct transcript_prompt *p, cons
     transcript_cut(t, p->n_kept);
     must(t->ids.n == p->n_kept);
     add_piece(t, p->rest.ids,
-              (struct transcript_piece){
-                  .n_ids = p->rest.n, .n_bytes = p->rest_bytes, .hash = p->rest_hash});
+              (struct transcript_piece){.n_ids = p->rest.n,
+                                        .n_bytes = p->rest_bytes,
+                                        .hash = p->rest_hash});
     add_piece(t, answer, (struct transcript_piece){.n_ids = n_answer, .sampled = true});
     return 0;
 }
