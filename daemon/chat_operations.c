@@ -16,6 +16,15 @@
 
 enum { LOG_EVERY_MS = 60 * 1000 };
 
+/* Of the clock, since 1970: unlike server_now_us() it goes on after a restart. */
+static int64_t now_us(void)
+{
+    struct timespec t;
+
+    clock_gettime(CLOCK_REALTIME, &t);
+    return (int64_t)t.tv_sec * 1000000 + t.tv_nsec / 1000;
+}
+
 /* ---- names */
 
 /* One of the caller's by a field's name. */
@@ -72,14 +81,14 @@ static void fill_info(Nvllm__V1__SessionInfo *m, const struct chat_session *c)
     nvllm__v1__session_info__init(m);
     m->name = reply_text(c->name);
     m->has_uid = m->has_turns = m->has_messages = m->has_tokens = m->has_bytes = true;
-    m->has_created_s = m->has_used_s = m->has_busy = true;
+    m->has_created_us = m->has_used_us = m->has_busy = true;
     m->uid = c->account->uid;
     m->turns = (uint32_t)c->talk->n_turns;
     m->messages = (uint32_t)c->talk->chat.n_messages;
     m->tokens = (uint32_t)c->talk->transcript.ids.n;
     m->bytes = c->bytes;
-    m->created_s = c->created_s;
-    m->used_s = c->used_s;
+    m->created_us = c->created_us;
+    m->used_us = c->used_us;
     m->busy = c->busy;
 }
 
@@ -164,7 +173,7 @@ static int enter(struct session_call *call, const char *name, struct conversatio
     int r = chat_session_check(s->account, s->server->parts.options, 1, bytes, e);
 
     if (r == 0)
-        r = chat_session_new(&c, &s->server->accounts, s->account->uid, name, talk, time(NULL));
+        r = chat_session_new(&c, &s->server->accounts, s->account->uid, name, talk, now_us());
     if (r < 0) {
         conversation_free(talk);
         return r;
@@ -233,7 +242,7 @@ int chat_rewind(struct session_call *call, struct refusal *e)
     if (r < 0)
         return r;
     conversation_rewind(c->talk, turns);
-    chat_session_changed(c, time(NULL));
+    chat_session_changed(c, now_us());
     return answer(call, c, false);
 }
 
@@ -394,7 +403,7 @@ int chat_end_turn(struct pending *p, const struct engine_event *ev)
     struct chat_turn *t = p->turn;
     const struct chat_session *c = t->of;
     const bool cut_off = s->closed && !p->session;
-    int r = chat_turn_end(t, ev->type == ENGINE_DONE && !cut_off, time(NULL));
+    int r = chat_turn_end(t, ev->type == ENGINE_DONE && !cut_off, now_us());
 
     if (r <= 0)
         return r;
@@ -409,25 +418,27 @@ static void warn_of_file(const char *text)
 }
 
 /* chat_session_store_read(): a session of an earlier daemon. */
-static int take_file(void *server, const uint8_t *data, size_t bytes, struct err *e)
+static int take_file(void *server, const char *file, const uint8_t *data, size_t bytes,
+                     struct err *e)
 {
     struct server *s = server;
+    char wanted[CHAT_SESSION_FILE_NAME];
     struct chat_session_record record;
-    struct account *account;
     struct chat_session *c;
     int r = chat_session_unpack(&record, data, bytes, s->model, &s->rules, e);
 
     if (r < 0)
         return r;
-    account = id_map_get(&s->accounts.by_uid, record.uid);
-    if (account && chat_session_find(account, record.name))
-        r = err_set(e, -EBADMSG, "there is a session of its user and name already");
+    chat_session_file_name(wanted, record.uid, record.name);
+    if (strcmp(file, wanted) != 0)
+        r = err_set(e, -EBADMSG, "it was written as %s", wanted);
     else
-        r = chat_session_new(&c, &s->accounts, record.uid, record.name, record.talk, record.used_s);
+        r = chat_session_new(&c, &s->accounts, record.uid, record.name, record.talk,
+                             record.used_us);
     if (r < 0)
         conversation_free(record.talk);
     else
-        c->created_s = record.created_s;
+        c->created_us = record.created_us;
     return r;
 }
 

@@ -34,7 +34,7 @@ struct chat_session *chat_session_find(const struct account *account, const char
 }
 
 int chat_session_new(struct chat_session **out, struct accounts *accounts, uid_t uid,
-                     const char *name, struct conversation *talk, int64_t now_s)
+                     const char *name, struct conversation *talk, int64_t now_us)
 {
     struct chat_session *c = calloc(1, sizeof(*c));
 
@@ -50,9 +50,9 @@ int chat_session_new(struct chat_session **out, struct accounts *accounts, uid_t
     list_init(&c->link);
     memcpy(c->name, name, strlen(name) + 1);
     c->talk = talk;
-    c->created_s = now_s;
+    c->created_us = now_us;
     account_add(c->account, ACCOUNT_SESSIONS, 1);
-    chat_session_changed(c, now_s);
+    chat_session_changed(c, now_us);
     *out = c;
     return 0;
 }
@@ -68,16 +68,22 @@ void chat_session_free(struct chat_session *c)
     free(c);
 }
 
-void chat_session_changed(struct chat_session *c, int64_t now_s)
+static bool is_older(const struct list *a, const struct list *b)
+{
+    return CONTAINER_OF(a, const struct chat_session, link)->used_us <
+           CONTAINER_OF(b, const struct chat_session, link)->used_us;
+}
+
+void chat_session_changed(struct chat_session *c, int64_t now_us)
 {
     const uint64_t bytes = sizeof(*c) + conversation_bytes(c->talk);
 
     account_add(c->account, ACCOUNT_SESSION_BYTES, bytes);
     account_sub(c->account, ACCOUNT_SESSION_BYTES, c->bytes);
     c->bytes = bytes;
-    c->used_s = now_s;
+    c->used_us = now_us;
     list_remove(&c->link);
-    list_append(&c->account->sessions, &c->link);
+    list_insert(&c->account->sessions, &c->link, is_older);
 }
 
 int chat_session_check(const struct account *account, const struct options *o, uint64_t sessions,
@@ -246,7 +252,7 @@ void chat_turn_take(struct chat_turn *t, const struct engine_event *delta)
     ids->n += delta->n_ids;
 }
 
-int chat_turn_end(struct chat_turn *t, bool keep, int64_t now_s)
+int chat_turn_end(struct chat_turn *t, bool keep, int64_t now_us)
 {
     const struct chat_message answer = {
         .role = {"assistant", strlen("assistant")},
@@ -270,7 +276,7 @@ int chat_turn_end(struct chat_turn *t, bool keep, int64_t now_s)
                                    t->n_added, &answer, &t->prompt, t->ids.ids, t->ids.n);
     if (r < 0)
         return r;
-    chat_session_changed(c, now_s);
+    chat_session_changed(c, now_us);
     return 1;
 }
 

@@ -121,10 +121,10 @@ static int fill(Nvllm__File__SessionFile *out, const struct chat_session *c, str
         out->turn_tokens[i] = (uint32_t)talk->turns[i].n_ids;
     }
     out->name = reply_text(c->name);
-    out->has_uid = out->has_created_s = out->has_used_s = true;
+    out->has_uid = out->has_created_us = out->has_used_us = true;
     out->uid = c->account->uid;
-    out->created_s = c->created_s;
-    out->used_s = c->used_s;
+    out->created_us = c->created_us;
+    out->used_us = c->used_us;
     out->n_token_ids = talk->transcript.ids.n;
     out->token_ids = talk->transcript.ids.ids;
     return 0;
@@ -273,8 +273,8 @@ static int read_record(struct chat_session_record *out, const Nvllm__File__Sessi
     }
     memcpy(out->name, m->name, strlen(m->name) + 1);
     out->uid = m->uid;
-    out->created_s = m->created_s;
-    out->used_s = m->used_s;
+    out->created_us = m->created_us;
+    out->used_us = m->used_us;
     return 0;
 }
 

@@ -22,11 +22,9 @@
 static const char new_name[] = "new"; /* of a file that is being written: sessions' have digits */
 static const char damaged_prefix[] = "damaged-";
 
-enum { FILE_NAME = CHAT_SESSION_NAME + sizeof("4294967295-") };
-
 struct job {
     struct list link;
-    char file[FILE_NAME];
+    char file[CHAT_SESSION_FILE_NAME];
     uint8_t *data; /* NULL: the file is to be removed */
     size_t bytes;
     uint64_t id;
@@ -222,7 +220,8 @@ static void set_aside(const struct chat_session_store *s, const char *file, cons
 }
 
 static void read_file(struct chat_session_store *s, const char *file,
-                      int (*each)(void *ctx, const uint8_t *data, size_t bytes, struct err *e),
+                      int (*each)(void *ctx, const char *file, const uint8_t *data, size_t bytes,
+                                  struct err *e),
                       void *ctx, void (*warn)(const char *text))
 {
     struct err why, all;
@@ -231,7 +230,7 @@ static void read_file(struct chat_session_store *s, const char *file,
     int r = file_read_all(&data, &bytes, s->dir, file, CHAT_SESSION_FILE_MAX, &why);
 
     if (r == 0) {
-        r = each(ctx, (const uint8_t *)data, bytes, &why);
+        r = each(ctx, file, (const uint8_t *)data, bytes, &why);
         free(data);
     }
     if (r == -ENOMEM) { /* nothing is wrong with it */
@@ -244,8 +243,8 @@ static void read_file(struct chat_session_store *s, const char *file,
 }
 
 void chat_session_store_read(struct chat_session_store *s,
-                             int (*each)(void *ctx, const uint8_t *data, size_t bytes,
-                                         struct err *e),
+                             int (*each)(void *ctx, const char *file, const uint8_t *data,
+                                         size_t bytes, struct err *e),
                              void *ctx, void (*warn)(const char *text))
 {
     struct dirent **entries;
@@ -267,6 +266,11 @@ void chat_session_store_read(struct chat_session_store *s,
     free(entries);
 }
 
+void chat_session_file_name(char *out, uid_t uid, const char *name)
+{
+    snprintf(out, CHAT_SESSION_FILE_NAME, "%u-%s", (unsigned)uid, name);
+}
+
 int chat_session_store_put(struct chat_session_store *s, uid_t uid, const char *name, uint8_t *data,
                            size_t bytes, uint64_t id)
 {
@@ -275,7 +279,7 @@ int chat_session_store_put(struct chat_session_store *s, uid_t uid, const char *
     if (!j)
         return -ENOMEM;
     list_init(&j->link);
-    snprintf(j->file, sizeof(j->file), "%u-%s", (unsigned)uid, name);
+    chat_session_file_name(j->file, uid, name);
     j->data = data;
     j->bytes = bytes;
     j->id = id;

@@ -23,11 +23,16 @@ int chat_session_store_open(struct chat_session_store **out, const char *folder,
 /* Writes and removes what it was asked to, and closes. Takes NULL. */
 void chat_session_store_close(struct chat_session_store *s);
 
-/* Calls each with the bytes of every file, before anything is written. 0, or a negative errno with
- * *e why the file is refused: then it is renamed to damaged-…, and warn is told both. */
+/* A user's session's file; out has CHAT_SESSION_FILE_NAME bytes. */
+enum { CHAT_SESSION_FILE_NAME = CHAT_SESSION_NAME + sizeof("4294967295-") };
+void chat_session_file_name(char *out, uid_t uid, const char *name);
+
+/* Calls each with the name and the bytes of every file, before anything is written. 0, or a
+ * negative errno with *e why the file is refused: then it is renamed to damaged-…, and warn is told
+ * both. */
 void chat_session_store_read(struct chat_session_store *s,
-                             int (*each)(void *ctx, const uint8_t *data, size_t bytes,
-                                         struct err *e),
+                             int (*each)(void *ctx, const char *file, const uint8_t *data,
+                                         size_t bytes, struct err *e),
                              void *ctx, void (*warn)(const char *text));
 
 /* Asks for the file of a user's session to be replaced, by data of malloc() that the store frees,
