@@ -17,12 +17,12 @@
 enum { LOG_EVERY_MS = 60 * 1000 };
 
 /* Of the clock, since 1970: unlike server_now_us() it goes on after a restart. */
-static int64_t now_us(void)
+static uint64_t now_us(void)
 {
     struct timespec t;
 
     clock_gettime(CLOCK_REALTIME, &t);
-    return (int64_t)t.tv_sec * 1000000 + t.tv_nsec / 1000;
+    return (uint64_t)t.tv_sec * 1000000 + (uint64_t)t.tv_nsec / 1000;
 }
 
 /* ---- names */
@@ -76,22 +76,6 @@ static int find_turn(uint32_t *turns, const struct conversation *talk, bool give
 
 /* ---- answers */
 
-static void fill_info(Nvllm__V1__SessionInfo *m, const struct chat_session *c)
-{
-    nvllm__v1__session_info__init(m);
-    m->name = reply_text(c->name);
-    m->has_uid = m->has_turns = m->has_messages = m->has_tokens = m->has_bytes = true;
-    m->has_created_us = m->has_used_us = m->has_busy = true;
-    m->uid = c->account->uid;
-    m->turns = (uint32_t)c->talk->n_turns;
-    m->messages = (uint32_t)c->talk->chat.n_messages;
-    m->tokens = (uint32_t)c->talk->transcript.ids.n;
-    m->bytes = c->bytes;
-    m->created_us = c->created_us;
-    m->used_us = c->used_us;
-    m->busy = c->busy;
-}
-
 static void warn(struct server *s, const char *text)
 {
     if (log_due(&s->sessions_unsaved, LOG_EVERY_MS))
@@ -125,7 +109,7 @@ static int answer(struct session_call *call, const struct chat_session *c, bool 
     Nvllm__V1__SessionInfo m;
     struct pending *p;
 
-    fill_info(&m, c);
+    inspection_fill_session(&m, c);
     if (!s->server->store)
         return reply_put(s->connection, call->frame->id, EVENT(SESSION_INFO), &m);
     p = pending_new(s, call->frame->id, &(struct demand){0}, NULL);
@@ -292,7 +276,7 @@ static bool list_of(Nvllm__V1__SessionList *list, const struct account *account,
         m = unpacked_alloc(u, 1, sizeof(*m));
         if (!m)
             return false;
-        fill_info(m, CONTAINER_OF(at, struct chat_session, link));
+        inspection_fill_session(m, CONTAINER_OF(at, struct chat_session, link));
         list->sessions[list->n_sessions++] = m;
     }
     return true;
@@ -362,7 +346,7 @@ int chat_show(struct session_call *call, struct refusal *e)
     if (r < 0)
         return r;
     u = unpacked_new();
-    fill_info(&info, c);
+    inspection_fill_session(&info, c);
     contents.info = &info;
     contents.chat = &chat;
     r = u ? chat_session_fill_chat(&chat, &c->talk->chat, u) : -ENOMEM;

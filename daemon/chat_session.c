@@ -34,7 +34,7 @@ struct chat_session *chat_session_find(const struct account *account, const char
 }
 
 int chat_session_new(struct chat_session **out, struct accounts *accounts, uid_t uid,
-                     const char *name, struct conversation *talk, int64_t now_us)
+                     const char *name, struct conversation *talk, uint64_t now_us)
 {
     struct chat_session *c = calloc(1, sizeof(*c));
 
@@ -74,7 +74,7 @@ static bool is_older(const struct list *a, const struct list *b)
            CONTAINER_OF(b, const struct chat_session, link)->used_us;
 }
 
-void chat_session_changed(struct chat_session *c, int64_t now_us)
+void chat_session_changed(struct chat_session *c, uint64_t now_us)
 {
     const uint64_t bytes = sizeof(*c) + conversation_bytes(c->talk);
 
@@ -252,7 +252,7 @@ void chat_turn_take(struct chat_turn *t, const struct engine_event *delta)
     ids->n += delta->n_ids;
 }
 
-int chat_turn_end(struct chat_turn *t, bool keep, int64_t now_us)
+int chat_turn_end(struct chat_turn *t, bool keep, uint64_t now_us)
 {
     const struct chat_message answer = {
         .role = {"assistant", strlen("assistant")},

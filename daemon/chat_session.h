@@ -21,9 +21,9 @@ struct chat_session {
     struct list link;        /* in account->sessions, the last used one last */
     struct account *account; /* a reference */
     struct conversation *talk;
-    uint64_t bytes;              /* charged to the account */
-    int64_t created_us, used_us; /* since 1970; used: when it last changed */
-    bool busy;                   /* a turn is in progress */
+    uint64_t bytes;               /* charged to the account */
+    uint64_t created_us, used_us; /* since 1970; used: when it last changed */
+    bool busy;                    /* a turn is in progress */
     char name[CHAT_SESSION_NAME + 1];
 };
 
@@ -37,11 +37,11 @@ struct chat_session *chat_session_find(const struct account *account, const char
  * used yet; created_us and used_us are now_us. Limits are not checked: see chat_session_check().
  * -ENOMEM. */
 int chat_session_new(struct chat_session **out, struct accounts *accounts, uid_t uid,
-                     const char *name, struct conversation *talk, int64_t now_us);
+                     const char *name, struct conversation *talk, uint64_t now_us);
 void chat_session_free(struct chat_session *c);
 
 /* After each change: it is the last used one, and charged for what it takes. */
-void chat_session_changed(struct chat_session *c, int64_t now_us);
+void chat_session_changed(struct chat_session *c, uint64_t now_us);
 
 /* The limits, for so many more sessions and bytes of a user: 0, or -EINVAL with *e. */
 int chat_session_check(const struct account *account, const struct options *o, uint64_t sessions,
@@ -82,7 +82,7 @@ void chat_turn_take(struct chat_turn *t, const struct engine_event *delta);
 /* Ends the turn. The messages and the answer, even a part of one, become part of the session, and
  * the result is 1; 0: there is nothing to keep, because no token was generated, the model has
  * computed no numbers, or `keep` is false; the session is as before. -ENOMEM: it is, too. */
-int chat_turn_end(struct chat_turn *t, bool keep, int64_t now_us);
+int chat_turn_end(struct chat_turn *t, bool keep, uint64_t now_us);
 
 void chat_turn_free(struct chat_turn *t); /* ends it without keeping anything; takes NULL */
 

@@ -26,7 +26,7 @@ int chat_session_pack(uint8_t **data, size_t *bytes, const struct chat_session *
 struct chat_session_record {
     char name[CHAT_SESSION_NAME + 1];
     uint32_t uid;
-    int64_t created_us, used_us;
+    uint64_t created_us, used_us;
     struct conversation *talk; /* the caller's */
 };
 

@@ -186,8 +186,10 @@ int request_chat(const struct chat **out, const Nvllm__V1__Chat *m, struct unpac
 
     if (m->has_add_generation_prompt)
         refuse(&c, CODE(INVALID), "chat.add_generation_prompt", "is not of a session");
-    if (c.r == 0 && chat->n_messages > 0 && chat_check(chat, &why) < 0)
+    if (c.r == 0 && chat->n_messages > 0 && chat_check(chat, &why) < 0) { /* "field: text" */
         c.r = refusal_set(e, CODE(INVALID), "%s", why.text);
+        snprintf(e->field, sizeof(e->field), "%.*s", (int)strcspn(why.text, ":"), why.text);
+    }
     *out = chat;
     return c.r;
 }

@@ -291,6 +291,9 @@ int session_status(struct session_call *c, struct refusal *e);
  * connection_put(). */
 int trace_put(struct pending *p, const struct engine_event *ev);
 
+/* *m points to what the session does. */
+void inspection_fill_session(Nvllm__V1__SessionInfo *m, const struct chat_session *c);
+
 /* Puts a report's frame, as connection_put() does; -ENOMEM. */
 int inspection_put(const struct pending *p, const struct inspect_report *r);
 

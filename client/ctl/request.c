@@ -341,7 +341,7 @@ static bool read_format(struct reading *in, void *out, const json_t *value)
 
 #define FIELD(name, read) #name, read, ONE(ctl_request, r.name)
 
-enum { N_CHAT_FIELDS = 6, N_INPUT_FIELDS = 12, N_FIELDS = 36 };
+enum { N_CHAT_FIELDS = 6, N_INPUT_FIELDS = 12, N_FIELDS = 37 };
 
 /* First those of a chat, then other inputs, then those that are options, too. */
 static const struct member fields[N_FIELDS] = {
@@ -378,6 +378,7 @@ static const struct member fields[N_FIELDS] = {
     {FIELD(logit_bias, read_logit_bias)},
     {FIELD(priority, read_priority)},
     {FIELD(cache_salt, read_text)},
+    {FIELD(session, read_word)},
     {"response_format", read_format, ONE(ctl_request, r)},
     /* The output repeats the id; streaming changes no line of it. */
     {.name = "id"},

@@ -17,7 +17,7 @@ from harness import Case, SharedDaemon, config
 from test_ctl_alone import Fake
 
 CLIENT = harness.ROOT / "client" / "lib"
-HEADERS = [CLIENT / "nvllm_client.h", CLIENT / "nvllm_admin.h"]
+HEADERS = [CLIENT / "nvllm_client.h", CLIENT / "nvllm_admin.h", CLIENT / "nvllm_sessions.h"]
 MANUAL = harness.ROOT / "packaging" / "man" / "libnvllm-client.3.scd"
 EXAMPLES = ["oneshot", "chat", "poll_loop", "libevent_loop"]
 
@@ -149,7 +149,7 @@ class Installed(SharedDaemon):
     def test_files(self):
         """Headers, library with its version, package files, examples and the schema are there."""
         names = {p.name for p in self.prefix.rglob("*")}
-        for name in ("nvllm_client.h", "nvllm_admin.h", "libnvllm-client.so", "libnvllm-client.so.0",
+        for name in ("nvllm_client.h", "nvllm_admin.h", "nvllm_sessions.h", "libnvllm-client.so", "libnvllm-client.so.0",
                      "libnvllm-client.pc", "nvllm-client-config.cmake", "nvllm.proto",
                      "generate.py", *(e + ".c" for e in EXAMPLES)):
             self.assertIn(name, names)

@@ -26,7 +26,8 @@ MAY_INCLUDE = {
 }
 OURS = set(MAY_INCLUDE) | {"tests", "packaging"}
 # Headers that are installed into one folder: they find each other there.
-PUBLIC = {"client/lib/nvllm_client.h", "client/lib/nvllm_admin.h"}
+PUBLIC = {"client/lib/nvllm_client.h", "client/lib/nvllm_admin.h",
+          "client/lib/nvllm_sessions.h"}
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', re.M)
 
 
