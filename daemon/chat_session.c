@@ -33,6 +33,21 @@ struct chat_session *chat_session_find(const struct account *account, const char
     return NULL;
 }
 
+static bool is_older(const struct list *a, const struct list *b)
+{
+    return CONTAINER_OF(a, const struct chat_session, link)->used_us <
+           CONTAINER_OF(b, const struct chat_session, link)->used_us;
+}
+
+static void charge(struct chat_session *c)
+{
+    const uint64_t bytes = sizeof(*c) + conversation_bytes(c->talk);
+
+    account_add(c->account, ACCOUNT_SESSION_BYTES, bytes);
+    account_sub(c->account, ACCOUNT_SESSION_BYTES, c->bytes);
+    c->bytes = bytes;
+}
+
 int chat_session_new(struct chat_session **out, struct accounts *accounts, uid_t uid,
                      const char *name, struct conversation *talk, uint64_t now_us)
 {
@@ -68,22 +83,16 @@ void chat_session_free(struct chat_session *c)
     free(c);
 }
 
-static bool is_older(const struct list *a, const struct list *b)
-{
-    return CONTAINER_OF(a, const struct chat_session, link)->used_us <
-           CONTAINER_OF(b, const struct chat_session, link)->used_us;
-}
-
+/* The order is that of the changes, whatever the clock does meanwhile. */
 void chat_session_changed(struct chat_session *c, uint64_t now_us)
 {
-    const uint64_t bytes = sizeof(*c) + conversation_bytes(c->talk);
+    const struct chat_session *last =
+        CONTAINER_OF(c->account->sessions.prev, struct chat_session, link);
 
-    account_add(c->account, ACCOUNT_SESSION_BYTES, bytes);
-    account_sub(c->account, ACCOUNT_SESSION_BYTES, c->bytes);
-    c->bytes = bytes;
-    c->used_us = now_us;
+    c->used_us = now_us > last->used_us ? now_us : last->used_us;
     list_remove(&c->link);
-    list_insert(&c->account->sessions, &c->link, is_older);
+    list_append(&c->account->sessions, &c->link);
+    charge(c);
 }
 
 int chat_session_check(const struct account *account, const struct options *o, uint64_t sessions,

@@ -34,8 +34,8 @@ bool chat_session_name_valid(const char *name);
 struct chat_session *chat_session_find(const struct account *account, const char *name);
 
 /* Adds a session, which takes ownership of the conversation on success. The name is valid and not
- * used yet; created_us and used_us are now_us. Limits are not checked: see chat_session_check().
- * -ENOMEM. */
+ * used yet; created_us and used_us are now_us, of an earlier run too. Limits are not checked: see
+ * chat_session_check(). -ENOMEM. */
 int chat_session_new(struct chat_session **out, struct accounts *accounts, uid_t uid,
                      const char *name, struct conversation *talk, uint64_t now_us);
 void chat_session_free(struct chat_session *c);

@@ -188,13 +188,13 @@ static const struct usage_command commands[] = {
     COMMAND("sessions", "list, show, create, fork, rewind or delete sessions",
             .synopsis = "[list] [--limit N] [--all] [--json]\n"
                         "show NAME [--ids] [--json]\n"
-                        "create NAME [--system TEXT] [--think] [--no-think] [--tools FILE] "
-                        "[--json]\n"
+                        "create NAME [--system TEXT] [--think|--no-think] [OPTION…]\n"
                         "fork NAME NEW-NAME [--turns N] [--json]\n"
                         "rewind NAME TURNS [--json]\n"
                         "delete NAME [--user NAME|UID] [--json]",
             .text =
-                "Sessions are conversations that nvllmd holds, see “nvllmctl chat --session”.\n"
+                "Sessions are conversations that nvllmd holds; “nvllmctl help chat” says how to\n"
+                "have one.\n"
                 "Lists them, the last used one first; shows the messages of one, by turns;\n"
                 "creates one with a system message and tools, a JSON array; copies all or the\n"
                 "first turns of one to another; drops all but the first turns; deletes one.\n"
