@@ -65,9 +65,10 @@ int chat_session_new(struct chat_session **out, struct accounts *accounts, uid_t
     list_init(&c->link);
     memcpy(c->name, name, strlen(name) + 1);
     c->talk = talk;
-    c->created_us = now_us;
+    c->created_us = c->used_us = now_us;
+    list_insert(&c->account->sessions, &c->link, is_older);
     account_add(c->account, ACCOUNT_SESSIONS, 1);
-    chat_session_changed(c, now_us);
+    charge(c);
     *out = c;
     return 0;
 }
