@@ -188,7 +188,7 @@ static const struct usage_command commands[] = {
     COMMAND("sessions", "list, show, create, fork, rewind or delete sessions",
             .synopsis = "[list] [--limit N] [--all] [--json]\n"
                         "show NAME [--ids] [--json]\n"
-                        "create NAME [--system TEXT] [--think|--no-think] [OPTION…]\n"
+                        "create NAME [OPTION…]\n"
                         "fork NAME NEW-NAME [--turns N] [--json]\n"
                         "rewind NAME TURNS [--json]\n"
                         "delete NAME [--user NAME|UID] [--json]",

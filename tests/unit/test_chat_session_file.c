@@ -166,7 +166,6 @@ TEST(a_file_holds_all_of_a_session)
     ck_conversation_eq(record.talk, session->talk);
     conversation_free(record.talk);
 }
-END_TEST
 
 TEST(every_flipped_bit_is_seen)
 {
@@ -179,7 +178,6 @@ TEST(every_flipped_bit_is_seen)
         file[i / 8] ^= (uint8_t)(1 << i % 8);
     }
 }
-END_TEST
 
 /* In memory of its own each, so that sanitizers see a read behind its end. */
 TEST(every_cut_file_is_refused)
@@ -192,7 +190,6 @@ TEST(every_cut_file_is_refused)
         free(cut);
     }
 }
-END_TEST
 
 TEST(another_models_file_is_refused)
 {
@@ -202,7 +199,6 @@ TEST(another_models_file_is_refused)
     file[14] = '2';
     ck_refused(file, bytes, model, "another version");
 }
-END_TEST
 
 /* ---- files whose sum is right, but not what they say */
 
@@ -328,7 +324,6 @@ TEST(parts_that_do_not_go_together_are_refused, .n = N(changes))
     free(changed);
     unpacked_free(u);
 }
-END_TEST
 
 /* ---- names and limits */
 
@@ -348,7 +343,6 @@ TEST(names_are_letters_digits_and_a_few_marks)
     longest[CHAT_SESSION_NAME] = '\0';
     ck_assert(chat_session_name_valid(longest));
 }
-END_TEST
 
 TEST(accounts_are_charged_and_limits_named)
 {
@@ -372,6 +366,5 @@ TEST(accounts_are_charged_and_limits_named)
     chat_session_changed(session, 2000000);
     ck_assert_uint_eq(own->amounts[ACCOUNT_SESSION_BYTES], session->bytes);
 }
-END_TEST
 
 RUN_TESTS("chat_session_file", set_up, tear_down)

@@ -149,7 +149,6 @@ TEST(every_id_of_plain_chatml_is_kept)
     }
     conversation_free(c);
 }
-END_TEST
 
 /* Letter by letter, as the tokenizer would not make it. */
 TEST(ids_stay_as_they_were_sampled)
@@ -180,7 +179,6 @@ TEST(ids_stay_as_they_were_sampled)
               "<|im_start|>user\nGo on<|im_end|>\n<|im_start|>assistant\nok<|im_end|>");
     conversation_free(c);
 }
-END_TEST
 
 /* A stop string's tokens are not part of the message. */
 TEST(an_answer_is_kept_as_far_as_its_message_goes)
@@ -197,7 +195,6 @@ TEST(an_answer_is_kept_as_far_as_its_message_goes)
     ck_assert_uint_eq(c->turns[1].n_ids, kept);
     conversation_free(c);
 }
-END_TEST
 
 /* ---- templates that rewrite it */
 
@@ -218,7 +215,6 @@ TEST(dropped_reasoning_cuts_before_the_answer)
     ck_assert_uint_eq(c->turns[1].n_ids, ids_to(&c->transcript, first));
     conversation_free(c);
 }
-END_TEST
 
 /* Within one turn of several calls of tools reasoning stays, and so do all ids. */
 TEST(reasoning_that_the_template_keeps_is_kept)
@@ -251,7 +247,6 @@ TEST(reasoning_that_the_template_keeps_is_kept)
     free(ids.ids);
     conversation_free(c);
 }
-END_TEST
 
 TEST(a_template_that_rewrites_the_system_prompt_keeps_nothing)
 {
@@ -271,7 +266,6 @@ TEST(a_template_that_rewrites_the_system_prompt_keeps_nothing)
     chat_template_free(t);
     conversation_free(c);
 }
-END_TEST
 
 /* One that cuts the space around what was said. */
 TEST(a_template_that_trims_cuts_at_the_space)
@@ -288,7 +282,6 @@ TEST(a_template_that_trims_cuts_at_the_space)
     chat_template_free(t);
     conversation_free(c);
 }
-END_TEST
 
 /* The same bytes, but now the template's: they would be special tokens, and are not those that were
  * said. */
@@ -308,7 +301,6 @@ TEST(text_that_changes_its_writer_is_not_kept)
     chat_template_free(after);
     conversation_free(c);
 }
-END_TEST
 
 /* ---- turns */
 
@@ -345,7 +337,6 @@ TEST(a_rewound_conversation_goes_on_as_it_did)
     free(all.ids);
     conversation_free(c);
 }
-END_TEST
 
 /* Whatever was cut in between: what is left spells what the template makes of it. */
 TEST(a_turn_after_cuts_and_rewinds_is_the_rendering)
@@ -371,7 +362,6 @@ TEST(a_turn_after_cuts_and_rewinds_is_the_rendering)
     }
     conversation_free(c);
 }
-END_TEST
 
 TEST(bytes_count_what_is_held)
 {
@@ -390,6 +380,5 @@ TEST(bytes_count_what_is_held)
     ck_assert_uint_eq(conversation_bytes(c), empty);
     conversation_free(c);
 }
-END_TEST
 
 RUN_TESTS("conversation", set_up, tear_down)
