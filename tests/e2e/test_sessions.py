@@ -73,7 +73,7 @@ class Sessions(Base):
         and computes no more than what is new and a block."""
         rng = random.Random(3)
         with Daemon() as d, d.connect() as w:
-            create(w, "long", messages=system())
+            create(w, "long", messages=system(SYSTEM[:scaled(None, 2000)]))
             said, before = [], 0
             for i in range(scaled(50, 8)):
                 a = turn(w, "long", f"Spell lion, then {rng.randrange(1000)} + {i}.", seed=i)
@@ -84,7 +84,8 @@ class Sessions(Base):
                 self.assertEqual(now[prompt:], a.choices[0].ids, i)
                 self.assertEqual(len(now), prompt + completed)
                 if i > 0:
-                    self.assertGreaterEqual(cached, 0.995 * before, i)
+                    self.assertGreaterEqual(cached, before - BLOCK, i)
+                    self.assertGreaterEqual(cached, scaled(0.995, 0.9) * before, i)
                     self.assertLessEqual(prompt - cached, prompt - before + BLOCK, i)
                 said, before = now, len(now)
             self.assertEqual(info(w, "long")["turns"], scaled(50, 8))
@@ -413,12 +414,12 @@ class Files(Base):
     def test_cached_after_a_stop(self):
         """A stop leaves the blocks of a session on disk: the next daemon's turn finds them."""
         with self.daemon() as d, d.connect() as w:
-            create(w, "a", messages=system(SYSTEM[:6000]))
+            create(w, "a", messages=system(SYSTEM[:scaled(6000, 1000)]))
             turn(w, "a", "Hi")
             before = len(ids(w, "a"))
         with self.daemon() as d, d.connect() as w:
             prompt, cached, _ = usage(turn(w, "a", "Hi again"))
-            self.assertGreaterEqual(cached, 0.995 * before - BLOCK)
+            self.assertGreaterEqual(cached, before - 2 * BLOCK)
             self.assertLess(prompt - cached, prompt - before + 2 * BLOCK)
 
     def test_killed_at_any_time(self):
