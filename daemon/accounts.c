@@ -32,6 +32,7 @@ struct account *account_get(struct accounts *a, uid_t uid)
             return NULL;
         one->all = a;
         one->uid = uid;
+        list_init(&one->sessions);
         if (id_map_put(&a->by_uid, uid, one) < 0) {
             free(one);
             return NULL;

@@ -14,6 +14,7 @@
 
 #include "engine/util/err.h"
 #include "engine/util/id_map.h"
+#include "engine/util/list.h"
 
 enum account_item {
     ACCOUNT_CONNECTIONS,
@@ -23,6 +24,8 @@ enum account_item {
     ACCOUNT_BUFFER_BYTES,  /* of incomplete frames and unread answers */
     ACCOUNT_REQUEST_BYTES, /* unpacked messages until the engine admits them, and the engine's
                             * memory, answers included, until the end */
+    ACCOUNT_SESSIONS,      /* of chats, see chat_session.h */
+    ACCOUNT_SESSION_BYTES, /* of all these */
     N_ACCOUNT_ITEMS,
 };
 
@@ -31,6 +34,7 @@ struct account {
     uid_t uid;
     uint32_t refs;
     atomic_uint_fast64_t amounts[N_ACCOUNT_ITEMS];
+    struct list sessions;     /* struct chat_session */
     uint64_t round, round_us; /* the loop's time that its frames took in that round */
 };
 

@@ -185,6 +185,7 @@ FILLER(cache_change, CacheChanged, cache_changed, struct inspect_report, CACHE_C
 FILLER(sleep_change, Slept, slept, struct inspect_report, SLEEP_CHANGE_FIELDS)
 FILLER(why_waiting, Explanation, explanation, struct inspect_report, WHY_WAITING_FIELDS)
 FILLER(why_cached, Explanation, explanation, struct inspect_report, WHY_CACHED_FIELDS)
+FILLER(session_info, SessionInfo, session_info, struct chat_session, SESSION_INFO_FIELDS)
 
 /* The engine numbers its enums as the protocol does. */
 _Static_assert((int)INSPECT_ENDING == (int)NVLLM__V1__REQUEST_STATE__REQUEST_ENDING, "states");
@@ -290,6 +291,11 @@ static const struct {
     [INSPECT_WAKE] = {EVENT(SLEPT), fill_sleep_change},
     [INSPECT_TRACE] = {EVENT(TRACED), fill_traced},
 };
+
+void inspection_fill_session(Nvllm__V1__SessionInfo *m, const struct chat_session *c)
+{
+    (void)fill_session_info(m, c, NULL);
+}
 
 int inspection_put(const struct pending *p, const struct inspect_report *r)
 {

@@ -244,6 +244,12 @@ static void warn_of_disk(const char *text)
     log_text(LOG_LEVEL_WARNING, "cache_disk", text, "%s", "");
 }
 
+/* NULL: there is none. */
+static const char *state_folder(const struct options *o)
+{
+    return *o->cache_folder ? o->cache_folder : getenv("STATE_DIRECTORY");
+}
+
 static int start_engine(struct engine **out, const struct options *o,
                         const struct backend_choice *choice, struct err *e)
 {
@@ -263,7 +269,7 @@ static int start_engine(struct engine **out, const struct options *o,
         .n_tokenizer_threads = (int32_t)o->tokenizer_threads,
         .event_bytes = EVENT_BYTES,
     };
-    const char *folder = *o->cache_folder ? o->cache_folder : getenv("STATE_DIRECTORY");
+    const char *folder = state_folder(o);
     int r = 0;
 
     options.disk_folder = folder;
@@ -340,6 +346,7 @@ static int serve(struct command_line *c)
         follow(o, &choice, name);
     parts.model = name;
     parts.backend = choice.ops->name;
+    parts.session_folder = o->disk ? state_folder(o) : NULL;
     if ((r = rights_init(&parts.rights, o->admin_group, &e)) < 0 ||
         (r = open_listeners(parts.listeners, o, &e)) < 0 ||
         (r = start_engine(&parts.engine, o, &choice, &e)) < 0 ||

@@ -98,6 +98,15 @@ struct device_list {
     X(REQUEST_BYTES_PER_UID, request_bytes_per_uid, max_request_bytes_per_uid, BYTES, 65536,       \
       INT64_C(1) << 40, "256M", BUSY, SOON_MS, "bytes of requests in progress of this user",       \
       "memory of one user's requests in progress")                                                 \
+    X(SESSIONS_PER_UID, sessions_per_uid, max_sessions_per_uid, INT, 0, 10000, "100", INVALID, 0,  \
+      "sessions of this user", "sessions that the daemon holds for one user")                      \
+    X(SESSION_TOKENS, session_tokens, max_session_tokens, INT, 0, INT32_MAX, "0", TOO_LONG, 0,     \
+      "tokens", "tokens with which a turn of a session may begin; 0: the model's limit")           \
+    X(SESSION_BYTES, session_bytes, max_session_bytes, BYTES, 0, INT64_C(1) << 40, "256M",         \
+      INVALID, 0, "bytes of all sessions", "memory of all sessions")                               \
+    X(SESSION_BYTES_PER_UID, session_bytes_per_uid, max_session_bytes_per_uid, BYTES, 0,           \
+      INT64_C(1) << 40, "64M", INVALID, 0, "bytes of this user's sessions",                        \
+      "memory of one user's sessions")                                                             \
     X(BUFFER_BYTES, buffer_bytes, max_buffer_bytes, BYTES, 1 << 20, INT64_C(1) << 40, "1G", BUSY,  \
       LATER_MS, "bytes of all connections' buffers",                                               \
       "memory of partly received requests and unread answers; over it the connections with the "   \

@@ -2,10 +2,7 @@
 #include "daemon/replies.h"
 
 #include <errno.h>
-#include <inttypes.h>
-#include <stdio.h>
 #include <stdlib.h>
-#include <sys/random.h>
 
 #include "proto/unpack.h"
 #include "proto/utf8.h"
@@ -13,6 +10,16 @@
 static ProtobufCBinaryData binary(struct text t)
 {
     return (ProtobufCBinaryData){t.len, (uint8_t *)(uintptr_t)t.data};
+}
+
+void reply_fill_call(Nvllm__V1__ToolCall *out, const struct chat_tool_call *call)
+{
+    nvllm__v1__tool_call__init(out);
+    out->has_name = out->has_arguments = true;
+    out->name = binary(call->name);
+    out->arguments = binary(call->arguments_json);
+    out->has_id = call->id.len > 0;
+    out->id = binary(call->id);
 }
 
 int reply_put(struct connection *c, uint64_t id, Nvllm__V1__ServerFrame__EventCase event,
@@ -27,6 +34,16 @@ int reply_put(struct connection *c, uint64_t id, Nvllm__V1__ServerFrame__EventCa
     return connection_put(c, &f.base, NULL, 0);
 }
 
+int reply_prepare(struct engine_packed *out, Nvllm__V1__ServerFrame__EventCase event, void *message,
+                  size_t most_bytes)
+{
+    Nvllm__V1__ServerFrame f = NVLLM__V1__SERVER_FRAME__INIT;
+
+    f.event_case = event;
+    f.status = message; /* as in reply_put() */
+    return frame_body_pack(&out->data, &out->bytes, &f.base, most_bytes);
+}
+
 static const Nvllm__V1__FinishReason finish_reasons[] = {
     [CORE_REASON_NONE] = NVLLM__V1__FINISH_REASON__FINISH_NONE,
     [CORE_REASON_STOP] = NVLLM__V1__FINISH_REASON__FINISH_STOP,
@@ -37,28 +54,15 @@ static const Nvllm__V1__FinishReason finish_reasons[] = {
     [CORE_REASON_NO_MEMORY] = NVLLM__V1__FINISH_REASON__FINISH_ERROR,
 };
 
-/* Tool calls get ids, by which later messages name them: at random, because those of several
- * answers, and of several runs of the daemon, meet in one conversation. */
 static int put_tool_calls(struct unpacked *u, Nvllm__V1__Delta *d, const struct engine_event *ev)
 {
-    enum { ID_BYTES = sizeof("call_") + 16 };
     Nvllm__V1__ToolCall *calls = unpacked_list(u, &d->tool_calls, ev->n_calls, sizeof(*calls));
-    char *id = unpacked_alloc(u, ev->n_calls, ID_BYTES);
-    uint64_t number;
 
-    if (!calls || !id)
+    if (!calls)
         return -ENOMEM;
     d->n_tool_calls = ev->n_calls;
-    for (size_t i = 0; i < ev->n_calls; i++, id += ID_BYTES) {
-        if (getrandom(&number, sizeof(number), 0) != sizeof(number))
-            return -errno;
-        nvllm__v1__tool_call__init(&calls[i]);
-        calls[i].has_name = calls[i].has_arguments = calls[i].has_id = true;
-        calls[i].name = binary(ev->calls[i].name);
-        calls[i].arguments = binary(ev->calls[i].arguments_json);
-        calls[i].id.len = (size_t)snprintf(id, ID_BYTES, "call_%016" PRIx64, number);
-        calls[i].id.data = (uint8_t *)id;
-    }
+    for (size_t i = 0; i < ev->n_calls; i++)
+        reply_fill_call(&calls[i], &ev->calls[i]);
     return 0;
 }
 
@@ -127,16 +131,34 @@ static void fill_usage(Nvllm__V1__Usage *u, Nvllm__V1__Timing *t, const struct c
     t->total_ms = ms_between(usage->arrival_us, usage->end_us);
 }
 
+struct done {
+    Nvllm__V1__Done message;
+    Nvllm__V1__Usage usage;
+    Nvllm__V1__Timing timing;
+};
+
+static void fill_done(struct done *d, const struct core_usage *usage)
+{
+    nvllm__v1__done__init(&d->message);
+    fill_usage(&d->usage, &d->timing, usage);
+    d->message.usage = &d->usage;
+    d->message.timing = &d->timing;
+}
+
 int reply_done(struct connection *c, uint64_t id, const struct core_usage *usage)
 {
-    Nvllm__V1__Done d = NVLLM__V1__DONE__INIT;
-    Nvllm__V1__Usage u;
-    Nvllm__V1__Timing t;
+    struct done d;
 
-    fill_usage(&u, &t, usage);
-    d.usage = &u;
-    d.timing = &t;
-    return reply_put(c, id, EVENT(DONE), &d);
+    fill_done(&d, usage);
+    return reply_put(c, id, EVENT(DONE), &d.message);
+}
+
+int reply_prepare_done(struct engine_packed *out, const struct core_usage *usage)
+{
+    struct done d;
+
+    fill_done(&d, usage);
+    return reply_prepare(out, EVENT(DONE), &d.message, SIZE_MAX);
 }
 
 int reply_embedding(struct connection *c, uint64_t id, const struct engine_event *ev)
@@ -182,16 +204,16 @@ int reply_pack(struct engine_packed *out, const struct engine_event *answer,
     return r;
 }
 
-int reply_packed(struct connection *c, uint64_t id, struct engine_event *ev)
+int reply_put_packed(struct connection *c, uint64_t id, struct engine_packed *packed)
 {
     Nvllm__V1__ServerFrame head = NVLLM__V1__SERVER_FRAME__INIT;
     int r;
 
     head.has_id = true;
     head.id = id;
-    r = connection_put(c, &head.base, ev->packed.data, ev->packed.bytes);
+    r = connection_put(c, &head.base, packed->data, packed->bytes);
     if (r == CONNECTION_OK)
-        ev->packed = (struct engine_packed){NULL, 0};
+        *packed = (struct engine_packed){NULL, 0};
     return r;
 }
 

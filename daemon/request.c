@@ -168,8 +168,6 @@ static const struct chat *take_chat(struct checker *c, const Nvllm__V1__Chat *m)
 
     take_text(c, &kwargs, m->chat_template_kwargs.data, m->chat_template_kwargs.len,
               "chat.chat_template_kwargs");
-    if (m->n_messages == 0)
-        refuse(c, CODE(INVALID), "chat.messages", "is empty");
     for (size_t i = 0; c->r == 0 && i < m->n_messages; i++) {
         const size_t path = enter(c, "chat.messages", i);
 
@@ -190,8 +188,46 @@ static const struct chat *take_chat(struct checker *c, const Nvllm__V1__Chat *m)
                      : m->enable_thinking    ? CHAT_THINKING_ON
                                              : CHAT_THINKING_OFF;
     take_tool_choice(c, chat, m);
-    check_limit(c, LIMIT_PROMPT_BYTES, chat_bytes(chat), "chat");
     return chat;
+}
+
+/* A chat that is a prompt by itself. */
+static const struct chat *take_prompt_chat(struct checker *c, const Nvllm__V1__Chat *m)
+{
+    const struct chat *chat = take_chat(c, m);
+
+    if (m->n_messages == 0)
+        refuse(c, CODE(INVALID), "chat.messages", "is empty");
+    if (chat)
+        check_limit(c, LIMIT_PROMPT_BYTES, chat_bytes(chat), "chat");
+    return chat;
+}
+
+/* Of a session: it has tools, which a turn may use or not. */
+static void take_no_tool_choice(struct checker *c, const Nvllm__V1__Chat *m)
+{
+    if (m->has_tool_choice || m->has_called_tool)
+        refuse(c, CODE(INVALID), "chat.tool_choice", "cannot be set in a session");
+    if (m->has_parallel_tool_calls)
+        refuse(c, CODE(INVALID), "chat.parallel_tool_calls", "cannot be set in a session");
+}
+
+int request_chat(const struct chat **out, const Nvllm__V1__Chat *m, struct unpacked *u,
+                 const struct request_rules *rules, struct refusal *e)
+{
+    struct checker c = {.rules = rules, .u = u, .e = e};
+    const struct chat *chat = take_chat(&c, m);
+    struct err why;
+
+    if (m->has_add_generation_prompt)
+        refuse(&c, CODE(INVALID), "chat.add_generation_prompt", "is not of a session");
+    take_no_tool_choice(&c, m);
+    if (c.r == 0 && chat->n_messages > 0 && chat_check(chat, &why) < 0) { /* "field: text" */
+        c.r = refusal_set(e, CODE(INVALID), "%s", why.text);
+        snprintf(e->field, sizeof(e->field), "%.*s", (int)strcspn(why.text, ":"), why.text);
+    }
+    *out = chat;
+    return c.r;
 }
 
 /* ---- sampling */
@@ -380,7 +416,7 @@ static void take_input(struct checker *c, struct engine_request *out, const Prot
         check_prompt_ids(c, out, *ids);
     } else if (chat) {
         out->input = ENGINE_CHAT;
-        out->chat = take_chat(c, *chat);
+        out->chat = take_prompt_chat(c, *chat);
     } else {
         refuse(c, CODE(INVALID), "input", "one of prompt%s is required",
                out->kind == ENGINE_EMBED ? " and prompt_ids" : ", prompt_ids and chat");
@@ -511,6 +547,29 @@ static void take_common(struct checker *c, struct engine_request *r, Nvllm__V1__
     r->most_prompt_tokens = (int32_t)c->rules->options->max_prompt_tokens;
 }
 
+/* The messages that a turn appends to its session, which has all else of a chat. */
+static void take_turn(struct checker *c, struct engine_request *r, const Nvllm__V1__Generate *g)
+{
+    static const Nvllm__V1__Chat none = NVLLM__V1__CHAT__INIT;
+    const bool has_chat = g->input_case == NVLLM__V1__GENERATE__INPUT_CHAT;
+    const Nvllm__V1__Chat *m = has_chat ? g->chat : &none;
+
+    if (!has_chat && g->input_case != NVLLM__V1__GENERATE__INPUT__NOT_SET)
+        refuse(c, CODE(INVALID), "session", "is for a chat, not for prompt and prompt_ids");
+    if (m->n_tools || m->n_documents || m->has_chat_template_kwargs || m->has_enable_thinking ||
+        m->has_add_generation_prompt)
+        refuse(c, CODE(INVALID), "chat",
+               "has messages alone in a session: all else was set when that was created");
+    take_no_tool_choice(c, m);
+    if (r->n != 1)
+        refuse(c, CODE(INVALID), "n", "a session takes one answer a turn");
+    if (r->raw_text || r->keep_special)
+        refuse(c, CODE(INVALID), r->raw_text ? "raw_text" : "keep_special",
+               "cannot be set in a session, which holds the parts of the answer");
+    r->input = ENGINE_CHAT;
+    r->chat = take_chat(c, m);
+}
+
 static void take_generate(struct checker *c, struct engine_request *r, const Nvllm__V1__Generate *g)
 {
     r->n = 1;
@@ -522,10 +581,13 @@ static void take_generate(struct checker *c, struct engine_request *r, const Nvl
     take_max_tokens(c, r, g);
     take_stops(c, r, g);
     take_common(c, r, g->priority, &g->cache_salt, g->deadline_ms);
-    take_input(c, r, &g->base);
     r->stream = g->has_stream && g->stream;
     r->keep_special = g->has_keep_special && g->keep_special;
     r->raw_text = g->has_raw_text && g->raw_text;
+    if (g->session)
+        take_turn(c, r, g);
+    else
+        take_input(c, r, &g->base);
     if (g->response_format)
         take_format(c, r, g->response_format);
 }
@@ -678,7 +740,7 @@ int request_start(struct engine_request *out, const Nvllm__V1__ClientFrame *f, s
         out->kind = ENGINE_RENDER;
         out->input = ENGINE_CHAT;
         if (f->render->chat)
-            out->chat = take_chat(&c, f->render->chat);
+            out->chat = take_prompt_chat(&c, f->render->chat);
         else
             refuse(&c, CODE(INVALID), "chat", "is missing");
         break;

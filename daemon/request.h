@@ -36,6 +36,10 @@ int request_start(struct engine_request *out, const Nvllm__V1__ClientFrame *f, s
                   const struct request_rules *rules, const struct request_origin *origin,
                   struct refusal *e);
 
+/* A chat, which may have no messages yet, in memory of u that m points to as well. As above. */
+int request_chat(const struct chat **out, const Nvllm__V1__Chat *m, struct unpacked *u,
+                 const struct request_rules *rules, struct refusal *e);
+
 /* The tokens of its input, estimated for a text; 0 where it has none. */
 uint64_t request_tokens(const struct engine_request *r);
 

@@ -53,6 +53,24 @@ uint64_t server_now_us(void)
 
 /* ---- engine */
 
+/* The files of chat sessions, which are those of the model. */
+static void open_store(struct server *s)
+{
+    struct event **ev = &s->events[EVENT_STORE];
+
+    chat_open_store(s);
+    if (!s->store)
+        return;
+    s->hooks[EVENT_STORE] = (struct server_hook){s, chat_on_store};
+    *ev = event_new(s->base, chat_session_store_fd(s->store), EV_READ | EV_PERSIST, on_event,
+                    &s->hooks[EVENT_STORE]);
+    if (*ev && event_add(*ev, NULL) == 0)
+        return;
+    log_text(LOG_LEVEL_WARNING, "sessions_in_memory", "out of memory", "%s", "");
+    chat_session_store_close(s->store);
+    s->store = NULL;
+}
+
 static void engine_ready(struct server *s)
 {
     const struct model *model = engine_model(s->parts.engine);
@@ -63,6 +81,7 @@ static void engine_ready(struct server *s)
     s->rules.vocab_size = model_config(model)->vocab_size;
     s->rules.max_seq_len = status.max_seq_len;
     s->rules.options = s->parts.options;
+    open_store(s);
     s->ready = true;
     log_text(LOG_LEVEL_INFO, "ready", status.backend.devices[0].name,
              "model=%s backend=%s tensor_parallel=%d processes=%d blocks=%d block_len=%d "
@@ -342,6 +361,8 @@ void server_free(struct server *s)
     if (!s)
         return;
     metrics_free(s->metrics);
+    if (s->events[EVENT_STORE]) /* sessions_deinit() closes its descriptor */
+        event_del(s->events[EVENT_STORE]);
     sessions_deinit(s);
     for (int i = 0; i < N_SERVER_EVENTS; i++)
         if (s->events[i])

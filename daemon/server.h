@@ -23,6 +23,8 @@ struct server_parts {
     struct engine *engine;
     const char *backend;
     const char *model;
+    const char
+        *session_folder; /* where a folder for files of chat sessions is made; NULL: nowhere */
 };
 
 int server_new(struct server **out, const struct server_parts *parts, struct err *e);

@@ -1,6 +1,7 @@
 /* server_private.h - the state of the daemon for server.c (the loop), server_control.c (states,
  * reload and shutdown), session.c (clients, frames and operations) and session_requests.c (requests
- * for the engine) and inspection.c. Nobody else includes it. Loop thread only. */
+ * for the engine), inspection.c and chat_operations.c. Nobody else includes it. Loop thread only.
+ */
 #ifndef NVLLM_DAEMON_SERVER_PRIVATE_H
 #define NVLLM_DAEMON_SERVER_PRIVATE_H
 
@@ -9,6 +10,8 @@
 
 #include <event2/event.h>
 
+#include "daemon/chat_session.h"
+#include "daemon/chat_session_store.h"
 #include "daemon/connection.h"
 #include "daemon/limits.h"
 #include "daemon/log.h"
@@ -34,6 +37,7 @@ enum server_event {
     EVENT_DRAIN,  /* the timeout of an admin's drain */
     EVENT_RELOAD, /* a moment after SIGHUP */
     EVENT_REREAD, /* the options have been read */
+    EVENT_STORE,  /* files of chat sessions have been written: from READY on */
     EVENT_STATUS,
     EVENT_SOCKETS, /* the sockets' files are to be checked */
     EVENT_FILES,   /* likewise: they may have changed */
@@ -80,14 +84,16 @@ struct server {
     struct request_rules rules; /* from READY on */
     struct connections connections;
     struct accounts accounts;
-    struct metrics *metrics; /* NULL: none are served */
+    struct metrics *metrics;          /* NULL: none are served */
+    struct chat_session_store *store; /* NULL: sessions are in memory alone */
+    XXH128_hash_t model;              /* with a store: the fingerprint */
     struct list sessions;
     struct id_map requests; /* struct pending, by the daemon's id */
     uint64_t last_id;
     /* Limits that other threads read: output_bytes, request_bytes, request_bytes_per_uid. */
     atomic_size_t most_answer_bytes, most_request_bytes, most_request_bytes_per_uid;
 
-    struct log_rate accepts_paused, sockets_lost;                    /* lines of the log */
+    struct log_rate accepts_paused, sockets_lost, sessions_unsaved;  /* lines of the log */
     struct log_rate turned_away, sessions_refused, sessions_dropped; /* connections */
 };
 
@@ -124,6 +130,9 @@ struct pending {
     struct unpacked *message; /* charged until the engine releases it, on any thread */
     uint64_t engine_bytes;    /* charged until the end; the engine thread adds to it */
     enum limit exceeded;      /* with ENGINE_E_MEMORY_LIMIT */
+    struct chat_turn *turn;   /* GENERATE in a chat session; NULL: none. It needs the message until
+                               * the end */
+    struct engine_packed answer; /* what is put once a chat session's file is written */
 };
 
 /* The resources that a request needs. */
@@ -230,6 +239,9 @@ int session_cancel(struct session_call *c, struct refusal *e);
 struct pending *pending_new(struct session *s, uint64_t client_id, const struct demand *d,
                             struct unpacked *message);
 
+/* Checks the daemon's state and the limits for a request: 0, or -EINVAL with *e. */
+int session_refuse(const struct session *s, const struct demand *d, struct refusal *e);
+
 /* Frees it: out of both maps and off the account. */
 void pending_forget(struct pending *p);
 
@@ -249,6 +261,28 @@ void requests_fail_all(struct server *s, const struct refusal *e);
 /* Frees all requests, once the engine has been freed. */
 void requests_deinit(struct server *s);
 
+/* ---- chat_operations.c */
+
+int chat_create(struct session_call *c, struct refusal *e);
+int chat_fork(struct session_call *c, struct refusal *e);
+int chat_rewind(struct session_call *c, struct refusal *e);
+int chat_list(struct session_call *c, struct refusal *e);
+int chat_show(struct session_call *c, struct refusal *e);
+int chat_delete(struct session_call *c, struct refusal *e);
+
+/* The turn that a generate request is of its session: as chat_turn_begin(). */
+int chat_begin_turn(struct chat_turn **out, const struct session_call *call,
+                    struct engine_request *r, struct refusal *e);
+
+/* With the last event of a request that is a turn: 1: the request is answered once its session's
+ * file is written; 0: it is to be answered now; -ENOMEM: as the session is as before, with that. */
+int chat_end_turn(struct pending *p, const struct engine_event *ev);
+
+/* Opens the files of chat sessions, where there are any, and reads them: the model is ready, and no
+ * request has been taken yet. */
+void chat_open_store(struct server *s);
+void chat_on_store(struct server *s); /* EVENT_STORE */
+
 /* ---- inspection.c */
 
 int session_status(struct session_call *c, struct refusal *e);
@@ -256,6 +290,9 @@ int session_status(struct session_call *c, struct refusal *e);
 /* Puts records of a trace, unless the client has too much unread: then they are dropped. As
  * connection_put(). */
 int trace_put(struct pending *p, const struct engine_event *ev);
+
+/* *m points to what the session does. */
+void inspection_fill_session(Nvllm__V1__SessionInfo *m, const struct chat_session *c);
 
 /* Puts a report's frame, as connection_put() does; -ENOMEM. */
 int inspection_put(const struct pending *p, const struct inspect_report *r);

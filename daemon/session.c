@@ -59,6 +59,12 @@ static const struct operation table[] = {
     {OP(CLEAR_CACHE), "clear_cache", false, session_inspect},
     {OP(PIN_CACHE), "pin_cache", true, session_pin},
     {OP(EXPLAIN), "explain", false, session_inspect},
+    {OP(CREATE_SESSION), "create_session", false, chat_create},
+    {OP(FORK_SESSION), "fork_session", false, chat_fork},
+    {OP(REWIND_SESSION), "rewind_session", false, chat_rewind},
+    {OP(LIST_SESSIONS), "list_sessions", false, chat_list},
+    {OP(SHOW_SESSION), "show_session", false, chat_show},
+    {OP(DELETE_SESSION), "delete_session", false, chat_delete},
     {OP(DRAIN), "drain", true, control_drain},
     {OP(RESUME), "resume", true, control_resume},
     {OP(RELOAD), "reload", true, control_reload},
@@ -310,6 +316,8 @@ void sessions_deinit(struct server *s)
     requests_deinit(s);
     while (!list_empty(&s->sessions))
         free_session(CONTAINER_OF(s->sessions.next, struct session, link));
+    chat_session_store_close(s->store);
+    chat_sessions_deinit(&s->accounts);
     accounts_deinit(&s->accounts);
     connections_deinit(&s->connections);
 }

@@ -8,15 +8,21 @@
 
 /* ---- the record */
 
+static void free_message(struct pending *p)
+{
+    if (p->message)
+        account_sub(p->account, ACCOUNT_REQUEST_BYTES, unpacked_bytes(p->message));
+    unpacked_free(p->message);
+    p->message = NULL;
+}
+
 /* engine_request.release */
 static void release(void *owner)
 {
     struct pending *p = owner;
 
-    if (p->message)
-        account_sub(p->account, ACCOUNT_REQUEST_BYTES, unpacked_bytes(p->message));
-    unpacked_free(p->message);
-    p->message = NULL;
+    if (!p->turn)
+        free_message(p);
 }
 
 /* engine_request.charge */
@@ -79,7 +85,9 @@ static void free_pending(struct pending *p)
     leave_queue(p);
     account_sub(p->account, ACCOUNT_INSPECTS, p->inspect);
     account_sub(p->account, ACCOUNT_REQUESTS, 1);
-    release(p);
+    chat_turn_free(p->turn);
+    free_message(p);
+    free(p->answer.data);
     account_sub(p->account, ACCOUNT_REQUEST_BYTES, p->engine_bytes);
     account_unref(p->account);
     free(p);
@@ -152,8 +160,7 @@ static int over(struct refusal *e, const struct options *o, enum limit l, uint64
     return -EINVAL;
 }
 
-/* Checks the state and the limits: 0, or -EINVAL with *e. */
-static int refuse(const struct session *s, const struct demand *d, struct refusal *e)
+int session_refuse(const struct session *s, const struct demand *d, struct refusal *e)
 {
     const struct options *o = s->server->parts.options;
     const struct account *sums[] = {&s->server->accounts.total, s->account};
@@ -209,10 +216,11 @@ static int start(struct session_call *c, struct demand d, struct refusal *e)
 {
     struct session *s = c->session;
     const struct request_origin origin = {s->account->uid, s->admin, server_now_us()};
+    struct chat_turn *turn = NULL;
     struct engine_request r;
     struct pending *p;
     bool computes;
-    int ret = refuse(s, &d, e); /* before it is parsed */
+    int ret = session_refuse(s, &d, e); /* before it is parsed */
 
     if (ret == 0)
         ret = request_start(&r, c->frame, c->message, &s->server->rules, &origin, e);
@@ -222,15 +230,22 @@ static int start(struct session_call *c, struct demand d, struct refusal *e)
         return ret;
     computes = r.kind == ENGINE_GENERATE || r.kind == ENGINE_EMBED;
     d.tokens = request_tokens(&r);
+    if (c->frame->op_case == OP(GENERATE) && c->frame->generate->session)
+        ret = chat_begin_turn(&turn, c, &r, e);
+    if (ret < 0)
+        return ret;
+    d.tokens += turn ? turn->of->talk->transcript.ids.n : 0;
     d.message_bytes = unpacked_bytes(c->message);
     if (computes)
         d.engine_bytes = engine_request_bytes(s->server->parts.engine, &r);
-    if (refuse(s, &d, e) < 0)
-        return -EINVAL;
-    p = pending_new(s, c->frame->id, &d, c->message);
-    if (!p)
-        return -ENOMEM;
+    ret = session_refuse(s, &d, e);
+    p = ret == 0 ? pending_new(s, c->frame->id, &d, c->message) : NULL;
+    if (!p) {
+        chat_turn_free(turn);
+        return ret < 0 ? ret : -ENOMEM;
+    }
     c->message = NULL;
+    p->turn = turn;
     p->computes = computes;
     p->traces = r.kind == ENGINE_INSPECT && r.query.kind == INSPECT_TRACE;
     r.id = p->id;
@@ -282,6 +297,17 @@ int session_cancel(struct session_call *c, struct refusal *e)
 
 /* ---- from the engine */
 
+/* The lower one of the limits of a prompt. */
+static enum limit prompt_limit(const struct pending *p)
+{
+    const struct options *o = p->server->parts.options;
+    const uint64_t session = limit_value(o, LIMIT_SESSION_TOKENS);
+    const uint64_t prompt = limit_value(o, LIMIT_PROMPT_TOKENS);
+
+    return p->turn && session && (!prompt || session < prompt) ? LIMIT_SESSION_TOKENS
+                                                               : LIMIT_PROMPT_TOKENS;
+}
+
 /* An engine error as an error of the protocol. */
 static struct refusal refusal_of(const struct pending *p, const struct engine_event *ev)
 {
@@ -289,7 +315,7 @@ static struct refusal refusal_of(const struct pending *p, const struct engine_ev
     struct refusal e;
 
     if (ev->error == ENGINE_E_PROMPT_LIMIT)
-        limit_refuse(&e, o, LIMIT_PROMPT_TOKENS, ev->field, (uint64_t)ev->usage.prompt_tokens);
+        limit_refuse(&e, o, prompt_limit(p), ev->field, (uint64_t)ev->usage.prompt_tokens);
     else if (ev->error == ENGINE_E_MEMORY_LIMIT)
         limit_refuse_text(&e, o, p->exceeded, "the answers in progress take too much memory");
     else
@@ -338,7 +364,7 @@ static int tell(struct pending *p, struct engine_event *ev)
         return reply_embedding(c, p->client_id, ev);
     case ENGINE_TOKENS:
     case ENGINE_TEXT:
-        return reply_packed(c, p->client_id, ev);
+        return reply_put_packed(c, p->client_id, &ev->packed);
     case ENGINE_ERROR:
         return ev->error == ENGINE_E_ANSWER_LIMIT ? CONNECTION_E_LARGE : tell_error(p, ev);
     case ENGINE_REPORT:
@@ -347,6 +373,15 @@ static int tell(struct pending *p, struct engine_event *ev)
         return trace_put(p, ev);
     }
     return CONNECTION_OK;
+}
+
+/* There was no memory to make an answer part of its session. */
+static int tell_no_memory(const struct pending *p)
+{
+    struct refusal e;
+
+    refusal_set(&e, CODE(INTERNAL), "out of memory: the session is as before the turn");
+    return reply_error(p->session->connection, p->client_id, &e);
 }
 
 /* An answer over limits.output_bytes ends its request, not the connection. */
@@ -368,13 +403,19 @@ void requests_event(struct server *s, struct engine_event *ev)
     const bool is_last = ev->type != ENGINE_DELTA && ev->type != ENGINE_TRACE;
     struct pending *p = id_map_get(&s->requests, ev->request);
     struct session *one;
-    int r = CONNECTION_OK;
+    int r = CONNECTION_OK, saved = 0;
 
     if (!p)
         return;
     leave_queue(p);
+    if (p->turn && ev->type == ENGINE_DELTA)
+        chat_turn_take(p->turn, ev);
+    else if (p->turn)
+        saved = chat_end_turn(p, ev);
     one = p->session;
-    if (one)
+    if (one && saved < 0)
+        r = tell_no_memory(p);
+    else if (one && !saved)
         r = tell(p, ev);
     count(p, ev, r == CONNECTION_E_LARGE);
     if (r == CONNECTION_E_LARGE) {
@@ -385,7 +426,7 @@ void requests_event(struct server *s, struct engine_event *ev)
             engine_cancel(s->parts.engine, p->id);
         }
     }
-    if (is_last)
+    if (is_last && saved <= 0)
         pending_forget(p);
     if (one)
         session_check_put(one, r); /* may abandon the rest of its requests */

@@ -44,7 +44,7 @@
 
 #include "engine/sampling.h"
 
-enum { BATCH_VERSION = 6 };
+enum { BATCH_VERSION = 5 };
 
 /* Where the bytes of a KV block may lie. A block id names a place within one tier; in block tables
  * and slots the host tier's ids follow those of the device, as backend_info counts them. */

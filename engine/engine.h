@@ -22,6 +22,7 @@
 #include "engine/metrics.h"
 #include "engine/model/model.h"
 #include "engine/sampling.h"
+#include "engine/text/transcript.h"
 #include "engine/trace.h"
 #include "engine/util/text.h"
 
@@ -91,6 +92,8 @@ struct engine_request {
     const int32_t *prompt_ids;
     size_t n_prompt_ids;
     const struct chat *chat;
+    struct transcript_prompt *turn; /* of a chat: keeps what was said, and stays until the terminal
+                                     * event; NULL: the prompt is encoded as a whole */
     bool special; /* TOKENIZE: special tokens in the text are matched, as GENERATE always does;
                    * DETOKENIZE: they are left out */
     void *owner;
@@ -160,7 +163,7 @@ struct engine_event {
     struct token_logprobs *logprobs; /* [n_ids] DELTA, or NULL */
     struct text text;                /* DELTA */
     struct text reasoning;           /* DELTA */
-    struct chat_tool_call *calls;    /* [n_calls] DELTA; complete, without ids */
+    struct chat_tool_call *calls;    /* [n_calls] DELTA; complete, with ids drawn at random */
     size_t n_calls;
     float *embedding; /* [n_embedding] EMBEDDING; freed with the event */
     size_t n_embedding;

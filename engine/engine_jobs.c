@@ -113,6 +113,26 @@ static int expect_answer(struct job *j, struct text prompt, struct err *e)
     return r;
 }
 
+/* A chat that goes on with what was said. */
+static int encode_turn(struct job *j, const struct jinja_text *text)
+{
+    struct transcript_prompt *turn = j->request.turn;
+    struct token_list *prompt = &j->prompt;
+    int r = transcript_prompt(turn, j->engine->tokenizer, text);
+
+    if (r < 0)
+        return r;
+    if (!array_reserve(&prompt->ids, &prompt->cap, turn->n_kept + turn->rest.n,
+                       sizeof(*prompt->ids)))
+        return -ENOMEM;
+    if (turn->n_kept)
+        memcpy(prompt->ids, turn->said->ids.ids, turn->n_kept * sizeof(*prompt->ids));
+    if (turn->rest.n)
+        memcpy(prompt->ids + turn->n_kept, turn->rest.ids, turn->rest.n * sizeof(*prompt->ids));
+    prompt->n = turn->n_kept + turn->rest.n;
+    return 0;
+}
+
 static int encode_chat(struct job *j, struct err *e)
 {
     struct jinja_text text;
@@ -122,8 +142,10 @@ static int encode_chat(struct job *j, struct err *e)
         return r;
     r = expect_answer(j, (struct text){text.data, text.len}, e);
     if (r == 0) {
-        r = tokenizer_encode(j->engine->tokenizer, (struct text){text.data, text.len}, text.ranges,
-                             text.n_ranges, &j->prompt);
+        r = j->request.turn
+                ? encode_turn(j, &text)
+                : tokenizer_encode(j->engine->tokenizer, (struct text){text.data, text.len},
+                                   text.ranges, text.n_ranges, &j->prompt);
         if (r < 0)
             err_set(e, r, "the chat is too long");
     }

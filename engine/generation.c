@@ -5,8 +5,10 @@
 #include "engine/engine_private.h"
 
 #include <errno.h>
+#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/random.h>
 
 #include "engine/util/checked.h"
 #include "engine/util/must.h"
@@ -18,9 +20,11 @@ struct buffer {
     size_t n, cap; /* entries */
 };
 
-struct call { /* bytes of it in call_text */
+struct call { /* bytes of it in call_text, where its id follows */
     size_t name, arguments;
 };
+
+enum { CALL_ID_BYTES = sizeof("call_") - 1 + 16 };
 
 struct choice {
     struct text_stream *stream;
@@ -148,6 +152,19 @@ static int append_text(const struct generation *g, struct buffer *b, struct text
     return append(g, b, piece.data, piece.len, 1);
 }
 
+/* Tool calls get ids, by which later messages name them: at random, because those of several
+ * answers, and of several runs of the daemon, meet in one conversation. */
+static int append_call_id(const struct generation *g, struct choice *c)
+{
+    char id[CALL_ID_BYTES + 1];
+    uint64_t number;
+
+    if (getrandom(&number, sizeof(number), 0) != sizeof(number))
+        return -ENOMEM; /* does not happen to 8 bytes once the kernel has entropy */
+    snprintf(id, sizeof(id), "call_%016" PRIx64, number);
+    return append_text(g, &c->call_text, (struct text){id, CALL_ID_BYTES});
+}
+
 /* Appends a tool call, or what is none as content: its braces match, but it is not JSON, or has no
  * name. */
 static int append_call(const struct generation *g, struct choice *c, struct text json,
@@ -168,6 +185,8 @@ static int append_call(const struct generation *g, struct choice *c, struct text
     r = append_text(g, &c->call_text, (struct text){name, call.name});
     if (r == 0)
         r = append_text(g, &c->call_text, arguments);
+    if (r == 0)
+        r = append_call_id(g, c);
     if (r == 0)
         r = append(g, &c->calls, &call, 1, sizeof(call));
     free(name);
@@ -244,8 +263,9 @@ static void move_calls(struct choice *c, struct chat_tool_call *out, char **at)
         out[i] = (struct chat_tool_call){
             .name = {text, calls[i].name},
             .arguments_json = {text + calls[i].name, calls[i].arguments},
+            .id = {text + calls[i].name + calls[i].arguments, CALL_ID_BYTES},
         };
-        text += calls[i].name + calls[i].arguments;
+        text += calls[i].name + calls[i].arguments + CALL_ID_BYTES;
     }
     c->calls.n = 0;
 }

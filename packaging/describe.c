@@ -57,6 +57,8 @@ static const char *const offers[][N_SHELLS] = {
     [USAGE_USER] = {"compgen -u -- \"$cur\"", "_users", "(__fish_complete_users)"},
     [USAGE_REQUEST] = {"compgen -W \"$(_nvllmctl_requests)\" -- \"$cur\"", "_nvllmctl_requests",
                        "(__nvllmctl_requests)"},
+    [USAGE_SESSION] = {"compgen -W \"$(_nvllmctl_sessions)\" -- \"$cur\"", "_nvllmctl_sessions",
+                       "(__nvllmctl_sessions)"},
     [USAGE_COMMAND] = {"compgen -W '@' -- \"$cur\"", "_nvllmctl_commands", "@"},
     [USAGE_KEY] = {"compgen -W '@' -- \"$cur\"", "(@)", "@"},
 };

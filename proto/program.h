@@ -19,6 +19,7 @@ enum usage_values {
     USAGE_FOLDER,
     USAGE_USER,
     USAGE_REQUEST, /* a number that “nvllmctl requests” shows */
+    USAGE_SESSION, /* a name that “nvllmctl sessions” shows */
     USAGE_COMMAND, /* of the same program */
     USAGE_KEY,     /* of the configuration, with "=" behind it */
 };

@@ -206,6 +206,23 @@
     F(IDS,   other_ids,     other,            other_ids,     other_ids) \
     F(TEXT,  text,          why_cached(q, from), text,       text)
 
+/* ---- sessions: nvllm_session_info, nvllm_session_list */
+
+#define SESSION_INFO_FIELDS(F) \
+    F(TEXT,  name,       q->name,                   name,       name) \
+    F(COUNT, uid,        q->account->uid,           uid,        uid) \
+    F(COUNT, turns,      (uint32_t)q->talk->n_turns, turns,     turns) \
+    F(COUNT, messages,   (uint32_t)q->talk->chat.n_messages, messages, messages) \
+    F(COUNT, tokens,     (uint32_t)q->talk->transcript.ids.n, tokens, tokens) \
+    F(COUNT, bytes,      q->bytes,                  bytes,      bytes) \
+    F(COUNT, created_us, q->created_us,             created_us, created_us) \
+    F(COUNT, used_us,    q->used_us,                used_us,    used_us) \
+    F(FLAG,  busy,       q->busy,                   busy,       busy)
+
+#define SESSION_LIST_FIELDS(F) \
+    F(LIST,  sessions, sessions, session_info, sessions) \
+    F(COUNT, total,    q->total, total,        total)
+
 /* ---- the client's: R(name of the rows, struct, message, rows), parts before what has them */
 
 #define REPORT_ROWS(R) \
@@ -229,7 +246,9 @@
     R(cache_change,    nvllm_cache_change,   CacheChanged,    CACHE_CHANGE_FIELDS) \
     R(sleep_change,    nvllm_sleep_change,   Slept,           SLEEP_CHANGE_FIELDS) \
     R(why_waiting,     nvllm_explanation,    Explanation,     WHY_WAITING_FIELDS) \
-    R(why_cached,      nvllm_explanation,    Explanation,     WHY_CACHED_FIELDS)
+    R(why_cached,      nvllm_explanation,    Explanation,     WHY_CACHED_FIELDS) \
+    R(session_info,    nvllm_session_info,   SessionInfo,     SESSION_INFO_FIELDS) \
+    R(session_list,    nvllm_session_list,   SessionList,     SESSION_LIST_FIELDS)
 
 /* clang-format on */
 

@@ -1,7 +1,6 @@
 /* cache.c - nvllmctl cache and explain: shows and changes the prefix cache, and says how much of a
  * prompt it holds, or why a request waits. */
 #include <inttypes.h>
-#include <pwd.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
@@ -180,15 +179,6 @@ static int pin(struct cache_work *w)
 
 /* ---- options */
 
-static uint32_t read_user(const struct ctl *ctl, const char *text)
-{
-    const struct passwd *user = getpwnam(text);
-
-    if (!user && !(text[0] >= '0' && text[0] <= '9'))
-        ctl_usage(ctl, "there is no user “%s”", text);
-    return user ? user->pw_uid : (uint32_t)ctl_number(ctl, "user", text, 0, UINT32_MAX);
-}
-
 /* Reads the verb and the options of pins, and refuses options of another verb. */
 static enum verb read_line(struct cache_work *w)
 {
@@ -214,7 +204,7 @@ static enum verb read_line(struct cache_work *w)
                        "unpin");
     w->pin.unpin = verb == UNPIN;
     w->pin.has_uid = user != NULL;
-    w->pin.uid = user ? read_user(ctl, user) : 0;
+    w->pin.uid = user ? ctl_user(ctl, user) : 0;
     return verb;
 }
 

@@ -1,7 +1,8 @@
 /* chat.c - nvllmctl chat: a conversation.
  *
- * Each question sends the whole conversation; the daemon computes what its prefix cache does not
- * hold, and the line after each answer shows how much that was. */
+ * Each question sends the whole conversation, or with --session the question alone, because the
+ * daemon holds the rest. It computes what its prefix cache does not hold, and the line after each
+ * answer shows how much that was. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -12,13 +13,15 @@
 #include "client/ctl/json.h"
 #include "client/ctl/lines.h"
 #include "client/ctl/request.h"
+#include "client/ctl/sessions.h"
 #include "client/ctl/show.h"
 
 struct chat {
     struct ctl *ctl;
     struct ctl_request defaults; /* sampling */
+    const char *session;         /* that the daemon holds; NULL: the chat has its messages itself */
     json_t *system;              /* the system message; NULL: none */
-    json_t *messages;            /* the array of the others so far */
+    json_t *messages;            /* the array of the others so far; with a session the question */
     struct editor *editor;
     bool asking;   /* stdin is a terminal: the user sees a prompt */
     bool terminal; /* so is stdout: Ctrl-C ends an answer, not the program */
@@ -72,6 +75,10 @@ static void keep_answer(struct chat *chat, const struct ctl_result *a)
     const struct text_buffer *text = &a->choices[0].text, *reasoning = &a->choices[0].reasoning;
     json_t *message;
 
+    if (chat->session) { /* where the daemon keeps it */
+        json_array_clear(chat->messages);
+        return;
+    }
     if (text->len == 0 && reasoning->len == 0) {
         json_array_remove(chat->messages, json_array_size(chat->messages) - 1);
         return;
@@ -132,7 +139,8 @@ static int run_answer(struct chat *chat)
 
     ctl_request_init(&q);
     q.r = chat->defaults.r;
-    q.chat.enable_thinking = ctl_prompt_thinking(chat->ctl);
+    if (!chat->session) /* it has been created so */
+        q.chat.enable_thinking = ctl_prompt_thinking(chat->ctl);
     ctl_request_read_chat(&q, sent, &err);
     ctl_result_init(&a, &q.r);
     wrap_init(&wrap, show_columns(STDOUT_FILENO, NULL));
@@ -181,16 +189,33 @@ static const char commands_help[] =
     "Ctrl-C stops an answer. A line that ends with “\\” continues on the next one.\n"
     "To begin a line with “/”, type “//”.\n";
 
+/* {"messages": […]} of a session; NULL, after a report, where the daemon does not tell. */
+static json_t *held_conversation(struct chat *chat)
+{
+    struct ctl *ctl = chat->ctl;
+    const struct nvllm_session *s;
+
+    if (nvllm_show_session(ctl->client, chat->session, false, ctl_ask_ms(ctl), &s, &ctl->err) !=
+        NVLLM_OK) {
+        ctl_report(ctl, &ctl->err);
+        return NULL;
+    }
+    return json_pack("{so}", "messages", ctl_json_messages(s->chat));
+}
+
 /* Writes the conversation on one line, as render and batch read it; what is not UTF-8 as U+FFFD. */
 static void save(struct chat *chat, const char *path)
 {
-    json_t *sent = conversation(chat), *messages = json_object_get(sent, "messages"), *m;
+    json_t *sent = chat->session ? held_conversation(chat) : conversation(chat);
+    json_t *messages = json_object_get(sent, "messages"), *m;
     size_t n = json_array_size(messages), i;
     const char *home = getenv("HOME");
     char expanded[4096];
     FILE *file;
     bool ok;
 
+    if (!sent)
+        return;
     if (strncmp(path, "~/", 2) == 0 && home && home[0]) { /* no shell does this here */
         snprintf(expanded, sizeof(expanded), "%s%s", home, path + 1);
         path = expanded;
@@ -222,6 +247,21 @@ static void show_done(const struct chat *chat, const char *text)
                 show_colour(STDERR_FILENO, COLOUR_END));
 }
 
+/* With a session, its turns are dropped. */
+static void reset(struct chat *chat)
+{
+    struct ctl *ctl = chat->ctl;
+
+    json_array_clear(chat->messages);
+    if (chat->session && nvllm_rewind_session(ctl->client, chat->session, 0, ctl_ask_ms(ctl), NULL,
+                                              &ctl->err) != NVLLM_OK)
+        ctl_report(ctl, &ctl->err);
+    else
+        show_done(chat, chat->system || chat->session
+                            ? "a new conversation; the system message stays"
+                            : "a new conversation");
+}
+
 /* True: leave. */
 static bool run_slash(struct chat *chat, const char *line)
 {
@@ -235,9 +275,9 @@ static bool run_slash(struct chat *chat, const char *line)
     if (strcmp(name, "/quit") == 0)
         return true;
     if (strcmp(name, "/reset") == 0) {
-        json_array_clear(chat->messages);
-        show_done(chat, chat->system ? "a new conversation; the system message stays"
-                                     : "a new conversation");
+        reset(chat);
+    } else if (strcmp(name, "/system") == 0 && chat->session) {
+        ctl_message("a session has the system message that it was created with");
     } else if (strcmp(name, "/system") == 0) {
         set_system(chat, rest);
         show_done(chat, rest[0] ? "the system message is set" : "no system message");
@@ -338,6 +378,47 @@ static int talk(struct chat *chat)
     return rc;
 }
 
+/* ---- a session */
+
+enum { SHOWN_TURNS = 5 };
+
+/* What was said before, in short. */
+static void show_turns(const struct chat *chat, const struct nvllm_session *s)
+{
+    const uint32_t n = (uint32_t)s->n_turn_messages; /* turn 0 counts */
+    const uint32_t from = n > SHOWN_TURNS + 1 ? n - SHOWN_TURNS : 0;
+
+    fputs(show_colour(STDERR_FILENO, COLOUR_DIM), stderr);
+    fprintf(stderr, "(session %s: %u turn%s, %u tokens)\n", chat->session, s->info->turns,
+            s->info->turns == 1 ? "" : "s", s->info->tokens);
+    if (from > 0)
+        fprintf(stderr, "…\n");
+    sessions_put_turns(stderr, s, from, show_columns(STDERR_FILENO, NULL));
+    fputs(show_colour(STDERR_FILENO, COLOUR_END), stderr);
+}
+
+/* Finds the session, or creates it where there is none of its name. */
+static void open_session(struct chat *chat)
+{
+    static const char *const options[] = {"system", "think", "no-think"};
+    struct ctl *ctl = chat->ctl;
+    const struct nvllm_session *s;
+    enum nvllm_code code =
+        nvllm_show_session(ctl->client, chat->session, false, ctl_ask_ms(ctl), &s, &ctl->err);
+
+    if (code == NVLLM_E_INVALID && strcmp(ctl->err.field, "name") == 0) {
+        ctl_check(ctl, sessions_create(ctl, chat->session, NULL));
+        return;
+    }
+    ctl_check(ctl, code);
+    for (size_t i = 0; i < sizeof(options) / sizeof(options[0]); i++)
+        if (ctl_option(ctl, options[i]))
+            ctl_usage(ctl, "--%s is for a new session: there is one of the name %s", options[i],
+                      chat->session);
+    if (chat->asking && !chat->quiet)
+        show_turns(chat, s);
+}
+
 /* ---- around it */
 
 int ctl_chat(struct ctl *ctl)
@@ -352,9 +433,13 @@ int ctl_chat(struct ctl *ctl)
 
     ctl_request_init(&chat.defaults);
     ctl_request_take_options(&chat.defaults, ctl);
-    set_system(&chat, ctl_option(ctl, "system"));
+    chat.session = chat.defaults.r.session;
+    if (!chat.session)
+        set_system(&chat, ctl_option(ctl, "system"));
     chat.terminal = chat.asking && isatty(STDOUT_FILENO);
     ctl_connect(ctl);
+    if (chat.session)
+        open_session(&chat);
     ctl_catch_interrupts(chat.terminal);
     chat.editor = editor_new(chat.terminal, !ctl_option(ctl, "no-history"), ctl->deadline);
     if (chat.asking && !chat.quiet)

@@ -44,6 +44,8 @@ static const struct usage_option request_options[] = {
     OPTION("priority", "low|normal|high", "scheduling priority; high is for administrators",
            .values = USAGE_WORDS),
     OPTION("cache-salt", "TEXT", "share the cached prompt only with requests of the same salt"),
+    OPTION("session", "NAME", "a turn of a session, which “nvllmctl sessions” lists",
+           .values = USAGE_SESSION),
     OPTION("deadline-ms", "MS", "end after this time, queueing included (exit code 5)"),
     OPTION("keep-special", NULL, "show special tokens in the text"),
     OPTION("raw-text", NULL, "leave reasoning and tool calls in the text, with their tags"),
@@ -105,13 +107,16 @@ static const struct usage_command commands[] = {
                 "are found in the prefix cache; the line after each answer shows how much.\n"
                 "Without a terminal each line of stdin is a turn. Commands in the chat: /reset,\n"
                 "/system TEXT, /save FILE, /help, /quit. Ctrl-C stops an answer. Sampling\n"
-                "options default to the model's generation_config.json.\n",
+                "options default to the model's generation_config.json. With --session nvllmd\n"
+                "holds the conversation: the next chat of that name goes on with it. The first\n"
+                "creates it, with --system, --think and --no-think.\n",
         .options = {chat_options,
                     OPTIONS(OPTION("quiet", NULL, "print only the answers, not the token counts"),
                             OPTION("no-history", NULL,
                                    "neither read the questions of earlier chats nor keep these")),
                     request_options},
         .examples = "  nvllmctl chat --system \"Answer in one sentence.\" --no-think\n"
+                    "  nvllmctl chat --session animals\n"
                     "  nvllmctl chat --temperature 0 <questions.txt >answers.txt\n"),
     COMMAND("generate", "stream text for a prompt", .synopsis = "[OPTION…] [TEXT|-]",
             .text =
@@ -181,6 +186,33 @@ static const struct usage_command commands[] = {
         .options = {text_options}, .max_words = 1,
         .examples =
             "  nvllmctl render '{\"messages\": [{\"role\": \"user\", \"content\": \"hi\"}]}'\n"),
+    COMMAND("sessions", "list, show, create, fork, rewind or delete sessions",
+            .synopsis = "[list] [--limit N] [--all] [--json]\n"
+                        "show NAME [--ids] [--json]\n"
+                        "create NAME [OPTION…]\n"
+                        "fork NAME NEW-NAME [--turns N] [--json]\n"
+                        "rewind NAME TURNS [--json]\n"
+                        "delete NAME [--user NAME|UID] [--json]",
+            .text =
+                "Sessions are conversations that nvllmd holds; “nvllmctl help chat” says how to\n"
+                "have one.\n"
+                "Lists them, the last used one first; shows the messages of one, by turns;\n"
+                "creates one with a system message and tools, a JSON array; copies all or the\n"
+                "first turns of one to another; drops all but the first turns; deletes one.\n"
+                "Users have sessions of their own; administrators list and delete those of all.\n",
+            .options = {OPTIONS(OPTION("limit", "N", "list at most N sessions"),
+                                OPTION("all", NULL, "list the sessions of all users"),
+                                OPTION("ids", NULL, "show the token ids, too"),
+                                OPTION("tools", "FILE", "a JSON array of tools; “-” is stdin",
+                                       .values = USAGE_FILE),
+                                OPTION("turns", "N", "copy the first N turns only"),
+                                OPTION("user", "NAME|UID", "delete that user's session",
+                                       .values = USAGE_USER)),
+                        chat_options, json_option},
+            .words = "list|show|create|fork|rewind|delete", .values = USAGE_WORDS, .max_words = -1,
+            .examples = "  nvllmctl sessions\n"
+                        "  nvllmctl sessions fork animals plants --turns 2\n"
+                        "  nvllmctl sessions rewind animals 3\n"),
     COMMAND("status", "show what nvllmd is doing",
             .text = "Shows what nvllmd is doing. With --wait, waits until it is ready.\n",
             .options = {json_option},

@@ -42,8 +42,8 @@ extern const struct usage_program ctl_program;
 typedef int ctl_run(struct ctl *ctl);
 ctl_run ctl_batch, ctl_bench, ctl_blocks, ctl_cache, ctl_cancel, ctl_chat, ctl_detokenize;
 ctl_run ctl_doctor, ctl_drain, ctl_embed, ctl_explain, ctl_generate, ctl_help, ctl_list;
-ctl_run ctl_log_level, ctl_reload, ctl_render, ctl_requests, ctl_resume, ctl_sleep, ctl_status;
-ctl_run ctl_stop, ctl_tokenize, ctl_top, ctl_trace, ctl_version, ctl_wake;
+ctl_run ctl_log_level, ctl_reload, ctl_render, ctl_requests, ctl_resume, ctl_sessions, ctl_sleep;
+ctl_run ctl_status, ctl_stop, ctl_tokenize, ctl_top, ctl_trace, ctl_version, ctl_wake;
 
 /* ---- options: their names are those of commands.c, or the program aborts */
 
@@ -62,6 +62,9 @@ int64_t ctl_number(const struct ctl *ctl, const char *option, const char *text, 
 
 /* Text that is nothing but decimal digits. */
 bool ctl_parse_u64(uint64_t *out, const char *text);
+
+/* The user that --user names, or whose number it is; ends the program where there is none. */
+uint32_t ctl_user(const struct ctl *ctl, const char *text);
 
 /* The daemon's number of a request, likewise. */
 uint64_t ctl_request_number(const struct ctl *ctl, const char *text);

@@ -157,6 +157,34 @@ static json_t *tool_call_json(const struct nvllm_tool_call *call)
                      ctl_json_text(call->arguments));
 }
 
+static void add_text(json_t *o, const char *name, struct nvllm_text text)
+{
+    if (text.data)
+        json_object_set_new(o, name, ctl_json_text(text));
+}
+
+json_t *ctl_json_messages(const struct nvllm_chat *chat)
+{
+    json_t *array = json_array();
+
+    for (size_t i = 0; i < chat->n_messages; i++) {
+        const struct nvllm_message *m = &chat->messages[i];
+        json_t *o = json_pack("{ss}", "role", m->role), *calls = json_array();
+
+        add_text(o, "content", m->content);
+        add_text(o, "reasoning_content", m->reasoning_content);
+        add_text(o, "name", m->name);
+        add_text(o, "tool_call_id", m->tool_call_id);
+        for (size_t k = 0; k < m->n_tool_calls; k++)
+            json_array_append_new(calls, tool_call_json(&m->tool_calls[k]));
+        if (m->n_tool_calls > 0)
+            json_object_set(o, "tool_calls", calls);
+        json_decref(calls);
+        json_array_append_new(array, o);
+    }
+    return array;
+}
+
 void ctl_result_add(struct ctl_result *r, const struct nvllm_delta *delta)
 {
     struct ctl_choice *c;
@@ -423,6 +451,8 @@ REPORT(blocks)
 REPORT(cache)
 REPORT(cache_change)
 REPORT(sleep_change)
+REPORT(session_info)
+REPORT(session_list)
 
 json_t *report_json_explanation(const struct nvllm_explanation *e)
 {

@@ -20,6 +20,9 @@ struct nvllm_text ctl_json_string(const json_t *value);
 json_t *ctl_json_ids(const int32_t *ids, size_t n);
 json_t *ctl_json_embedding(const struct nvllm_embedding *embedding); /* with its usage and timing */
 
+/* The messages of a chat, as a line of a batch has them. */
+json_t *ctl_json_messages(const struct nvllm_chat *chat);
+
 /* Prints the value on one line, or ends the program. Consumes it; gives EXIT_OK. */
 int ctl_json_print(int fd, json_t *value);
 
@@ -76,6 +79,8 @@ json_t *report_json_blocks(const struct nvllm_blocks *blocks);
 json_t *report_json_cache(const struct nvllm_cache *cache);
 json_t *report_json_cache_change(const struct nvllm_cache_change *change);
 json_t *report_json_sleep_change(const struct nvllm_sleep_change *change);
+json_t *report_json_session_info(const struct nvllm_session_info *info);
+json_t *report_json_session_list(const struct nvllm_session_list *list);
 json_t *report_json_explanation(const struct nvllm_explanation *explanation);
 
 #endif

@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <jansson.h>
 #include <math.h>
+#include <pwd.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -19,33 +20,20 @@ static const struct {
     ctl_run *run;
     bool needs_model; /* cache and explain: now and then */
 } actions[] = {
-    {"chat", ctl_chat, true},
-    {"generate", ctl_generate, true},
-    {"batch", ctl_batch, true},
-    {"embed", ctl_embed, true},
-    {"tokenize", ctl_tokenize, true},
-    {"detokenize", ctl_detokenize, true},
-    {"render", ctl_render, true},
-    {"status", ctl_status, false},
-    {"requests", ctl_requests, false},
-    {"blocks", ctl_blocks, false},
-    {"cache", ctl_cache, false},
-    {"explain", ctl_explain, false},
-    {"top", ctl_top, false},
-    {"trace", ctl_trace, false},
-    {"cancel", ctl_cancel, false},
-    {"drain", ctl_drain, false},
-    {"resume", ctl_resume, false},
-    {"reload", ctl_reload, false},
-    {"log-level", ctl_log_level, false},
-    {"sleep", ctl_sleep, false},
-    {"wake", ctl_wake, false},
-    {"stop", ctl_stop, false},
-    {"bench", ctl_bench, true},
-    {"doctor", ctl_doctor, false},
-    {"list", ctl_list, false},
-    {"version", ctl_version, false},
-    {"help", ctl_help, false},
+    {"chat", ctl_chat, true},         {"generate", ctl_generate, true},
+    {"batch", ctl_batch, true},       {"embed", ctl_embed, true},
+    {"tokenize", ctl_tokenize, true}, {"detokenize", ctl_detokenize, true},
+    {"render", ctl_render, true},     {"sessions", ctl_sessions, false},
+    {"status", ctl_status, false},    {"requests", ctl_requests, false},
+    {"blocks", ctl_blocks, false},    {"cache", ctl_cache, false},
+    {"explain", ctl_explain, false},  {"top", ctl_top, false},
+    {"trace", ctl_trace, false},      {"cancel", ctl_cancel, false},
+    {"drain", ctl_drain, false},      {"resume", ctl_resume, false},
+    {"reload", ctl_reload, false},    {"log-level", ctl_log_level, false},
+    {"sleep", ctl_sleep, false},      {"wake", ctl_wake, false},
+    {"stop", ctl_stop, false},        {"bench", ctl_bench, true},
+    {"doctor", ctl_doctor, false},    {"list", ctl_list, false},
+    {"version", ctl_version, false},  {"help", ctl_help, false},
 };
 
 /* ---- options */
@@ -96,6 +84,15 @@ bool ctl_parse_u64(uint64_t *out, const char *text)
     errno = 0;
     *out = strtoull(text, &end, 10);
     return text[0] >= '0' && text[0] <= '9' && *end == '\0' && errno == 0;
+}
+
+uint32_t ctl_user(const struct ctl *ctl, const char *text)
+{
+    const struct passwd *user = getpwnam(text);
+
+    if (!user && !(text[0] >= '0' && text[0] <= '9'))
+        ctl_usage(ctl, "there is no user “%s”", text);
+    return user ? user->pw_uid : (uint32_t)ctl_number(ctl, "user", text, 0, UINT32_MAX);
 }
 
 uint64_t ctl_request_number(const struct ctl *ctl, const char *text)

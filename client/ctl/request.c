@@ -349,7 +349,7 @@ static bool read_tool_choice(struct reading *in, void *out, const json_t *value)
 
 #define FIELD(name, read) #name, read, ONE(ctl_request, r.name)
 
-enum { N_CHAT_FIELDS = 8, N_INPUT_FIELDS = 14, N_FIELDS = 38 };
+enum { N_CHAT_FIELDS = 8, N_INPUT_FIELDS = 14, N_FIELDS = 39 };
 
 /* First those of a chat, then other inputs, then those that are options, too. */
 static const struct member fields[N_FIELDS] = {
@@ -388,6 +388,7 @@ static const struct member fields[N_FIELDS] = {
     {FIELD(logit_bias, read_logit_bias)},
     {FIELD(priority, read_priority)},
     {FIELD(cache_salt, read_text)},
+    {FIELD(session, read_word)},
     {"response_format", read_format, ONE(ctl_request, r)},
     /* The output repeats the id; streaming changes no line of it. */
     {.name = "id"},

@@ -59,23 +59,23 @@ static enum nvllm_code read_logprobs(struct event *e, const Nvllm__V1__Delta *in
     return NVLLM_OK;
 }
 
-static enum nvllm_code read_tool_calls(struct event *e, const Nvllm__V1__Delta *in)
+static enum nvllm_code read_tool_calls(struct unpacked *memory, const struct nvllm_tool_call **out,
+                                       Nvllm__V1__ToolCall **in, size_t n)
 {
     struct nvllm_tool_call *calls;
 
-    if (in->n_tool_calls == 0)
+    if (n == 0)
         return NVLLM_OK;
-    calls = unpacked_alloc(e->memory, in->n_tool_calls, sizeof(*calls));
+    calls = unpacked_alloc(memory, n, sizeof(*calls));
     if (!calls)
         return NVLLM_E_NOMEM;
-    for (size_t i = 0; i < in->n_tool_calls; i++)
+    for (size_t i = 0; i < n; i++)
         calls[i] = (struct nvllm_tool_call){
-            .name = text_of(in->tool_calls[i]->name),
-            .arguments = text_of(in->tool_calls[i]->arguments),
-            .id = text_of(in->tool_calls[i]->id),
+            .name = text_of(in[i]->name),
+            .arguments = text_of(in[i]->arguments),
+            .id = text_of(in[i]->id),
         };
-    e->delta.tool_calls = calls;
-    e->delta.n_tool_calls = in->n_tool_calls;
+    *out = calls;
     return NVLLM_OK;
 }
 
@@ -94,8 +94,9 @@ static enum nvllm_code read_delta(struct event *e, const Nvllm__V1__Delta *in,
     e->public.type = NVLLM_EVENT_DELTA;
     e->public.delta = &e->delta;
     e->delta.reasoning = text_of(in->reasoning);
-    if (read_tool_calls(e, in) != NVLLM_OK)
+    if (read_tool_calls(e->memory, &e->delta.tool_calls, in->tool_calls, in->n_tool_calls))
         return NVLLM_E_NOMEM;
+    e->delta.n_tool_calls = in->n_tool_calls;
     return read_logprobs(e, in, err);
 }
 
@@ -238,6 +239,89 @@ static enum nvllm_code read_explanation(struct unpacked *memory, struct nvllm_ex
     return read_request_info(memory, info, in->info);
 }
 
+/* ---- sessions */
+
+static struct nvllm_text given_text(protobuf_c_boolean has, ProtobufCBinaryData b)
+{
+    return has ? text_of(b) : (struct nvllm_text){NULL, 0};
+}
+
+static enum nvllm_code read_texts(struct unpacked *memory, const struct nvllm_text **out,
+                                  const ProtobufCBinaryData *in, size_t n)
+{
+    struct nvllm_text *texts = unpacked_alloc(memory, n, sizeof(*texts));
+
+    for (size_t i = 0; texts && i < n; i++)
+        texts[i] = text_of(in[i]);
+    *out = texts;
+    return texts ? NVLLM_OK : NVLLM_E_NOMEM;
+}
+
+static enum nvllm_code read_messages(struct unpacked *memory, struct nvllm_chat *out,
+                                     const Nvllm__V1__Chat *in)
+{
+    struct nvllm_message *messages = unpacked_alloc(memory, in->n_messages, sizeof(*messages));
+
+    if (!messages)
+        return NVLLM_E_NOMEM;
+    for (size_t i = 0; i < in->n_messages; i++) {
+        const Nvllm__V1__Message *m = in->messages[i];
+
+        messages[i] = (struct nvllm_message){
+            .role = string_of(m->role),
+            .content = given_text(m->has_content, m->content),
+            .reasoning_content = given_text(m->has_reasoning_content, m->reasoning_content),
+            .n_tool_calls = m->n_tool_calls,
+            .name = given_text(m->has_name, m->name),
+            .tool_call_id = given_text(m->has_tool_call_id, m->tool_call_id),
+        };
+        if (read_tool_calls(memory, &messages[i].tool_calls, m->tool_calls, m->n_tool_calls))
+            return NVLLM_E_NOMEM;
+    }
+    out->messages = messages;
+    out->n_messages = in->n_messages;
+    return NVLLM_OK;
+}
+
+static enum nvllm_code read_chat(struct unpacked *memory, struct nvllm_chat *out,
+                                 const Nvllm__V1__Chat *in)
+{
+    nvllm_chat_init(out);
+    out->n_tools = in->n_tools;
+    out->n_documents = in->n_documents;
+    out->chat_template_kwargs = given_text(in->has_chat_template_kwargs, in->chat_template_kwargs);
+    if (in->has_enable_thinking)
+        out->enable_thinking = in->enable_thinking ? NVLLM_ON : NVLLM_OFF;
+    if (read_texts(memory, &out->tools, in->tools, in->n_tools) ||
+        read_texts(memory, &out->documents, in->documents, in->n_documents))
+        return NVLLM_E_NOMEM;
+    return read_messages(memory, out, in);
+}
+
+static enum nvllm_code read_session(struct unpacked *memory, struct nvllm_session *out,
+                                    const Nvllm__V1__SessionContents *in, struct nvllm_error *err)
+{
+    struct nvllm_session_info *info = unpacked_alloc(memory, 1, sizeof(*info));
+    struct nvllm_chat *chat = unpacked_alloc(memory, 1, sizeof(*chat));
+
+    if (!in->info || !in->chat)
+        return error_protocol(err, "a session without its parts");
+    if (!info || !chat)
+        return NVLLM_E_NOMEM;
+    out->info = info;
+    out->chat = chat;
+    out->turn_messages = in->turn_messages;
+    out->n_turn_messages = in->n_turn_messages;
+    out->token_ids = in->token_ids;
+    out->n_token_ids = in->n_token_ids;
+    (void)read_session_info(memory, info, in->info);
+    for (size_t i = 0; i < in->n_turn_messages; i++)
+        if (in->turn_messages[i] > in->chat->n_messages ||
+            (i > 0 && in->turn_messages[i] < in->turn_messages[i - 1]))
+            return error_protocol(err, "a session with turns that are not its messages'");
+    return read_chat(memory, chat, in->chat);
+}
+
 /* ---- traces */
 
 static enum nvllm_code read_trace(struct event *e, const Nvllm__V1__TraceChunk *in)
@@ -372,6 +456,12 @@ static enum nvllm_code read_event(struct event *e, const Nvllm__V1__ServerFrame 
             .n_needs_restart = frame->reloaded->n_needs_restart,
         };
         return NVLLM_OK;
+    case ANSWER(SESSION_INFO):
+        return read_session_info(e->memory, &e->session_info, frame->session_info);
+    case ANSWER(SESSION_LIST):
+        return read_session_list(e->memory, &e->sessions, frame->session_list);
+    case ANSWER(SESSION_CONTENTS):
+        return read_session(e->memory, &e->session, frame->session_contents, err);
     default:
         return NVLLM_OK;
     }

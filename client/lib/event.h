@@ -54,6 +54,9 @@ struct event {
         struct nvllm_reloaded reloaded;
         struct nvllm_trace trace;
         struct nvllm_traced traced;
+        struct nvllm_session_info session_info;
+        struct nvllm_session_list sessions;
+        struct nvllm_session session;
     };
 };
 

@@ -284,6 +284,9 @@ struct nvllm_request {
                                       grammar in GBNF, whose rule "root" it is */
     const struct nvllm_text *format_choices; /* [n_format_choices] of NVLLM_FORMAT_CHOICE */
     size_t n_format_choices;
+    const char *session; /* the session that this is a turn of, see nvllm_sessions.h; NULL: none.
+                            chat has the messages to append alone, or is NULL: none. Not with n,
+                            keep_special and raw_text */
 };
 
 void nvllm_request_init_size(struct nvllm_request *request, size_t size);
@@ -616,5 +619,6 @@ enum nvllm_code nvllm_process(struct nvllm_client *client, struct nvllm_error *e
 #endif
 
 #include "nvllm_admin.h"
+#include "nvllm_sessions.h"
 
 #endif

@@ -358,6 +358,16 @@ static enum nvllm_code pack_format(struct unpacked *memory, Nvllm__V1__ResponseF
     return NVLLM_OK;
 }
 
+/* A session's turn may have no input. */
+static enum nvllm_code pack_generate_input(struct unpacked *memory, Nvllm__V1__Generate *out,
+                                           const struct nvllm_request *r, struct nvllm_error *err)
+{
+    out->session = (char *)r->session;
+    if (r->session && !r->prompt.data && !r->prompt_ids && !r->chat)
+        return pack_salt(&out->base, r->cache_salt, err);
+    return pack_input(memory, &out->base, r, err);
+}
+
 static const struct nvllm_request default_request = {
     .size = sizeof(default_request),
     .temperature = NAN,
@@ -394,7 +404,7 @@ enum nvllm_code pack_generate(struct unpacked *memory, Nvllm__V1__Generate *out,
     out->sampling = unpacked_alloc(memory, 1, sizeof(*out->sampling));
     if (!out->sampling)
         return no_memory(err);
-    if ((code = pack_input(memory, &out->base, r, err)) ||
+    if ((code = pack_generate_input(memory, out, r, err)) ||
         (code = pack_sampling(memory, out->sampling, r, err)) ||
         (code = pack_count(&out->has_max_tokens, &out->max_tokens, r->max_tokens, "max_tokens",
                            err)) ||

@@ -66,6 +66,9 @@ struct chat {
 /* An estimate of the prompt's length without rendering it. */
 size_t chat_bytes(const struct chat *chat);
 
+/* That there are messages, whose roles are known: as chat_render() does. -EINVAL, as its. */
+int chat_check(const struct chat *chat, struct err *e);
+
 /* -EINVAL begins with the field ("chat.messages[3].tool_calls[0].arguments: not JSON: …"), or is
  * what the template says of the chat; -E2BIG: a limit of the interpreter. */
 int chat_render(const struct chat_template *t, const struct chat *chat, struct jinja_text *out,

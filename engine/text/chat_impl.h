@@ -23,7 +23,6 @@ struct chat_source {
 void chat_set_variables(struct jinja_run *r, void *arg);
 
 /* -EINVAL, with the name of the field that is wrong. */
-int chat_check(const struct chat *chat, struct err *e);
 int chat_check_json(const json_t *object, struct err *e);
 
 #endif

@@ -82,13 +82,15 @@ static int copy(struct text source, bool spaces, struct text prefix, struct text
     return 0;
 }
 
-static bool is_prefixed(const struct tokenizer *t, bool is_first, struct text source)
+static bool is_prefixed(const struct tokenizer *t, enum piece_place place, struct text source)
 {
     const bool has_space = source.data[0] == ' ' || is_mark(source.data, source.len);
 
+    if (place == PIECE_ON)
+        return false;
     switch (t->space_prefix) {
     case PREFIX_FIRST:
-        return is_first && !has_space;
+        return place == PIECE_FIRST && !has_space;
     case PREFIX_EACH:
         return !has_space;
     default:
@@ -96,12 +98,12 @@ static bool is_prefixed(const struct tokenizer *t, bool is_first, struct text so
     }
 }
 
-int tokenizer_normalize(const struct tokenizer *t, bool is_first, struct text source,
+int tokenizer_normalize(const struct tokenizer *t, enum piece_place place, struct text source,
                         struct text_range *ranges, size_t n_ranges, struct nfc_text *out)
 {
     static const struct text none = {NULL, 0}, space = {" ", 1};
     const bool spaces = t->normalizer == NORMALIZE_SPACES;
-    const bool prefixed = is_prefixed(t, is_first, source);
+    const bool prefixed = is_prefixed(t, place, source);
 
     if (t->normalizer == NORMALIZE_NFC)
         return nfc_normalize(&t->nfc, source, ranges, n_ranges, out);

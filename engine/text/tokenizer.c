@@ -27,8 +27,8 @@ struct encoder {
 /* The added tokens in a text, inside one of the ranges each, from left to right. */
 struct matches {
     const struct tokenizer *t;
-    bool normalized; /* whether the text, and so the tokens, are */
-    bool is_first;   /* nothing is before the text */
+    bool normalized;        /* whether the text, and so the tokens, are */
+    enum piece_place place; /* of the text's beginning */
     struct text text;
     const struct text_range *ranges;
     size_t n_ranges; /* the ranges that are left */
@@ -288,7 +288,7 @@ static int encode_segment(struct encoder *enc, const struct matches *m, size_t s
             enc->ranges[n++] = (struct text_range){range.start > start ? range.start - start : 0,
                                                    (range.end < end ? range.end : end) - start};
     }
-    r = tokenizer_normalize(enc->t, m->is_first && start == 0, source, enc->ranges, n,
+    r = tokenizer_normalize(enc->t, start == 0 ? m->place : PIECE_NEXT, source, enc->ranges, n,
                             &enc->normal);
     if (r)
         return r;
@@ -307,12 +307,12 @@ static int encode_segment(struct encoder *enc, const struct matches *m, size_t s
     return encode_plain(enc, normalized.text.data + done, normalized.text.len - done);
 }
 
-int tokenizer_encode(const struct tokenizer *t, struct text text, const struct text_range *ranges,
-                     size_t n_ranges, struct token_list *out)
+static int encode(const struct tokenizer *t, enum piece_place place, struct text text,
+                  const struct text_range *ranges, size_t n_ranges, struct token_list *out)
 {
     struct encoder enc = {.t = t, .out = out};
     struct matches raw = {
-        .t = t, .is_first = true, .text = text, .ranges = ranges, .n_ranges = n_ranges};
+        .t = t, .place = place, .text = text, .ranges = ranges, .n_ranges = n_ranges};
     size_t n = out->n, done = 0;
     int r = 0;
 
@@ -337,6 +337,20 @@ int tokenizer_encode(const struct tokenizer *t, struct text text, const struct t
     nfc_text_deinit(&enc.normal);
     bpe_work_deinit(&enc.work);
     return r;
+}
+
+int tokenizer_encode(const struct tokenizer *t, struct text text, const struct text_range *ranges,
+                     size_t n_ranges, struct token_list *out)
+{
+    return encode(t, PIECE_FIRST, text, ranges, n_ranges, out);
+}
+
+int tokenizer_encode_after(const struct tokenizer *t, int32_t id, struct text text,
+                           const struct text_range *ranges, size_t n_ranges, struct token_list *out)
+{
+    const enum piece_place place = tokenizer_is_special(t, id) ? PIECE_NEXT : PIECE_ON;
+
+    return encode(t, place, text, ranges, n_ranges, out);
 }
 
 int tokenizer_encode_all(const struct tokenizer *t, struct text text, bool special,

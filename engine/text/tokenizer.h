@@ -35,6 +35,12 @@ struct token_list {
 int tokenizer_encode(const struct tokenizer *t, struct text text, const struct text_range *ranges,
                      size_t n_ranges, struct token_list *out);
 
+/* The same of a text that goes on behind an id: SentencePiece puts no space before it as before the
+ * beginning of one. */
+int tokenizer_encode_after(const struct tokenizer *t, int32_t id, struct text text,
+                           const struct text_range *ranges, size_t n_ranges,
+                           struct token_list *out);
+
 /* Encodes with special tokens matched everywhere (special) or nowhere. */
 int tokenizer_encode_all(const struct tokenizer *t, struct text text, bool special,
                          struct token_list *out);

@@ -91,9 +91,15 @@ int tokenizer_read_parts(struct tokenizer *t, const json_t *root, struct err *e)
 /* The slot of by_bytes that has the token of these bytes, or a free one: there always is. */
 uint32_t tokenizer_slot(const struct tokenizer *t, const char *bytes, size_t len);
 
-/* Normalizes a piece of text, which is not empty, as nfc_normalize() does; is_first: nothing is
- * before it. */
-int tokenizer_normalize(const struct tokenizer *t, bool is_first, struct text source,
+/* What is before a piece of text. */
+enum piece_place {
+    PIECE_FIRST, /* nothing */
+    PIECE_NEXT,  /* an added token */
+    PIECE_ON,    /* text that it goes on with */
+};
+
+/* Normalizes a piece of text, which is not empty, as nfc_normalize() does. */
+int tokenizer_normalize(const struct tokenizer *t, enum piece_place place, struct text source,
                         struct text_range *ranges, size_t n_ranges, struct nfc_text *out);
 
 /* The patterns by which pretokenize.c splits text, as tokenizer.json spells them; NULL for none. */

@@ -314,7 +314,7 @@ static int read_added(struct reader *r, const json_t *v, size_t i)
     rc = read_id(r, json_object_get(v, "id"), &id, "added_tokens", content.data);
     if (rc)
         return rc;
-    if ((normalized && tokenizer_normalize(t, false, content, NULL, 0, &form)) ||
+    if ((normalized && tokenizer_normalize(t, PIECE_NEXT, content, NULL, 0, &form)) ||
         reserve(r, id, content.len + form.text.len) ||
         !array_reserve(&t->added, &r->added_cap, t->n_added + 1, sizeof(*t->added))) {
         nfc_text_deinit(&form);

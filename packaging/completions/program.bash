@@ -28,6 +28,10 @@ _nvllmctl_requests() {
     nvllmctl requests --timeout 1 2>/dev/null | awk 'NR > 1 { print $1 }'
 }
 
+_nvllmctl_sessions() {
+    nvllmctl sessions --timeout 1 2>/dev/null | awk 'NR > 1 { print $NF }'
+}
+
 # Values of an option ("command:--option"), a line each; fails for an option that takes none.
 _@program@_values() {
     local cur=$2

@@ -4,6 +4,10 @@ function __nvllmctl_requests
     nvllmctl requests --timeout 1 2>/dev/null | awk 'NR > 1 { print $1 "\t" $2 " " $4 }'
 end
 
+function __nvllmctl_sessions
+    nvllmctl sessions --timeout 1 2>/dev/null | awk 'NR > 1 { print $NF "\t" $1 " turns" }'
+end
+
 # No command takes a file but behind an option.
 complete -c @program@ -f
 %flags

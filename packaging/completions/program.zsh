@@ -17,6 +17,12 @@ _nvllmctl_requests() {
     _describe request requests
 }
 
+_nvllmctl_sessions() {
+    local -a sessions
+    sessions=(${(f)"$(nvllmctl sessions --timeout 1 2>/dev/null | awk 'NR > 1 { print $NF }')"})
+    _describe session sessions
+}
+
 _@program@() {
     local curcontext=$curcontext state line
     local -a common

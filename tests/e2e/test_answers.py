@@ -62,6 +62,32 @@ class Answers(Case):
             for i in ids:
                 self.assertRegex(i, "^call_[0-9a-f]{16}$")
 
+    def test_sessions_hold_the_parts(self):
+        """A session's message has reasoning and calls apart, with the ids that the client was told;
+        the next turn's prompt is the template's, of which the answer's ids are kept."""
+        with self.daemon.connect() as w:
+            w.ask(create_session={"name": "s", "chat": {"tools": [TOOL]}})
+            request = chat(CALLS, stream=True)
+            del request["chat"]["tools"]
+            reply = w.generate(session="s", **request)
+            held = w.ask(show_session={"name": "s", "ids": True})["session_contents"]
+            said = held["chat"]["messages"][1]
+            self.assertEqual((said["role"], said["content"], said["reasoning_content"]),
+                             ("assistant", b"Wait.", b"I look."))
+            self.assertEqual(said["tool_calls"], reply.choices[0].tool_calls)
+            self.assertEqual(held["token_ids"][-len(reply.choices[0].ids):], reply.choices[0].ids)
+            result = {"role": "tool", "content": "12", "tool_call_id": said["tool_calls"][0]["id"]}
+            user = {"role": "user", "content": "And now?"}
+            again = w.generate(session="s", chat={"messages": [result, user]},
+                               sampling={"presence_penalty": 0.5})
+            self.assertEqual(parts(again), ("", "And now?", []))
+            held = w.ask(show_session={"name": "s", "ids": True})["session_contents"]
+            self.assertEqual(held["turn_messages"], [0, 2, 5])
+            prompt = w.ask(render={"chat": {**held["chat"], "messages": held["chat"]["messages"][:-1]}})
+            n = again.done["usage"]["prompt_tokens"]
+            self.assertEqual(w.ask(detokenize={"ids": held["token_ids"][:n]})["text"]["text"],
+                             prompt["text"]["text"])
+
     def test_calls_without_tools_are_text(self):
         self.assertEqual(parts(self.ask(chat(CALLS))),
                          ("I look.", CALLS.partition("</think>\n\n")[2], []))

@@ -112,6 +112,44 @@ class Typed(SharedDaemon):
         self.assertLess(int(m[1]), int(m[2]))
         t.leave()
 
+    def test_a_session_goes_on(self):
+        """The next chat of a session's name shows what was said, in short, and goes on; the tokens of
+        before are found in the cache. /reset drops the turns, /save writes all of it."""
+        name = "goes-on"
+        t = self.typist(*self.ARGS, "--session", name, "--system", "You are a calculator. " * 20)
+        t.ask("What is 17 + 25?")
+        self.assertIn("42", t.expect(r"tokens cached.*?ms\)"))
+        t.leave()
+        t = self.typist("chat", "--temperature", 0, "--session", name)
+        shown = t.expect(r"assistant +42 *\r\n")
+        self.assertIn(f"session {name}: 1 turn, ", shown)
+        self.assertRegex(shown, r"   1 user +What is 17 \+ 25\?\r\n")
+        self.assertLess(max(map(len, re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", shown).split("\r\n"))), 81)
+        t.ask("And 40 + 2?")
+        m = re.search(r"\((\d+) of (\d+) prompt tokens cached", t.expect(r"tokens cached.*?ms\)"))
+        self.assertGreater(int(m[1]), 64)
+        path = self.temporary_folder() / "chat.json"
+        self.assertEqual([role for role, _ in t.saved(path)],
+                         ["system", "user", "assistant", "user", "assistant"])
+        t.ask("/system x")
+        t.expect("the system message that it was created with")
+        t.ask("/reset")
+        t.expect("a new conversation; the system message stays")
+        self.assertEqual([role for role, _ in t.saved(path)], ["system"])
+        t.leave()
+
+    def test_control_c_in_a_session_keeps_what_was_said(self):
+        """As without one; so does a chat that is left in the middle."""
+        t = self.typist("chat", "--session", "cut", "--ignore-eos", "--max-tokens", 20000)
+        t.ask("Count from 1 to 1000.")
+        t.expect(r"1000\.\r\n[^>]*2004l[^>]*\w")
+        t.type("\x03")
+        t.leave()
+        held = json.loads(self.daemon.ctl("sessions", "show", "cut", "--json", "--ids").stdout)
+        self.assertEqual([m["role"] for m in held["messages"]], ["user", "assistant"])
+        self.assertTrue(held["messages"][1]["content"])
+        self.assertEqual(held["tokens"], len(held["token_ids"]))
+
     def test_control_c_stops_the_answer_and_not_the_program(self):
         """What was said until then stays, and the next question is answered."""
         t = self.typist("chat", "--ignore-eos", "--max-tokens", 20000)

@@ -110,6 +110,7 @@ class Client(Case):
         self.assertEqual(self.complete("--socket", "=", "x", "stat"), ["status"])
         self.assertEqual(self.complete("generate", "--seed", "="), [])
         self.assertEqual(self.complete("help", "det"), ["detokenize"])
+        self.assertEqual(self.complete("sessions", "re"), ["rewind"])
         self.assertIn("--json", self.complete("status", "--"))
 
     def test_files_only_behind_options(self):

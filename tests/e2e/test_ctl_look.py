@@ -138,6 +138,41 @@ class Real(SharedDaemon):
         self.assertEqual(done.returncode, 1)
         self.assertIn(b"temprature", done.stderr)
 
+    def test_sessions(self):
+        """They are created, listed, shown, forked, rewound and deleted; turns come from generate."""
+        tools = self.temporary_folder() / "tools.json"
+        tools.write_text('[{"type": "function", "function": {"name": "f", "parameters": {}}}]')
+        made = self.json("sessions", "create", "s1", "--system", "Be brief.", "--no-think",
+                         "--tools", tools)
+        self.assertEqual((made["name"], made["turns"], made["messages"]), ("s1", 0, 1))
+        for question in "What is 17 + 25?", "Spell\x1b[2J lion.\nNow.":
+            self.daemon.ctl("generate", "--session", "s1", "--temperature", 0, question)
+        line = json.dumps({"messages": [{"role": "user", "content": "Hi"}], "session": "s1"})
+        self.daemon.ctl("batch", "-", "--max-tokens", 3, stdin=line)
+        held = self.json("sessions", "show", "s1", "--ids")
+        self.assertEqual(held["turn_messages"], [1, 3, 5, 7])
+        self.assertEqual([m["role"] for m in held["messages"]], ["system"] + ["user", "assistant"] * 3)
+        self.assertEqual((held["tools"], held["enable_thinking"]),
+                         (json.loads(tools.read_text()), False))
+        self.assertEqual(len(held["token_ids"]), held["tokens"])
+        shown = self.daemon.ctl("sessions", "show", "s1").stdout.decode()
+        self.assertRegex(shown, r"^     system     Be brief.\n   1 user       What is 17 \+ 25\?\n"
+                                r"     assistant  42\n   2 user       Spell\?\[2J lion. Now.\n")
+        self.assertIn("1 turn, 3 messages",
+                      self.daemon.ctl("sessions", "fork", "s1", "s2", "--turns", 1).stdout.decode())
+        self.assertEqual(self.json("sessions", "rewind", "s1", 2)["turns"], 2)
+        self.assertEqual([s["name"] for s in self.json("sessions")["sessions"]], ["s1", "s2"])
+        self.assertEqual(self.json("sessions", "list", "--limit", 1, "--all")["total"], 2)
+        self.assertRegex(self.daemon.ctl("sessions").stdout.decode(),
+                         rf"^ TURNS .*NAME\n +2 +5 .*{ME}.* s1\n +1 +3 .* s2\n$")
+        again = self.daemon.ctl("chat", "--session", "s2", "--system", "x", check=False, stdin="")
+        self.assertEqual(again.returncode, 2)
+        self.assertIn(b"--system is for a new session", again.stderr)
+        self.assertIn(b"no session", self.daemon.ctl("sessions", "show", "s3", check=False).stderr)
+        for args in ["s1"], ["s2", "--user", str(os.getuid())]:
+            self.assertIn(b"deleted ", self.daemon.ctl("sessions", "delete", *args).stdout)
+        self.assertEqual(self.json("sessions"), {"sessions": [], "total": 0})
+
     def test_drain_resume(self):
         """drain --wait waits until requests have ended, or says how many have not."""
         with self.running(max_tokens=300) as w:
@@ -253,12 +288,15 @@ class Real(SharedDaemon):
                 return set(value).union(*map(members, value.values()))
             return set().union(*map(members, value)) if isinstance(value, list) else set()
 
+        self.daemon.ctl("sessions", "create", "named", "--system", "x", "--think")
+        self.addCleanup(self.daemon.ctl, "sessions", "delete", "named")
         with self.running():
             number = self.json("requests")["requests"][0]["request"]
             for title, *commands in (
                     ("STATUS", ["status"]), ("REQUESTS, CANCEL", ["requests"]),
                     ("BLOCKS", ["blocks", "--map"]), ("CACHE", ["cache"]),
-                    ("EXPLAIN", ["explain", "--prompt", "x"])):
+                    ("EXPLAIN", ["explain", "--prompt", "x"]),
+                    ("SESSIONS", ["sessions"], ["sessions", "show", "named", "--ids"])):
                 section = re.search(rf"^# {title}\n(.*?)(?=^# )", page, re.M | re.S)[1]
                 named = set(re.findall(r"_([a-z]+(?:_[a-z]+)*)_", section))
                 for command in commands:
@@ -282,6 +320,12 @@ class Real(SharedDaemon):
                      ["cache", "pin", "--user", "no-such-user", "--prompt", "-"], ["explain"], ["explain", "x"],
                      ["explain", "1", "2"], ["explain", "1", "--cache-salt", "x"], ["drain", "x"],
                      ["drain", "--end-after", "soon"], ["resume", "x"], ["reload", "x"],
+                     ["sessions", "lost"], ["sessions", "show"], ["sessions", "show", "a", "b"],
+                     ["sessions", "fork", "a"], ["sessions", "rewind", "a"],
+                     ["sessions", "rewind", "a", "-1"], ["sessions", "rewind", "a", "x"],
+                     ["sessions", "list", "--turns", "1"], ["sessions", "show", "a", "--all"],
+                     ["sessions", "create", "a", "--tools", "/dev/null"],
+                     ["sessions", "delete", "a", "--user", "no-such-user"],
                      ["log-level"], ["log-level", "loud"], ["stop", "x"], ["top", "x"],
                      ["top", "--interval", "0"]):
             done = self.daemon.ctl(*args, check=False)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import pathlib
 import random
 import resource
 import shutil
@@ -192,7 +193,7 @@ class Faults(Disk):
         """In blocks and in records: never a wrong token."""
         rng = random.Random(5)
         for _ in range(scaled(6, 1)):
-            for path in self.folder.iterdir():
+            for path in filter(pathlib.Path.is_file, self.folder.iterdir()):
                 path.unlink()
             first, _ = self.ask(request(1))
             for block in rng.sample(range(24), 2):  # one of the 25 is not looked for

@@ -17,9 +17,9 @@ from harness import Case, SharedDaemon, config
 from test_ctl_alone import Fake
 
 CLIENT = harness.ROOT / "client" / "lib"
-HEADERS = [CLIENT / "nvllm_client.h", CLIENT / "nvllm_admin.h"]
+HEADERS = [CLIENT / "nvllm_client.h", CLIENT / "nvllm_admin.h", CLIENT / "nvllm_sessions.h"]
 MANUAL = harness.ROOT / "packaging" / "man" / "libnvllm-client.3.scd"
-EXAMPLES = ["oneshot", "chat", "poll_loop", "libevent_loop"]
+EXAMPLES = ["oneshot", "chat", "session", "poll_loop", "libevent_loop"]
 
 
 def declared():
@@ -132,6 +132,13 @@ class Installed(SharedDaemon):
         self.assertEqual(self.run_example(folder / "chat", socket, text="\n".join(turns) + "\n"),
                          "".join(a + "\n" for a in self.expected_chat(*turns, max_tokens=500)))
 
+        for question in turns:
+            self.assertNotEqual(self.run_example(folder / "session", socket, folder.name, question), "\n")
+        with self.daemon.connect() as w:
+            held = w.ask(show_session={"name": folder.name})["session_contents"]
+        self.assertEqual([m["content"].decode() for m in held["chat"]["messages"][1::2]], turns)
+        self.assertEqual(held["turn_messages"], [1, 3, 5])
+
         prompts = [f"{i} + {i} is" for i in range(23)]
         out = self.run_example(folder / "poll_loop", socket, text="\n".join(prompts) + "\n")
         answers = dict(re.findall(r"^(\d+): \d+ tokens: (.*(?:\n(?!\d+: \d+ tokens).*)*)\n", out,
@@ -149,8 +156,8 @@ class Installed(SharedDaemon):
     def test_files(self):
         """Headers, library with its version, package files, examples and the schema are there."""
         names = {p.name for p in self.prefix.rglob("*")}
-        for name in ("nvllm_client.h", "nvllm_admin.h", "libnvllm-client.so", "libnvllm-client.so.0",
-                     "libnvllm-client.pc", "nvllm-client-config.cmake", "nvllm.proto",
+        for name in ("nvllm_client.h", "nvllm_admin.h", "nvllm_sessions.h", "libnvllm-client.so",
+                     "libnvllm-client.so.0", "libnvllm-client.pc", "nvllm-client-config.cmake", "nvllm.proto",
                      "generate.py", *(e + ".c" for e in EXAMPLES)):
             self.assertIn(name, names)
         if shutil.which("readelf"):

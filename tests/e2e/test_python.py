@@ -168,6 +168,38 @@ class Talk(SharedDaemon):
             self.client.generate(prompt, temperature=0), self.client.generate(ids, temperature=0))]
         self.assertEqual(len(set(answers)), 1)
 
+    def test_sessions(self):
+        """They are created, have turns, and are listed, shown, forked, rewound and deleted."""
+        client, say = self.client, [{"role": "user", "content": "Spell lion."}]
+        made = client.create_session("py", [{"role": "system", "content": "Be brief."}],
+                                     enable_thinking=False)
+        self.assertEqual((made["name"], made["uid"], made["turns"]), ("py", os.getuid(), 0))
+        first = client.chat(say, session="py", temperature=0).answer()
+        again = client.chat(say, session="py", temperature=0).answer()
+        self.assertGreater(again.usage.prompt_tokens, first.usage.prompt_tokens)
+        held = client.session("py", ids=True)
+        self.assertEqual(held["turn_messages"], [1, 3, 5])
+        self.assertEqual(held["messages"][1:3], [*say, {"role": "assistant", "content": first.text}])
+        self.assertEqual(held["enable_thinking"], False)
+        self.assertEqual(held["token_ids"][-again.usage.completion_tokens:], again.token_ids)
+        self.assertEqual(client.fork_session("py", "py2", turns=1)["turns"], 1)
+        self.assertEqual(client.rewind_session("py", 0)["messages"], 1)
+        self.assertEqual([s["name"] for s in client.sessions()], ["py", "py2"])
+        self.assertEqual(len(client.sessions(all=True, limit=1)), 1)
+        for error, field, call in (
+                (nvllm.InvalidError, "name", lambda: client.create_session("py")),
+                (nvllm.InvalidError, "name", lambda: client.create_session("a/b")),
+                (nvllm.InvalidError, "name", lambda: client.session(7)),
+                (nvllm.InvalidError, "turns", lambda: client.rewind_session("py", 1)),
+                (nvllm.InvalidError, "session", lambda: client.chat(say, session="no").answer()),
+                (nvllm.InvalidError, "chat", lambda: client.chat(say, session="py", tools=["{}"]).answer())):
+            with self.assertRaises(error) as caught:
+                call()
+            self.assertEqual(caught.exception.field, field)
+        for name in "py", "py2":
+            self.assertEqual(client.delete_session(name)["name"], name)
+        self.assertEqual(client.sessions(), [])
+
     def test_status_and_requests(self):
         status = self.client.status()
         self.assertEqual((status["state"], status["model"], status["asleep"]),

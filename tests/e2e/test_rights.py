@@ -12,8 +12,8 @@ PROMPT = b"The quick brown fox jumps over the lazy dog, again and again and agai
 LONG = {**harness.LONG, "prompt": PROMPT}
 
 # Who may: everybody, the owner of the request that it is about, or admins alone. Each with a body;
-# NUMBER stands for the daemon's number of a request of USER's.
-NUMBER = object()
+# NUMBER stands for the daemon's number of a request of USER's, OWN for a session of the role's own.
+NUMBER, OWN = object(), object()
 OPERATIONS = {
     "generate": ("user", {"prompt": PROMPT, "max_tokens": 1}),
     "cancel": ("owner", {"request": NUMBER}),
@@ -28,6 +28,12 @@ OPERATIONS = {
     "clear_cache": ("user", {}),
     "pin_cache": ("admin", {"prompt": PROMPT}),
     "explain": ("owner", {"request": NUMBER}),
+    "create_session": ("user", {"name": OWN}),
+    "fork_session": ("user", {"name": OWN, "new_name": "copy"}),
+    "rewind_session": ("user", {"name": OWN, "turns": 0}),
+    "list_sessions": ("user", {}),
+    "show_session": ("user", {"name": OWN}),
+    "delete_session": ("user", {"name": OWN}),
     "drain": ("admin", {"drain_timeout_ms": 600000}),
     "resume": ("admin", {}),
     "reload": ("admin", {}),
@@ -103,6 +109,12 @@ class Rights(Case):
         expected = who == "user" or admin or (who == "owner" and role == "owner")
         if NUMBER in body.values():
             body = {**body, "request": self.start_long(owner)}
+        if OWN in body.values():
+            body = {**body, "name": "own"}
+            w.ask(delete_session={"name": "own"})
+            w.ask(delete_session={"name": "copy"})
+            if op != "create_session":
+                w.ask(create_session={"name": "own"})
         self.assertEqual(self.allowed(w, op, body), expected)
         if op == "drain" and expected:
             self.assertTrue(self.allowed(w, "resume", {}))

@@ -243,6 +243,42 @@ def http():
                              for name, head in heads.items()})
 
 
+def sessions():
+    """Messages of proto/session_file.proto."""
+    def number(field, value):
+        return wire.varint(field << 3) + wire.varint(value)
+
+    def data(field, value):
+        return wire.varint(field << 3 | wire.BYTES) + wire.varint(len(value)) + value
+
+    def numbers(field, *values):
+        return data(field, b"".join(map(wire.varint, values)))
+
+    def piece(tokens, sampled):
+        said = number(2, 1) if sampled else number(3, 30) + b"\x21" + b"l" * 8 + b"\x29" + b"h" * 8
+        return data(10, number(1, tokens) + said)
+
+    def whole(name, chat, messages, tokens, ids, *pieces):
+        model = struct.pack(">QQ", 2, 1)  # of fuzz_session.c
+        return (data(1, model) + data(2, name) + number(3, 1000) + number(4, 5) + number(5, 6)
+                + data(6, wire.encode("Chat", chat)) + numbers(7, *messages) + numbers(8, *tokens)
+                + (numbers(9, *ids) if ids else b"") + b"".join(pieces))
+
+    chat = {"messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "ä"},
+                         {"role": "assistant", "content": "b", "reasoning_content": "c",
+                          "tool_calls": [{"id": "i", "name": "f", "arguments": "{}"}]},
+                         {"role": "tool", "content": "x", "name": "f", "tool_call_id": "i"},
+                         {"role": "assistant", "content": "y"}],
+            "tools": ["{}"], "documents": ["{}"], "chat_template_kwargs": "{}", "enable_thinking": False}
+    write(folder("session"),
+          empty=whole(b"a", {"messages": []}, [0], [0], []),
+          turns=whole(b"A-b_c.9", chat, [1, 3, 5], [0, 5, 9], [5, 6, 7, 8, 9, 1, 2, 3, 2047],
+                      piece(3, False), piece(2, True), piece(3, False), piece(1, True)),
+          cut=whole(b"a", chat, [1, 3, 5], [0, 2, 5], [5, 6, 7, 8, 9], piece(4, False), piece(1, True)),
+          large_id=whole(b"a", chat, [1, 5], [0, 1], [2048], piece(1, True)),
+          wrong_sums=whole(b"a", chat, [1, 4], [0, 1], [5], piece(2, True)))
+
+
 if __name__ == "__main__":
     requests()
     answers()
@@ -252,3 +288,4 @@ if __name__ == "__main__":
     chats()
     chat_answers()
     http()
+    sessions()

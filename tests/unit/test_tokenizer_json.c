@@ -390,6 +390,27 @@ TEST(metaspace)
     expect_encoding("ab<s>ab", "305 310 304");
 }
 
+/* Behind a special token as in the middle of a text, behind any other without a space. */
+TEST(a_text_that_goes_on, .n = 2)
+{
+    static const struct {
+        int32_t id, want;
+    } cases[][2] = {{{310, 305}, {303, 304}}, {{310, 304}, {303, 304}}};
+
+    become_spaces(_i == 1);
+    ck_assert_msg(parse() == 0, "%s", e.text);
+    for (int k = 0; k < 2; k++) {
+        struct token_list list = {0};
+
+        ck_assert_int_eq(tokenizer_encode_after(t, cases[_i][k].id, (struct text){"ab", 2}, NULL, 0,
+                                                &list),
+                         0);
+        ck_assert_uint_eq(list.n, 1);
+        ck_assert_int_eq(list.ids[0], cases[_i][k].want);
+        free(list.ids);
+    }
+}
+
 /* The space that is put before a text belongs to the range that begins there. */
 TEST(ranges_behind_a_prefix)
 {

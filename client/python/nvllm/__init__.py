@@ -12,7 +12,8 @@
 generate() and chat() send their request at once and return a Stream, an iterator over the pieces of the
 answer; answer() is the whole of it. Any number of them may be in progress, in one thread or in many: a
 client is one connection, which a thread of its own serves. embed() turns texts into embeddings, if the model
-makes them. With asyncio, wait in a thread:
+makes them. create_session() makes a conversation that the daemon holds, which chat(…, session=NAME) goes on
+with. With asyncio, wait in a thread:
 
     answer = await asyncio.to_thread(lambda: client.chat(messages).answer())
 
@@ -21,7 +22,7 @@ an Error of one of the classes below, with a code, the field of the request that
 and when to try again. A client whose connection has ended (ConnectionLostError) stays so: make another.
 
 The package is the protocol of nvllm-protocol(7) over protobuf, and nothing else. To inspect and to
-control the daemon beyond status(), requests() and cancel(), use nvllmctl(1)."""
+control the daemon beyond status(), requests(), sessions() and cancel(), use nvllmctl(1)."""
 
 from ._client import (DEFAULT_SOCKET, Answer, Choice, Client, Embedding, Piece, Stream, Timing,
                       TokenLogprobs, Tokens, Usage)

@@ -14,7 +14,7 @@ from ._connection import Connection, Pending, deadline_of, seconds_left
 from ._errors import (BusyError, CancelledError, ConnectionLostError, DeniedError, Error,
                       InvalidError, NotRunningError, ProtocolError, TimedOutError,
                       UnavailableError)
-from ._pack import (Json, Parameters, Text, ToolCall, embed_frame, extend, set_chat,
+from ._pack import (Json, Parameters, Text, ToolCall, embed_frame, extend, set_chat, set_field,
                     set_parameters, set_prompt, to_bytes)
 from ._schema import ClientFrame, string
 
@@ -189,6 +189,18 @@ def _piece(delta: Any) -> Piece:
         list(delta.token_ids),
         [TokenLogprobs(p.logprob, list(zip(p.top_ids, p.top_logprobs))) for p in delta.logprobs],
         None if reason == "none" else reason)
+
+
+def _message(message: Any) -> Dict[str, Any]:
+    """As chat() takes it."""
+    out: Dict[str, Any] = {"role": message.role}
+    for name in "content", "reasoning_content", "name", "tool_call_id":
+        if message.HasField(name):
+            out[name] = _text(getattr(message, name))
+    if message.tool_calls:
+        out["tool_calls"] = [ToolCall(_text(c.name), _text(c.arguments), _text(c.id))
+                             for c in message.tool_calls]
+    return out
 
 
 class _Embeds:
@@ -437,7 +449,10 @@ class Client:
         tool_call_id, as in OpenAI's interface. The model's reasoning and its calls of tools come apart
         from the text. The arguments of a tool whose function has "strict": true are an instance of its
         parameters; tool_choice is "auto", "none", "required" or {"type": "function", "function":
-        {"name": NAME}}; without parallel_tool_calls there is one call at most."""
+        {"name": NAME}}; without parallel_tool_calls there is one call at most.
+
+        With session=NAME the messages are appended to that session, which has the rest: see
+        create_session()."""
         frame = ClientFrame()
         set_chat(frame.generate.chat, messages, tools, documents, chat_template_kwargs,
                   {"add_generation_prompt": add_generation_prompt,
@@ -450,6 +465,69 @@ class Client:
         frame.generate.stream = True
         set_parameters(frame.generate, parameters)
         return Stream(self, frame, timeout)
+
+    # ---- sessions
+
+    def create_session(self, name: str, messages: Sequence[Mapping[str, Any]] = (), *,
+                       tools: Sequence[Json] = (), documents: Sequence[Json] = (),
+                       chat_template_kwargs: Optional[Json] = None,
+                       enable_thinking: Optional[bool] = None,
+                       timeout: Optional[float] = _ANSWER_TIMEOUT) -> Dict[str, Any]:
+        """A conversation that the daemon holds, and that outlives this client; chat() with its name has
+        a turn. messages come before the first turn, as a system prompt does; they, tools and so on are
+        in each prompt. This and the next return SessionInfo of nvllm.proto."""
+        frame = ClientFrame()
+        set_field(frame.create_session, "name", name, "")
+        set_chat(frame.create_session.chat, messages, tools, documents, chat_template_kwargs,
+                 {"enable_thinking": enable_thinking})
+        return _plain(self._ask("session_info", timeout, create_session=frame.create_session))
+
+    def fork_session(self, name: str, new_name: str, *, turns: Optional[int] = None,
+                     timeout: Optional[float] = _ANSWER_TIMEOUT) -> Dict[str, Any]:
+        """Copies a session's first so many turns, or all, to a new one."""
+        return self._change("fork_session", timeout, name=name, new_name=new_name, turns=turns)
+
+    def rewind_session(self, name: str, turns: int, *,
+                       timeout: Optional[float] = _ANSWER_TIMEOUT) -> Dict[str, Any]:
+        """Drops all but the first so many turns."""
+        return self._change("rewind_session", timeout, name=name, turns=turns)
+
+    def delete_session(self, name: str, *, uid: Optional[int] = None,
+                       timeout: Optional[float] = _ANSWER_TIMEOUT) -> Dict[str, Any]:
+        """Deletes a session, and returns what it was. uid: another user's, for administrators."""
+        return self._change("delete_session", timeout, name=name, uid=uid)
+
+    def sessions(self, *, limit: int = 0, all: bool = False,
+                 timeout: Optional[float] = _ANSWER_TIMEOUT) -> List[Dict[str, Any]]:
+        """This user's sessions, the last used one first; with all, for administrators, those of all
+        users."""
+        listed = self._ask("session_list", timeout, list_sessions={"limit": limit, "all": all})
+        return [_plain(info) for info in listed.sessions]
+
+    def session(self, name: str, *, ids: bool = False,
+                timeout: Optional[float] = _ANSWER_TIMEOUT) -> Dict[str, Any]:
+        """What a session holds: info; messages as chat() takes them; tools, documents and
+        chat_template_kwargs, as JSON; turn_messages, the number of messages at the end of each turn, of
+        the first those before any; and with ids token_ids."""
+        frame = ClientFrame()
+        set_field(frame.show_session, "name", name, "")
+        frame.show_session.ids = ids
+        held = self._ask("session_contents", timeout, show_session=frame.show_session)
+        return {"info": _plain(held.info), "messages": [_message(m) for m in held.chat.messages],
+                "tools": [_text(t) for t in held.chat.tools],
+                "documents": [_text(d) for d in held.chat.documents],
+                "chat_template_kwargs": _text(held.chat.chat_template_kwargs) or None,
+                "enable_thinking": (held.chat.enable_thinking
+                                    if held.chat.HasField("enable_thinking") else None),
+                "turn_messages": list(held.turn_messages), "token_ids": list(held.token_ids)}
+
+    def _change(self, operation: str, timeout: Optional[float], **fields: Any) -> Dict[str, Any]:
+        frame = ClientFrame()
+        message = getattr(frame, operation)
+        for field, value in fields.items():
+            if value is not None:
+                set_field(message, field, value, "")
+        return _plain(self._ask("session_info", timeout, **{operation: message}))
 
     # ---- embed
 

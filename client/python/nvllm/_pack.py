@@ -32,6 +32,7 @@ class Parameters(TypedDict, total=False):
     n: int                      # choices; without: 1
     priority: str               # "low", "normal", or for administrators "high"
     cache_salt: Text            # limits who shares this prompt's cached prefix
+    session: str                # of a chat: the session that this is a turn of
     deadline_ms: int            # the daemon ends the answer then, with finish_reason "deadline"
     stream: bool                # False: one piece a choice, at its end
     keep_special: bool          # show special tokens in the text
@@ -42,7 +43,7 @@ class Parameters(TypedDict, total=False):
 
 _SAMPLING = {"temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty",
              "frequency_penalty", "seed", "stop_token_ids", "ignore_eos", "min_tokens", "logprobs"}
-_PLAIN = {"max_tokens", "n", "deadline_ms", "stream", "keep_special", "raw_text"}
+_PLAIN = {"max_tokens", "n", "deadline_ms", "stream", "keep_special", "raw_text", "session"}
 
 
 class ToolCall(NamedTuple):
@@ -52,7 +53,7 @@ class ToolCall(NamedTuple):
     id: str
 
 
-def _set(message: Any, name: str, value: Any, path: str) -> None:
+def set_field(message: Any, name: str, value: Any, path: str) -> None:
     """Sets a field; the path is what an error names."""
     field = path + name
     try:
@@ -120,7 +121,7 @@ def _set_message(out: Any, message: Any, path: str) -> None:
         if value is None:
             continue
         if name == "role":
-            _set(out, name, value, path + ".")
+            set_field(out, name, value, path + ".")
         elif name == "tool_calls":
             for i, call in enumerate(value):
                 _set_tool_call(out.tool_calls.add(), call, f"{field}[{i}]")
@@ -157,7 +158,7 @@ def set_chat(out: Any, messages: Any, tools: Any, documents: Any, kwargs: Any,
         out.chat_template_kwargs = _json(kwargs, "chat.chat_template_kwargs")
     for name, value in switches.items():
         if value is not None:
-            _set(out, name, value, "chat.")
+            set_field(out, name, value, "chat.")
     if tool_choice is not None:
         _set_tool_choice(out, tool_choice)
 
@@ -180,7 +181,7 @@ def embed_frame(text: Any, parameters: Mapping[str, Any]) -> Any:
         if name == "priority":
             _set_priority(frame.embed, value)
         else:
-            _set(frame.embed, name, to_bytes(value, name) if name == "cache_salt" else value, "")
+            set_field(frame.embed, name, to_bytes(value, name) if name == "cache_salt" else value, "")
     return frame
 
 
@@ -236,14 +237,14 @@ def set_parameters(out: Any, parameters: Mapping[str, Any]) -> None:
         if name == "stop_token_ids":
             extend(out.sampling.stop_token_ids, value, "sampling.stop_token_ids")
         elif name in _SAMPLING:
-            _set(out.sampling, name, value, "sampling.")
+            set_field(out.sampling, name, value, "sampling.")
         elif name in _PLAIN:
-            _set(out, name, value, "")
+            set_field(out, name, value, "")
         elif name == "logit_bias":
             for i, (id_, bias) in enumerate(value.items()):
                 entry, path = out.sampling.logit_bias.add(), f"sampling.logit_bias[{i}]."
-                _set(entry, "id", id_, path)
-                _set(entry, "bias", bias, path)
+                set_field(entry, "id", id_, path)
+                set_field(entry, "bias", bias, path)
         elif name == "stop":
             values = [value] if isinstance(value, (str, bytes)) else value
             out.stop.extend(to_bytes(v, f"stop[{i}]") for i, v in enumerate(values))

@@ -1,0 +1,443 @@
+/* chat_operations.c - the protocol's operations on sessions (chat_session.h), their turns among the
+ * requests, and their files.
+ *
+ * With a store, whatever changes a session is answered once its file has been written: what a
+ * client has been told outlives a crash. A file that cannot be written is logged, and the session
+ * is held all the same. */
+#include <errno.h>
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "daemon/chat_session_file.h"
+#include "daemon/server_private.h"
+#include "engine/util/must.h"
+
+enum { LOG_EVERY_MS = 60 * 1000 };
+
+/* Of the clock, since 1970: unlike server_now_us() it goes on after a restart. */
+static uint64_t now_us(void)
+{
+    struct timespec t;
+
+    clock_gettime(CLOCK_REALTIME, &t);
+    return (uint64_t)t.tv_sec * 1000000 + (uint64_t)t.tv_nsec / 1000;
+}
+
+/* ---- names */
+
+/* One of the caller's by a field's name. */
+static int find(struct chat_session **out, const struct session *s, const char *field,
+                const char *name, struct refusal *e)
+{
+    *out = name ? chat_session_find(s->account, name) : NULL;
+    if (*out)
+        return 0;
+    if (!name)
+        return refusal_of_field(e, CODE(INVALID), field, "is missing");
+    return refusal_of_field(e, CODE(INVALID), field, "this user has no session \"%.64s\"", name);
+}
+
+/* The same where nothing may be in progress. */
+static int find_idle(struct chat_session **out, const struct session *s, const char *name,
+                     struct refusal *e)
+{
+    int r = find(out, s, "name", name, e);
+
+    if (r == 0 && (*out)->busy)
+        return refusal_of_field(e, CODE(BUSY), "name", "a turn of \"%s\" is in progress", name);
+    return r;
+}
+
+/* A name for a new one. */
+static int check_new(const struct session *s, const char *field, const char *name,
+                     struct refusal *e)
+{
+    if (!name || !chat_session_name_valid(name))
+        return refusal_of_field(e, CODE(INVALID), field,
+                                "must be 1 to %d letters, digits, \"_\", \"-\" and \".\", and "
+                                "begin with a letter or digit",
+                                CHAT_SESSION_NAME);
+    if (chat_session_find(s->account, name))
+        return refusal_of_field(e, CODE(INVALID), field, "there is a session \"%s\" already", name);
+    return 0;
+}
+
+static int find_turn(uint32_t *turns, const struct conversation *talk, bool given, uint32_t wanted,
+                     struct refusal *e)
+{
+    *turns = given ? wanted : (uint32_t)talk->n_turns;
+    if (*turns <= talk->n_turns)
+        return 0;
+    return refusal_of_field(e, CODE(INVALID), "turns", "%" PRIu32 " is more than it has, %zu",
+                            *turns, talk->n_turns);
+}
+
+/* ---- answers */
+
+static void warn(struct server *s, const char *text)
+{
+    if (log_due(&s->sessions_unsaved, LOG_EVERY_MS))
+        log_text(LOG_LEVEL_WARNING, "session_not_saved", text, "%s", "");
+}
+
+/* Asks for a session's file to be written, or removed; then the request with this id is answered.
+ * False: there is no store, or no memory. */
+static bool save(struct server *s, const struct chat_session *c, bool removed, uint64_t id)
+{
+    uint8_t *data = NULL;
+    size_t bytes = 0;
+    int r;
+
+    if (!s->store)
+        return false;
+    r = removed ? 0 : chat_session_pack(&data, &bytes, c, s->model);
+    if (r == 0)
+        r = chat_session_store_put(s->store, c->account->uid, c->name, data, bytes, id);
+    if (r < 0) {
+        free(data);
+        warn(s, strerror(-r));
+    }
+    return r == 0;
+}
+
+/* Answers an operation with what the session is now, once that is saved. */
+static int answer(struct session_call *call, const struct chat_session *c, bool removed)
+{
+    struct session *s = call->session;
+    Nvllm__V1__SessionInfo m;
+    struct pending *p;
+
+    inspection_fill_session(&m, c);
+    if (!s->server->store)
+        return reply_put(s->connection, call->frame->id, EVENT(SESSION_INFO), &m);
+    p = pending_new(s, call->frame->id, &(struct demand){0}, NULL);
+    if (!p)
+        return -ENOMEM;
+    if (reply_prepare(&p->answer, EVENT(SESSION_INFO), &m, SIZE_MAX) == 0 &&
+        save(s->server, c, removed, p->id))
+        return 0;
+    pending_forget(p);
+    return reply_put(s->connection, call->frame->id, EVENT(SESSION_INFO), &m);
+}
+
+void chat_on_store(struct server *s)
+{
+    struct err why;
+    uint64_t id;
+    int r;
+
+    while (chat_session_store_take(s->store, &id, &r, &why)) {
+        struct pending *p = id_map_get(&s->requests, id);
+        struct session *one = p ? p->session : NULL;
+        int put = CONNECTION_OK;
+
+        if (r < 0)
+            warn(s, why.text);
+        if (!p)
+            continue;
+        if (one)
+            put = reply_put_packed(one->connection, p->client_id, &p->answer);
+        pending_forget(p);
+        if (one)
+            session_check_put(one, put);
+    }
+}
+
+/* ---- operations */
+
+/* Enters a new one, which takes the conversation in any case. */
+static int enter(struct session_call *call, const char *name, struct conversation *talk,
+                 struct refusal *e)
+{
+    struct session *s = call->session;
+    const uint64_t bytes = sizeof(struct chat_session) + conversation_bytes(talk);
+    struct chat_session *c;
+    int r = chat_session_check(s->account, s->server->parts.options, 1, bytes, e);
+
+    if (r == 0)
+        r = chat_session_new(&c, &s->server->accounts, s->account->uid, name, talk, now_us());
+    if (r < 0) {
+        conversation_free(talk);
+        return r;
+    }
+    r = answer(call, c, false);
+    if (r == -ENOMEM) /* as if it had never been there */
+        chat_session_free(c);
+    return r;
+}
+
+int chat_create(struct session_call *call, struct refusal *e)
+{
+    static const struct chat none = {.messages = NULL};
+    const Nvllm__V1__CreateSession *m = call->frame->create_session;
+    const struct server *server = call->session->server;
+    const struct chat *chat = &none;
+    struct conversation *talk;
+    int r = session_refuse(call->session, &(struct demand){.new_work = true}, e);
+
+    if (r == 0)
+        r = check_new(call->session, "name", m->name, e);
+    if (r == 0 && m->chat)
+        r = request_chat(&chat, m->chat, call->message, &server->rules, e);
+    if (r == 0 && chat_bytes(chat) > limit_value(server->parts.options, LIMIT_PROMPT_BYTES))
+        r = limit_refuse(e, server->parts.options, LIMIT_PROMPT_BYTES, "chat", chat_bytes(chat));
+    if (r == 0)
+        r = conversation_new(&talk, chat);
+    return r < 0 ? r : enter(call, m->name, talk, e);
+}
+
+int chat_fork(struct session_call *call, struct refusal *e)
+{
+    const Nvllm__V1__ForkSession *m = call->frame->fork_session;
+    struct chat_session *from;
+    struct conversation *talk;
+    uint32_t turns = 0;
+    int r = session_refuse(call->session, &(struct demand){.new_work = true}, e);
+
+    if (r == 0)
+        r = find(&from, call->session, "name", m->name, e);
+    if (r == 0)
+        r = check_new(call->session, "new_name", m->new_name, e);
+    if (r == 0)
+        r = find_turn(&turns, from->talk, m->has_turns, m->turns, e);
+    if (r == 0) /* before memory is taken */
+        r = chat_session_check(call->session->account, call->session->server->parts.options, 1,
+                               conversation_bytes(from->talk), e);
+    if (r == 0)
+        r = conversation_fork(&talk, from->talk, turns);
+    return r < 0 ? r : enter(call, m->new_name, talk, e);
+}
+
+int chat_rewind(struct session_call *call, struct refusal *e)
+{
+    const Nvllm__V1__RewindSession *m = call->frame->rewind_session;
+    struct chat_session *c;
+    uint32_t turns = 0;
+    int r = session_refuse(call->session, &(struct demand){0}, e);
+
+    if (r == 0)
+        r = find_idle(&c, call->session, m->name, e);
+    if (r == 0 && !m->has_turns)
+        r = refusal_of_field(e, CODE(INVALID), "turns", "is missing");
+    if (r == 0)
+        r = find_turn(&turns, c->talk, true, m->turns, e);
+    if (r < 0)
+        return r;
+    conversation_rewind(c->talk, turns);
+    chat_session_changed(c, now_us());
+    return answer(call, c, false);
+}
+
+int chat_delete(struct session_call *call, struct refusal *e)
+{
+    const Nvllm__V1__DeleteSession *m = call->frame->delete_session;
+    const struct session *s = call->session;
+    const uint32_t uid = m->has_uid ? m->uid : s->account->uid;
+    const struct account *whose = id_map_get(&s->server->accounts.by_uid, uid);
+    struct chat_session *c;
+    int r = session_refuse(s, &(struct demand){0}, e);
+
+    if (r < 0)
+        return r;
+    if (uid == s->account->uid) {
+        r = find_idle(&c, s, m->name, e);
+    } else if (!s->admin) {
+        r = refusal_of_field(e, CODE(DENIED), "uid",
+                             "only administrators may delete other users' sessions");
+    } else {
+        c = whose && m->name ? chat_session_find(whose, m->name) : NULL;
+        if (!c)
+            r = refusal_of_field(e, CODE(INVALID), "name",
+                                 "the user %" PRIu32 " has no session \"%.64s\"", uid,
+                                 m->name ? m->name : "");
+        else if (c->busy)
+            r = refusal_of_field(e, CODE(BUSY), "name", "a turn of \"%s\" is in progress", c->name);
+    }
+    if (r < 0)
+        return r;
+    r = answer(call, c, true);
+    if (r != -ENOMEM)
+        chat_session_free(c);
+    return r;
+}
+
+/* Enters a user's sessions into a list, the last used one first. */
+static bool list_of(Nvllm__V1__SessionList *list, const struct account *account, size_t limit,
+                    struct unpacked *u)
+{
+    for (const struct list *at = account->sessions.prev; at != &account->sessions; at = at->prev) {
+        Nvllm__V1__SessionInfo *m;
+
+        list->total++;
+        if (list->n_sessions == limit)
+            continue;
+        m = unpacked_alloc(u, 1, sizeof(*m));
+        if (!m)
+            return false;
+        inspection_fill_session(m, CONTAINER_OF(at, struct chat_session, link));
+        list->sessions[list->n_sessions++] = m;
+    }
+    return true;
+}
+
+int chat_list(struct session_call *call, struct refusal *e)
+{
+    const Nvllm__V1__ListSessions *m = call->frame->list_sessions;
+    const struct session *s = call->session;
+    const struct accounts *accounts = &s->server->accounts;
+    Nvllm__V1__SessionList list = NVLLM__V1__SESSION_LIST__INIT;
+    const struct account *held = m->all ? &accounts->total : s->account, *one;
+    const size_t limit =
+        m->limit && m->limit < INSPECT_MAX_ENTRIES ? m->limit : INSPECT_MAX_ENTRIES;
+    const uint64_t n = held->amounts[ACCOUNT_SESSIONS];
+    struct unpacked *u;
+    bool ok;
+    size_t at = 0;
+    int r = session_refuse(s, &(struct demand){.inspect = true}, e);
+
+    if (r == 0 && m->all && !s->admin)
+        r = refusal_of_field(e, CODE(DENIED), "all",
+                             "only administrators may list the sessions of all users");
+    if (r < 0)
+        return r;
+    u = unpacked_new();
+    list.has_total = true;
+    list.sessions = unpacked_alloc(u, n < limit ? (size_t)n : limit, sizeof(*list.sessions));
+    ok = list.sessions;
+    if (!m->all)
+        ok = ok && list_of(&list, s->account, limit, u);
+    else
+        while (ok && (one = id_map_next(&accounts->by_uid, &at)))
+            ok = list_of(&list, one, limit, u);
+    r = ok ? reply_put(s->connection, call->frame->id, EVENT(SESSION_LIST), &list) : -ENOMEM;
+    unpacked_free(u);
+    return r;
+}
+
+/* Its turns, for a message. */
+static int fill_turns(Nvllm__V1__SessionContents *m, const struct conversation *talk,
+                      struct unpacked *u)
+{
+    m->n_turn_messages = talk->n_turns + 1;
+    m->turn_messages = unpacked_alloc(u, m->n_turn_messages, sizeof(*m->turn_messages));
+    if (!m->turn_messages)
+        return -ENOMEM;
+    for (size_t i = 0; i < m->n_turn_messages; i++)
+        m->turn_messages[i] = (uint32_t)talk->turns[i].n_messages;
+    return 0;
+}
+
+int chat_show(struct session_call *call, struct refusal *e)
+{
+    const Nvllm__V1__ShowSession *m = call->frame->show_session;
+    const struct session *s = call->session;
+    const struct options *o = s->server->parts.options;
+    Nvllm__V1__SessionContents contents = NVLLM__V1__SESSION_CONTENTS__INIT;
+    Nvllm__V1__SessionInfo info;
+    Nvllm__V1__Chat chat;
+    struct chat_session *c;
+    struct unpacked *u;
+    int r = session_refuse(s, &(struct demand){.inspect = true}, e);
+
+    if (r == 0)
+        r = find(&c, s, "name", m->name, e);
+    if (r < 0)
+        return r;
+    u = unpacked_new();
+    inspection_fill_session(&info, c);
+    contents.info = &info;
+    contents.chat = &chat;
+    r = u ? chat_session_fill_chat(&chat, &c->talk->chat, u) : -ENOMEM;
+    if (r == 0)
+        r = fill_turns(&contents, c->talk, u);
+    if (r == 0 && m->ids) {
+        contents.n_token_ids = c->talk->transcript.ids.n;
+        contents.token_ids = c->talk->transcript.ids.ids;
+    }
+    if (r == 0)
+        r = reply_put(s->connection, call->frame->id, EVENT(SESSION_CONTENTS), &contents);
+    unpacked_free(u);
+    if (r != CONNECTION_E_LARGE)
+        return r;
+    limit_refuse_text(e, o, LIMIT_OUTPUT_BYTES, "the session takes more than %" PRId64 " bytes",
+                      o->max_output_bytes);
+    e->code = CODE(TOO_LONG); /* waiting would not help */
+    e->retry_after_ms = 0;
+    return -EINVAL;
+}
+
+/* ---- turns */
+
+int chat_begin_turn(struct chat_turn **out, const struct session_call *call,
+                    struct engine_request *r, struct refusal *e)
+{
+    const struct session *s = call->session;
+    struct chat_session *c;
+    int ret = find(&c, s, "session", call->frame->generate->session, e);
+
+    return ret < 0 ? ret : chat_turn_begin(out, c, r, s->server->parts.options, e);
+}
+
+/* What a daemon that shuts down has cut off is not kept: the client asks the next one again. */
+int chat_end_turn(struct pending *p, const struct engine_event *ev)
+{
+    struct server *s = p->server;
+    struct chat_turn *t = p->turn;
+    const struct chat_session *c = t->of;
+    const bool cut_off = s->closed && !p->session;
+    int r = chat_turn_end(t, ev->type == ENGINE_DONE && !cut_off, now_us());
+
+    if (r <= 0)
+        return r;
+    return s->store && reply_prepare_done(&p->answer, &ev->usage) == 0 && save(s, c, false, p->id);
+}
+
+/* ---- files */
+
+static void warn_of_file(const char *text)
+{
+    log_text(LOG_LEVEL_WARNING, "session_file", text, "%s", "");
+}
+
+/* chat_session_store_read(): a session of an earlier daemon. */
+static int take_file(void *server, const char *file, const uint8_t *data, size_t bytes,
+                     struct err *e)
+{
+    struct server *s = server;
+    char wanted[CHAT_SESSION_FILE_NAME];
+    struct chat_session_record record;
+    struct chat_session *c;
+    int r = chat_session_unpack(&record, data, bytes, s->model, &s->rules, e);
+
+    if (r < 0)
+        return r;
+    chat_session_file_name(wanted, record.uid, record.name);
+    if (strcmp(file, wanted) != 0)
+        r = err_set(e, -EBADMSG, "it was written as %s", wanted);
+    else
+        r = chat_session_new(&c, &s->accounts, record.uid, record.name, record.talk,
+                             record.used_us);
+    if (r < 0)
+        conversation_free(record.talk);
+    else
+        c->created_us = record.created_us;
+    return r;
+}
+
+void chat_open_store(struct server *s)
+{
+    struct err e;
+
+    if (!s->parts.session_folder)
+        return;
+    if (model_fingerprint(engine_model(s->parts.engine), &s->model, &e) < 0 ||
+        chat_session_store_open(&s->store, s->parts.session_folder, s->model, &e) < 0) {
+        log_text(LOG_LEVEL_WARNING, "sessions_in_memory", e.text, "%s", "");
+        return;
+    }
+    chat_session_store_read(s->store, take_file, s, warn_of_file);
+    log_event(LOG_LEVEL_INFO, "sessions_read", "sessions=%" PRIu64,
+              (uint64_t)s->accounts.total.amounts[ACCOUNT_SESSIONS]);
+}
