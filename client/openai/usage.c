@@ -4,7 +4,9 @@
 #include "client/lib/nvllm_client.h"
 
 static const struct usage_option options[] = {
-    OPTION("socket", "PATH", "the socket of nvllmd; default: " NVLLM_DEFAULT_SOCKET,
+    OPTION("socket", "PATH",
+           "the socket of nvllmd; default: $NVLLM_SOCKET, " NVLLM_DEFAULT_SOCKET
+           ", the quick start's",
            .values = USAGE_FILE),
     OPTION("listen", "ADDRESS",
            "serve unix:PATH, 127.0.0.1:PORT or [::1]:PORT; may be repeated; default: what systemd "

@@ -65,13 +65,24 @@ class Examples(Case):
         self.assertIn("l-i-o-n", (folder / "answers.jsonl").read_text())
 
     def test_http(self):
-        """The line for curl, with another port."""
+        """The lines for nvllm-openai and curl, with another port, where $NVLLM_SOCKET names the
+        daemon and after a quick start."""
         if not shutil.which("curl"):
             self.skipTest("no curl")
+        address = re.search(r"or without: nvllm-openai --listen (127\S+)$", README, re.M)[1]
         line = re.search(r"^curl http://127.*?'$", README, re.M | re.S)[0]
-        with Daemon() as d, Gateway(d.socket) as gateway:
-            answer = run_command(["bash", "-c", line.replace(":8000", f":{gateway.port}")])
-        self.assertIn("42", json.loads(answer.stdout)["choices"][0]["message"]["content"])
+        runtime = self.temporary_folder()
+        (runtime / "nvllm").mkdir(mode=0o700)
+        with Daemon() as d:
+            (runtime / "nvllm" / "nvllmd.sock").symlink_to(d.socket)
+            ways = [{"NVLLM_SOCKET": str(d.socket)}]
+            if not os.path.exists("/run/nvllm/nvllm.sock"):
+                ways.append({"NVLLM_SOCKET": "", "XDG_RUNTIME_DIR": str(runtime)})
+            for env in ways:
+                with Gateway(None, addresses=[address.replace(":8000", ":0")], env=env) as gateway:
+                    asked = line.replace(":8000", f":{gateway.port}")
+                    answer = json.loads(run_command(["bash", "-c", asked]).stdout)
+                self.assertIn("42", answer["choices"][0]["message"]["content"], env)
 
     def test_packages(self):
         """What the quick start installs to build is what the README names."""
