@@ -98,6 +98,31 @@ class Failure(Case):
             self.ended(d, 1, 5)
         self.assertIn("the device has gone", d.log())
 
+    def stall(self, d, seconds):
+        """A device that never answers: running requests are told, and the daemon ends."""
+        begin = time.monotonic()
+        with d.connect() as w:
+            for i in range(1, 4):
+                w.send(i, generate={**REQUEST, "stream": True})
+            for answer in w.collect(range(1, 4)).values():
+                self.assertEqual((answer.error["code"], answer.error["message"]),
+                                 ("ERROR_INTERNAL", "the engine has stalled"))
+            self.ended(d, 1, 5)
+        self.assertLess(time.monotonic() - begin, seconds)
+
+    def test_stall_under_systemd(self):
+        """All inside WatchdogSec=, and systemd is told why; until then it hears that the loop runs."""
+        seconds = scaled(4, 16)
+        with self.notified() as (env, messages):
+            self.stall(daemon(64, env={**env, "WATCHDOG_USEC": f"{seconds}000000"}), seconds)
+        self.assertIn("WATCHDOG=1", messages)
+        self.assertIn("ERRNO=110", messages)
+        self.assertIn("STATUS=Failed: the engine has stalled", messages)
+
+    def test_stall_alone(self):
+        """Likewise without systemd, in the time of the unit's watchdog."""
+        self.stall(daemon(64), 30)
+
     def test_hang(self):
         """With a device that never answers, a second signal ends the daemon all the same, and so does
         the end of the drain's time."""

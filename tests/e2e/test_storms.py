@@ -136,8 +136,9 @@ class Signals(Case):
             self.assertEqual(d.status()["state"], "ready")
 
     def test_stopped_for_a_while(self):
-        """Stopped and continued: a running request continues to the same end."""
-        with Daemon(SMALL) as d, d.connect() as w:
+        """Stopped and continued: a running request continues to the same end, and the watchdog does not
+        take the engine for stalled."""
+        with Daemon(SMALL, env={"WATCHDOG_USEC": "3000000"}) as d, d.connect() as w:
             request = {"prompt": "Hello", "max_tokens": 400, "stream": True,
                        "sampling": {"temperature": 0, "ignore_eos": True}}
             expected = w.generate(**request).outcome()
