@@ -99,9 +99,9 @@ static void engine_changed(struct server *s)
     switch (engine_state(s->parts.engine)) {
     case ENGINE_LOADING:
         engine_status(s->parts.engine, &status);
-        if ((int)(status.progress * 20) != s->last_percent) {
-            s->last_percent = (int)(status.progress * 20); /* every 5 % */
-            sd_notify(0, "EXTEND_TIMEOUT_USEC=60000000");  /* loading goes on */
+        if ((int)(status.progress * 100) != s->last_percent) {
+            s->last_percent = (int)(status.progress * 100);
+            sd_notify(0, "EXTEND_TIMEOUT_USEC=60000000"); /* loading goes on */
         }
         server_status_soon(s);
         break;

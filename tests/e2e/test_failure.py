@@ -63,6 +63,13 @@ class Failure(Case):
             self.assertEqual((model["runs"], model.get("why"), done.stderr), (
                 status == 0, "the device knows no models" if status else None, b""))
 
+    def test_slow_start(self):
+        """Each percent of loading has systemd wait for another minute."""
+        with self.notified() as (env, messages):
+            daemon(512, env=env).close()
+        extended = messages[:messages.index("READY=1")].count("EXTEND_TIMEOUT_USEC=60000000")
+        self.assertGreater(extended, 60, "some may be told together")
+
     def test_death_in_a_step(self):
         """Each request in progress on every connection gets an error, and systemd the reason; the daemon
         ends within 5 s."""
