@@ -4,11 +4,9 @@ import json
 import os
 import pathlib
 import re
-import shutil
 import subprocess
 import sys
 
-from gateway import Gateway
 from harness import ROOT, Case, Daemon, config, run_command
 
 README = (ROOT / "README.md").read_text()
@@ -63,26 +61,6 @@ class Examples(Case):
                                       capture_output=True, timeout=120)
                 self.assertEqual(done.returncode, 0, (line, done.stderr))
         self.assertIn("l-i-o-n", (folder / "answers.jsonl").read_text())
-
-    def test_http(self):
-        """The lines for nvllm-openai and curl, with another port, where $NVLLM_SOCKET names the
-        daemon and after a quick start."""
-        if not shutil.which("curl"):
-            self.skipTest("no curl")
-        address = re.search(r"or without: nvllm-openai --listen (127\S+)$", README, re.M)[1]
-        line = re.search(r"^curl http://127.*?'$", README, re.M | re.S)[0]
-        runtime = self.temporary_folder()
-        (runtime / "nvllm").mkdir(mode=0o700)
-        with Daemon() as d:
-            (runtime / "nvllm" / "nvllmd.sock").symlink_to(d.socket)
-            ways = [{"NVLLM_SOCKET": str(d.socket)}]
-            if not os.path.exists("/run/nvllm/nvllm.sock"):
-                ways.append({"NVLLM_SOCKET": "", "XDG_RUNTIME_DIR": str(runtime)})
-            for env in ways:
-                with Gateway(None, addresses=[address.replace(":8000", ":0")], env=env) as gateway:
-                    asked = line.replace(":8000", f":{gateway.port}")
-                    answer = json.loads(run_command(["bash", "-c", asked]).stdout)
-                self.assertIn("42", answer["choices"][0]["message"]["content"], env)
 
     def test_packages(self):
         """What the quick start installs to build is what the README names."""
