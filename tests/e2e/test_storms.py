@@ -158,7 +158,9 @@ class Http(Case):
             before = gateway.n_descriptors()
             with beside(step, 8):
                 for _ in range(rounds):
-                    time.sleep(0.1 + rng.random() * 0.4)
+                    seen = len(ends)
+                    wait_for(lambda: "whole" in ends[seen:], scaled(10, 60), "an answer")
+                    time.sleep(rng.random() * 0.2)
                     d.kill()
                     d = Daemon(SMALL, folder=folder)
             wait_for(lambda: self.ask(gateway, True) == "whole", scaled(10, 60), "it goes on")
@@ -167,7 +169,6 @@ class Http(Case):
             pass
         n = collections.Counter(ends)
         self.assertNotIn(None, n, "nvllm-openai is always there")
-        self.assertGreater(n["whole"], 0)
         self.assertGreater(n["told"] + n["refused"], 0)
         print(f"{rounds} times kill -9 of nvllmd: {dict(n)}")
 
