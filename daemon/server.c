@@ -24,6 +24,8 @@ enum {
     SOCKETS_MS = 1000,     /* until sockets whose files have changed, or are lost, are checked */
     READING_MS = 200,      /* for options that are being read at the end */
     OWN_DESCRIPTORS = 256,
+    WATCHDOG_US = 30000000, /* as the unit's WatchdogSec=, where systemd does not watch */
+    MOST_STILL = 2,         /* looks in a row that find the engine where it was */
 };
 
 static void on_event(evutil_socket_t fd, short what, void *arg)
@@ -117,9 +119,9 @@ static void engine_changed(struct server *s)
     switch (engine_state(s->parts.engine)) {
     case ENGINE_LOADING:
         engine_status(s->parts.engine, &status);
-        if ((int)(status.progress * 20) != s->last_percent) {
-            s->last_percent = (int)(status.progress * 20); /* every 5 % */
-            sd_notify(0, "EXTEND_TIMEOUT_USEC=60000000");  /* loading goes on */
+        if ((int)(status.progress * 100) != s->last_percent) {
+            s->last_percent = (int)(status.progress * 100);
+            sd_notify(0, "EXTEND_TIMEOUT_USEC=60000000"); /* loading goes on */
         }
         server_status_soon(s);
         break;
@@ -265,16 +267,27 @@ void server_raise_descriptors(const struct options *o)
                   (unsigned long long)l.rlim_cur, (unsigned long long)wanted);
 }
 
-/* Each quarter of WatchdogSec=, so a stall is noticed within its half. */
+/* Each eighth of WatchdogSec=; where systemd does not watch, only while there are requests. One
+ * look is not enough: the whole process may have been stopped since the last. */
 static void on_watchdog(struct server *s)
 {
     struct engine_status status;
 
     engine_status(s->parts.engine, &status);
-    if (s->ready && s->end != SERVER_FAILED && status.beat && status.beat == s->engine_beat)
-        server_engine_failed(s, -ETIMEDOUT, "the engine has stalled");
+    s->still = status.beat && status.beat == s->engine_beat ? s->still + 1 : 0;
     s->engine_beat = status.beat;
-    sd_notify(0, "WATCHDOG=1");
+    if (s->ready && s->end != SERVER_FAILED && s->still >= MOST_STILL)
+        server_engine_failed(s, -ETIMEDOUT, "the engine has stalled");
+    if (s->fed)
+        sd_notify(0, "WATCHDOG=1");
+    if (s->fed || s->requests.n > 0)
+        server_watch(s);
+}
+
+void server_watch(struct server *s)
+{
+    if (!evtimer_pending(s->events[EVENT_WATCHDOG], NULL))
+        server_after(s, EVENT_WATCHDOG, s->watchdog_us / 8000);
 }
 
 static void on_sigterm(struct server *s)
@@ -309,7 +322,7 @@ static int make_events(struct server *s)
         [EVENT_STATUS] = {-1, 0, server_on_status},
         [EVENT_SOCKETS] = {-1, 0, on_sockets},
         [EVENT_FILES] = {s->files, EV_READ | EV_PERSIST, s->files >= 0 ? on_files : NULL},
-        [EVENT_WATCHDOG] = {-1, EV_PERSIST, on_watchdog},
+        [EVENT_WATCHDOG] = {-1, 0, on_watchdog},
     };
 
     for (int i = 0; i < N_SERVER_EVENTS; i++) {
@@ -379,12 +392,13 @@ void server_free(struct server *s)
 enum server_end server_run(struct server *s)
 {
     struct pollfd reading = {.fd = s->reading.fd, .events = POLLIN};
-    uint64_t watchdog_us = 0;
     struct err why;
     int code;
 
-    if (sd_watchdog_enabled(0, &watchdog_us) > 0)
-        server_after(s, EVENT_WATCHDOG, watchdog_us / 4000);
+    s->watchdog_us = WATCHDOG_US;
+    s->fed = sd_watchdog_enabled(0, &s->watchdog_us) > 0;
+    if (s->fed)
+        server_watch(s);
     on_sockets(s);
     for (int i = 0; i < N_LISTENERS; i++)
         if (s->parts.listeners[i])

@@ -79,6 +79,9 @@ struct server {
     int files; /* inotify; -1: there is none */
     int last_percent;
     uint64_t engine_beat; /* at the last look of the watchdog */
+    int still;            /* looks in a row that have found no other, while there was work */
+    uint64_t watchdog_us; /* systemd's, or one of the daemon's own */
+    bool fed;             /* systemd's watchdog expects WATCHDOG=1 */
     uint64_t start_ms;
 
     struct request_rules rules; /* from READY on */
@@ -169,6 +172,9 @@ static inline uint64_t server_connections(const struct server *s)
 
 void server_after(struct server *s, enum server_event timer, uint64_t ms);
 uint64_t server_now_us(void);
+
+/* Has the watchdog look at the engine in a while, and again for as long as there are requests. */
+void server_watch(struct server *s);
 
 /* ---- server_control.c */
 

@@ -70,6 +70,7 @@ struct pending *pending_new(struct session *s, uint64_t client_id, const struct 
     account_add(p->account, ACCOUNT_INSPECTS, d->inspect);
     account_add(p->account, ACCOUNT_QUEUED_TOKENS, d->tokens);
     account_add(p->account, ACCOUNT_REQUEST_BYTES, d->message_bytes + d->engine_bytes);
+    server_watch(server);
     return p;
 }
 

@@ -310,7 +310,7 @@ static int check_kind(const struct job *j, const char **field, struct err *e)
     if (model_embedder(m)->pooling == POOLING_NONE)
         return err_set(
             e, -ENOTSUP,
-            "the model makes no embeddings: its folder has no modules.json that says how");
+            "this model cannot make embeddings: its folder has no modules.json to describe them");
     if (dim == 0)
         return err_set(e, -ENOTSUP, "the %s backend makes no embeddings yet",
                        g->options.backend->name);

@@ -6,6 +6,7 @@
 #include <getopt.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 /* getopt's view of the groups. */
@@ -286,6 +287,35 @@ bool program_has_service(void)
            (access("/usr/lib/systemd/system/nvllmd.service", F_OK) == 0 ||
             access("/usr/local/lib/systemd/system/nvllmd.service", F_OK) == 0 ||
             access("/etc/systemd/system/nvllmd.service", F_OK) == 0);
+}
+
+/* The quick start's socket, in a folder that is the user's alone; NULL: there is none. */
+static const char *quick_start_socket(void)
+{
+    static char path[128];
+    const char *runtime = getenv("XDG_RUNTIME_DIR");
+    struct stat st;
+
+    if (runtime && strlen(runtime) < 80 && stat(runtime, &st) == 0 && S_ISDIR(st.st_mode) &&
+        st.st_uid == getuid())
+        snprintf(path, sizeof(path), "%s/nvllm", runtime);
+    else
+        snprintf(path, sizeof(path), "/tmp/nvllm-%u", (unsigned)getuid());
+    if (lstat(path, &st) < 0 || !S_ISDIR(st.st_mode) || st.st_uid != getuid() ||
+        (st.st_mode & 077) != 0)
+        return NULL;
+    strcat(path, "/nvllmd.sock");
+    return access(path, F_OK) == 0 ? path : NULL;
+}
+
+const char *program_socket(const char *service)
+{
+    const char *given = getenv("NVLLM_SOCKET");
+    const char *own = access(service, F_OK) == 0 ? NULL : quick_start_socket();
+
+    if (given && given[0])
+        return given;
+    return own ? own : service;
 }
 
 void program_hold_streams(void)

@@ -1,4 +1,5 @@
-/* program.h - what nvllmd and nvllmctl share as programs: the command line, and helpers.
+/* program.h - what nvllmd, nvllmctl and nvllm-openai share as programs: the command line, and
+ * helpers.
  *
  * Tables describe each command and option once: what getopt accepts, what --help prints, what
  * shells complete and what the man pages list. No state; any thread, but for usage_parse(), which
@@ -127,6 +128,11 @@ bool program_has_control(const char *text);
 
 /* Whether systemd runs here and knows nvllmd.service. */
 bool program_has_service(void);
+
+/* The socket of nvllmd for a program that is not told: $NVLLM_SOCKET, or the service's if it
+ * exists, or that of packaging/quickstart if it exists, or the service's. Valid until the next
+ * call. */
+const char *program_socket(const char *service);
 
 /* Opens standard streams that are closed, as descriptors that can neither be read nor written:
  * otherwise a socket could take their number, and receive what is printed. */

@@ -121,6 +121,7 @@ bool doctor_is_of_service(const struct doctor *d)
            strcmp(d->config, NVLLM_CONFIG_DIR "/nvllmd.conf") == 0;
 }
 
+/* NULL: no model is known that nvllmd could be started with. */
 static const char *start_command(struct doctor *d)
 {
     const char *program = d->nvllmd ? doctor_quote(d, d->nvllmd) : "nvllmd";
@@ -134,8 +135,17 @@ static const char *start_command(struct doctor *d)
                              socket);
     if (!model && access(BUNDLED_MODEL, F_OK) == 0)
         model = BUNDLED_MODEL;
-    return doctor_format(d, "%s --model %s --socket %s", program,
-                         model ? doctor_quote(d, model) : "DIR", socket);
+    if (!model)
+        return NULL;
+    return doctor_format(d, "%s --model %s --socket %s", program, doctor_quote(d, model), socket);
+}
+
+/* The command, and another start after it where one is known. */
+static const char *and_start(struct doctor *d, const char *command)
+{
+    const char *start = start_command(d);
+
+    return start ? doctor_format(d, "%s && %s", command, start) : command;
 }
 
 /* "nvllmctl WORDS", by the path of this program, with --socket unless that is the default. */
@@ -166,8 +176,7 @@ static const char *restart_command(struct doctor *d)
 {
     if (is_service(d))
         return "sudo systemctl restart nvllmd";
-    return doctor_format(d, "%s && %s", own_command(d, sudo_for(d->user.uid), "stop --wait"),
-                         start_command(d));
+    return and_start(d, own_command(d, sudo_for(d->user.uid), "stop --wait"));
 }
 
 static const char *log_command(struct doctor *d)
@@ -291,17 +300,45 @@ static bool explain_denied(struct doctor *d, const struct stat *st)
     return doctor_say(d, WRONG, fix, "%s: only group %s may connect", path, group->gr_name);
 }
 
+/* What the user has to add where no command can say it all. */
+static const char *start_advice(struct doctor *d)
+{
+    return start_command(d) ? "" : ": start it with --socket, and a model folder for --model";
+}
+
 /* Nothing is there: the daemon was not started, or has no folder to create a socket in. */
 static bool say_none(struct doctor *d, const char *folder, int why)
 {
     const char *fix = start_command(d);
 
     if (why == ENOENT && access(folder, F_OK) < 0 && !program_has_service())
-        fix = doctor_format(d, "sudo install -d -o %s -m 0755 %s && %s", d->me.name,
-                            doctor_quote(d, folder), fix);
+        fix = and_start(d, doctor_format(d, "sudo install -d -o %s -m 0755 %s", d->me.name,
+                                         doctor_quote(d, folder)));
     d->not_running = why == ENOENT;
-    return doctor_say(d, WRONG, fix, "%s: %s; nvllmd creates it when it starts",
-                      d->ctl->socket_path, strerror(why));
+    return doctor_say(d, WRONG, fix, "%s: %s; nvllmd creates it when it starts%s",
+                      d->ctl->socket_path, strerror(why), start_advice(d));
+}
+
+/* Root may enter every folder; whether others may, whom the socket's mode admits, is a question of
+ * its own. True: they may not, which may be on purpose. */
+static bool say_out_of_reach(struct doctor *d, const struct stat *of_socket)
+{
+    const char *folder = d->ctl->socket_path;
+    struct stat st;
+
+    if (geteuid() != 0 || !(of_socket->st_mode & S_IWOTH))
+        return false;
+    do {
+        folder = doctor_folder_of(d, folder);
+        if (stat(folder, &st) == 0 && !(st.st_mode & S_IXOTH)) {
+            doctor_say(d, NOTE, doctor_format(d, "chmod o+x %s", doctor_quote(d, folder)),
+                       "%s (mode %04o) is for all users, but they may not enter %s (mode %04o)",
+                       d->ctl->socket_path, (unsigned)of_socket->st_mode & 07777, folder,
+                       (unsigned)st.st_mode & 07777);
+            return true;
+        }
+    } while (strcmp(folder, "/") != 0 && strcmp(folder, ".") != 0);
+    return false;
 }
 
 /* True if there is a socket that may be connected to. */
@@ -319,12 +356,13 @@ static bool check_socket_file(struct doctor *d)
         return false;
     if (lstat(path, &st) < 0)
         return say_none(d, folder, errno);
-    fix = doctor_format(d, "%srm -d %s && %s", sudo_for(st.st_uid), doctor_quote(d, path),
-                        start_command(d));
+    fix = and_start(d, doctor_format(d, "%srm -d %s", sudo_for(st.st_uid), doctor_quote(d, path)));
     if (!S_ISSOCK(st.st_mode))
         return doctor_say(d, WRONG, fix, "%s is not a socket", path);
     if (access(path, W_OK) < 0)
         return explain_denied(d, &st);
+    if (say_out_of_reach(d, &st))
+        return true;
     return doctor_say(d, OK, NULL, "%s (mode %04o)", path, (unsigned)st.st_mode & 07777);
 }
 
@@ -389,8 +427,7 @@ static void say_silent(struct doctor *d, const struct ucred *who, const char *te
     else if (!seen || who->pid == 1) /* it may have exited, and left the socket to another */
         fix = doctor_format(d, "sudo ss -xlp | grep -F %s", doctor_quote(d, d->ctl->socket_path));
     else if (strcmp(name, "nvllmd") == 0)
-        fix = doctor_format(d, "%skill -KILL %d && %s", sudo_for(who->uid), (int)who->pid,
-                            start_command(d));
+        fix = and_start(d, doctor_format(d, "%skill -KILL %d", sudo_for(who->uid), (int)who->pid));
     else
         fix = doctor_format(d, "ps -fp %d", (int)who->pid);
     doctor_say(d, WRONG, fix, "%s", text);
@@ -403,7 +440,8 @@ static void say_failure(struct doctor *d, int64_t asked_ms, const struct nvllm_e
 
     if (err->code == NVLLM_E_NOT_RUNNING) {
         d->not_running = true;
-        doctor_say(d, WRONG, start_command(d), "no process is listening on the socket");
+        doctor_say(d, WRONG, start_command(d), "no process is listening on the socket%s",
+                   start_advice(d));
         return;
     }
     d->is_running = true;

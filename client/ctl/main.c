@@ -8,8 +8,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include "client/ctl/ctl.h"
 #include "client/lib/clock.h"
@@ -278,36 +276,6 @@ static int run(struct ctl *ctl, int argc, char **argv)
     return ctl_interrupted() ? ctl_interrupted() : rc;
 }
 
-/* The socket of packaging/quickstart in a folder that is the user's alone, or NULL. */
-static const char *own_socket(void)
-{
-    static char path[128];
-    const char *runtime = getenv("XDG_RUNTIME_DIR");
-    struct stat st;
-
-    if (runtime && strlen(runtime) < 80 && stat(runtime, &st) == 0 && S_ISDIR(st.st_mode) &&
-        st.st_uid == getuid())
-        snprintf(path, sizeof(path), "%s/nvllm", runtime);
-    else
-        snprintf(path, sizeof(path), "/tmp/nvllm-%u", (unsigned)getuid());
-    if (lstat(path, &st) < 0 || !S_ISDIR(st.st_mode) || st.st_uid != getuid() ||
-        (st.st_mode & 077) != 0)
-        return NULL;
-    strcat(path, "/nvllmd.sock");
-    return access(path, F_OK) == 0 ? path : NULL;
-}
-
-/* Where nothing says which: the service's, or where there is none the quick start's. */
-static const char *default_socket(void)
-{
-    const char *given = getenv("NVLLM_SOCKET");
-    const char *own = access(NVLLM_DEFAULT_SOCKET, F_OK) == 0 ? NULL : own_socket();
-
-    if (given && given[0])
-        return given;
-    return own ? own : NVLLM_DEFAULT_SOCKET;
-}
-
 /* For jansson, where a missing value would look like one that the user did not give. */
 static void *alloc_json(size_t n)
 {
@@ -323,7 +291,7 @@ int main(int argc, char **argv)
     program_hold_streams();
     json_set_alloc_funcs(alloc_json, free);
     signal(SIGXFSZ, SIG_IGN); /* a file that grows too large is a write error */
-    ctl.socket_path = default_socket();
+    ctl.socket_path = program_socket(NVLLM_DEFAULT_SOCKET);
     parse(&ctl, argc, argv);
     if (usage_value(&ctl.line, "version")) {
         printf("nvllmctl %s\n", NVLLM_VERSION);

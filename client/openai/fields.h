@@ -2,7 +2,7 @@
  * generate text have in common.
  *
  * Fields that nobody knows are ignored, as clients send many. Those that are known and cannot be
- * done are refused by name, unless their value asks for nothing. */
+ * done are refused by name, unless their value has no effect. */
 #ifndef NVLLM_CLIENT_OPENAI_FIELDS_H
 #define NVLLM_CLIENT_OPENAI_FIELDS_H
 

@@ -80,7 +80,7 @@ static void read_options(struct program *p)
 {
     p->socket_path = usage_value(&p->line, "socket");
     if (!p->socket_path)
-        p->socket_path = NVLLM_DEFAULT_SOCKET;
+        p->socket_path = program_socket(NVLLM_DEFAULT_SOCKET);
     p->keys_path = usage_value(&p->line, "api-keys");
     p->gateway.allow_remote = usage_value(&p->line, "allow-remote");
     p->gateway.max_requests = number(p, "max-requests", 256, 1, 100000, false);

@@ -1,6 +1,7 @@
 /* dying_backend.c - a backend module that fails in the way that cache.block_len asks for: 16 fails
  * as it opens, 32 dies in its first step, 64 never comes back from it, 128 finds no memory when it
- * is to wake and then no device, 256 takes no model. Followers fail as in a step. */
+ * is to wake and then no device, 256 takes no model, 512 loads slowly. Followers fail as in a
+ * step. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -44,6 +45,10 @@ static int dying_open(struct backend **out, const struct model *model,
     if (!b)
         return -ENOMEM;
     b->block_len = options->block_len;
+    for (int i = 1; b->block_len == 512 && i <= 100; i++) {
+        usleep(20000);
+        options->progress(options->progress_ctx, i / 100.0);
+    }
     *out = b;
     return 0;
 }

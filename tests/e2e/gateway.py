@@ -54,7 +54,7 @@ class Reply:
 
 class Gateway:
     """As a context manager it must end with status 0 on SIGTERM. Without addresses it listens on a
-    free port and on a socket in its folder."""
+    free port and on a socket in its folder; with None it finds the daemon's socket itself."""
 
     def __init__(self, daemon_socket, *options, addresses=None, env=None, wait=True, passed=None):
         program = pathlib.Path(config.nvllmctl).with_name("nvllm-openai")
@@ -64,7 +64,7 @@ class Gateway:
         if addresses is None:
             addresses = "127.0.0.1:0", f"unix:{self.socket}"
         self.n_sockets = len(addresses) + bool(passed)
-        args = [program, "--socket", daemon_socket, *options]
+        args = [program, *(["--socket", daemon_socket] if daemon_socket else []), *options]
         for address in addresses:
             args += ["--listen", address]
         if passed:  # as systemd does it

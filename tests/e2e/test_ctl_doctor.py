@@ -74,8 +74,10 @@ class Doctor(Case):
         out = json.loads(done.stdout)
         self.assertEqual(out["wrong"], sum(f["level"] == "wrong" for f in out["findings"]))
         for f in out["findings"]:
-            if f["level"] == "wrong" or "mend" in f:
+            if "mend" in f:
                 self.check_command(f["mend"])
+            elif f["level"] == "wrong":  # no command can know the model
+                self.assertIn("a model folder for --model", f["text"])
         return out["findings"], done.returncode
 
     def check_command(self, command):
@@ -139,6 +141,7 @@ class Doctor(Case):
     def test_running_daemon(self):
         """Socket, daemon and model are well, and the model is the daemon's."""
         with Daemon(SMALL) as d:
+            d.folder.chmod(0o755)
             findings, _ = self.doctor("--config", self.configuration(d.socket), path=d.socket)
             for what in "socket", "daemon", "model":
                 self.assertEqual([f["level"] for f in about(findings, what)], ["ok"], findings)
@@ -159,6 +162,18 @@ class Doctor(Case):
         self.assertEqual([f["level"] for f in about(findings, "model")], ["ok"], findings)
         self.assertTrue(about(findings, "memory"))
         self.assertTrue(about(findings, "limits"))
+
+    def test_no_daemon_and_no_model(self):
+        """Without a model to start it with, no command with a gap is printed, but what to add."""
+        if os.path.exists(INSTALLED):
+            self.skipTest(f"nvllm is installed here: {INSTALLED} is looked at, too")
+        path = self.folder() / "socket"
+        wrong, = about(self.doctor(path=path)[0], "socket", "wrong")
+        self.assertNotIn("mend", wrong)
+        with socket.socket(socket.AF_UNIX) as s:
+            s.bind(str(path))
+        wrong, = about(self.doctor(path=path)[0], "daemon", "wrong")
+        self.assertNotIn("mend", wrong)
 
     def test_folder_in_place_of_the_socket(self):
         path = self.folder() / "socket"
@@ -439,10 +454,13 @@ class Doctor(Case):
         (outer / "run").mkdir()
         with Daemon(SMALL, folder=outer / "run") as d:
             outer.chmod(0o700)
+            note, = about(run("doctor", "--json", "--socket", d.socket)[0], "socket")
+            self.assertEqual((note["level"], note["mend"]), ("note", f"chmod o+x '{outer}'"))
             found, status = run("doctor", "--json", "--socket", d.socket, user=nobody)
             self.assertEqual(status, 1)
             wrong, = about(found, "socket", "wrong")
             self.assertIn(f"may not enter {outer} (mode 0700)", wrong["text"])
             subprocess.run(wrong["mend"].removeprefix("sudo "), shell=True, check=True)
-            found, status = run("doctor", "--json", "--socket", d.socket, user=nobody)
-            self.assertEqual(about(found, "socket", "wrong"), [])
+            for user in nobody, None:
+                found, _ = run("doctor", "--json", "--socket", d.socket, user=user)
+                self.assertEqual([f["level"] for f in about(found, "socket")], ["ok"])

@@ -10,12 +10,6 @@ import shutil
 import struct
 import sys
 import time
-import unittest
-
-try:
-    import openai
-except ImportError:
-    openai = None
 
 import embedder
 import harness
@@ -356,7 +350,7 @@ class Folders(Embedder):
             self.refused(folder, f"config.json: {next(iter(change))}: ", "is not supported")
 
 
-class Clients(Embedder):
+class Served(Embedder):
     PROMPTS = {"prompts": {"query": "Find: "}}
 
     def setUp(self):
@@ -374,6 +368,8 @@ class Clients(Embedder):
         self.assertEqual(len(values), len(expected))
         self.assertGreater(cosine(values, expected), 0.99999)
 
+
+class Clients(Served):
     def test_nvllmctl(self):
         d = self.daemon
         self.same(json.loads(d.ctl("embed", self.texts[0]).stdout), self.values[0])
@@ -483,17 +479,6 @@ class Clients(Embedder):
             self.assertEqual(c.getresponse().status, 503)
             c.close()
             self.assertEqual(gateway.post("embeddings", {"input": "a"}).error[0], 503)
-
-    @unittest.skipUnless(openai, "no openai package")
-    def test_openai_package(self):
-        with Gateway(self.daemon.socket) as gateway, \
-                openai.OpenAI(base_url=f"http://127.0.0.1:{gateway.port}/v1", api_key="x") as client:
-            for more in {}, {"encoding_format": "float"}:
-                got = client.embeddings.create(model="embedder", input=self.texts, **more)
-                for item, values in zip(got.data, self.values):
-                    self.same(item.embedding, values)
-            with self.assertRaises(openai.BadRequestError):
-                client.embeddings.create(model="embedder", input="x", dimensions=DIM + 1)
 
     @needs_protobuf
     def test_python(self):

@@ -84,6 +84,13 @@ class Failure(Case):
             self.assertEqual((model["runs"], model.get("why"), done.stderr), (
                 status == 0, "the device knows no models" if status else None, b""))
 
+    def test_slow_start(self):
+        """Each percent of loading has systemd wait for another minute."""
+        with self.notified() as (env, messages):
+            daemon(512, env=env).close()
+        extended = messages[:messages.index("READY=1")].count("EXTEND_TIMEOUT_USEC=60000000")
+        self.assertGreater(extended, 60, "some may be told together")
+
     def test_death_in_a_step(self):
         """Each request in progress on every connection gets an error, and systemd the reason; the daemon
         ends within 5 s."""
@@ -118,6 +125,31 @@ class Failure(Case):
             self.assertEqual(w.generate(**REQUEST).error["code"], "ERROR_INTERNAL")
             self.ended(d, 1, 5)
         self.assertIn("the device has gone", d.log())
+
+    def stall(self, d, seconds):
+        """A device that never answers: running requests are told, and the daemon ends."""
+        begin = time.monotonic()
+        with d.connect() as w:
+            for i in range(1, 4):
+                w.send(i, generate={**REQUEST, "stream": True})
+            for answer in w.collect(range(1, 4)).values():
+                self.assertEqual((answer.error["code"], answer.error["message"]),
+                                 ("ERROR_INTERNAL", "the engine has stalled"))
+            self.ended(d, 1, 5)
+        self.assertLess(time.monotonic() - begin, seconds)
+
+    def test_stall_under_systemd(self):
+        """All inside WatchdogSec=, and systemd is told why; until then it hears that the loop runs."""
+        seconds = scaled(4, 16)
+        with self.notified() as (env, messages):
+            self.stall(daemon(64, env={**env, "WATCHDOG_USEC": f"{seconds}000000"}), seconds)
+        self.assertIn("WATCHDOG=1", messages)
+        self.assertIn("ERRNO=110", messages)
+        self.assertIn("STATUS=Failed: the engine has stalled", messages)
+
+    def test_stall_alone(self):
+        """Likewise without systemd, in the time of the unit's watchdog."""
+        self.stall(daemon(64), 30)
 
     def test_hang(self):
         """With a device that never answers, a second signal ends the daemon all the same, and so does

@@ -9,7 +9,7 @@ import time
 
 import roles
 import wire
-from harness import Case, beside, scaled
+from harness import Case, beside, scaled, wait_for
 
 STEP_US = 3000
 TOKENS = 60
@@ -171,6 +171,40 @@ class Shares(Case):
                    lambda i: {"prompt_ids": {"ids": [i % 1000, i // 1000] * 40}, "max_tokens": 300,
                               "sampling": {"temperature": 0, "ignore_eos": True}},
                    self.blocks)
+
+
+class Starvation(Case):
+    """One user's small requests beside answers that need more blocks than there are."""
+
+    def test_small_beside_seven_long(self):
+        """Each is answered within 2 s while seven long answers run in a pool for four: it passes those
+        that were preempted and wait for many blocks."""
+        tokens = scaled(3000, 1000)
+        blocks = 4 * (tokens // 16 + 1)
+        times = []
+        with self.instant_daemon(STEP_US, f"cache.kv_memory={blocks}",
+                                 "scheduler.max_seq_len=4096") as d, \
+                d.connect() as w, d.connect() as long:
+            for i in range(1, 8):
+                long.send(i, generate={
+                    "prompt_ids": {"ids": [i, 5]}, "max_tokens": tokens,
+                    "sampling": {"temperature": 0, "ignore_eos": True}})
+            wait_for(lambda: w.status()["requests"].get("running") == 7, 10, "all have begun")
+            while any(w.status()["requests"].get(k) for k in ("running", "waiting")):
+                began = time.monotonic()
+                answer = w.generate(chat={"messages": [{"role": "user", "content": "Spell lion."}]},
+                                    max_tokens=8)
+                times.append(time.monotonic() - began)
+                self.assertIsNone(answer.error)
+                time.sleep(0.3)
+            answers = long.collect(range(1, 8))
+            preempted = w.status()["preemptions"]
+        print(f"{len(times)} requests beside seven of {tokens} tokens, {preempted} preemptions: "
+              f"the slowest took {max(times):.2f} s")
+        self.assertEqual({len(a.choices[0].ids) for a in answers.values()}, {tokens})
+        self.assertGreater(preempted, 2)
+        self.assertGreater(len(times), 10)
+        self.assertLess(max(times), 2)
 
 
 class Questions(Case):

@@ -106,7 +106,7 @@ class Idle(Case):
         with Daemon(SMALL) as d, d.connect() as w:
             w.generate(**harness.GOOD)
             d.wait_filled()
-            time.sleep(3)  # the last line of its status is out
+            time.sleep(5)  # the last line of its status is out, and the watchdog has looked once more
             before = d.n_wakes()
             time.sleep(scaled(20, 5))
             self.assertLessEqual(d.n_wakes() - before, 2)

@@ -1,19 +1,12 @@
 """nvllm-openai: what OpenAI's endpoints answer, beside what the daemon itself answers.
 
-Everything is tested by http.client; the class Package does it by OpenAI's own package, where that is
-installed."""
+Everything is tested by http.client; test_openai_package.py does it by OpenAI's own package."""
 
 import itertools
 import json
 
-try:
-    import openai
-except ImportError:
-    openai = None
-
-import harness
 from gateway import Gateway, SharedGateway
-from harness import Case, at_once, scaled
+from harness import Case, scaled
 from test_answers import ARGUMENTS, CALLS, THINKS
 from test_ctl_alone import Fake
 
@@ -488,73 +481,3 @@ class Parts(Case):
         message = self.ask(text, tools=[TOOL]).json["choices"][0]["message"]
         self.assertIsNone(message["content"])
         self.assertNotIn("tool_calls", self.ask("Hi", tools=[TOOL]).json["choices"][0]["message"])
-
-
-class Package(Shared):
-    """OpenAI's own package."""
-
-    def setUp(self):
-        if not openai:
-            self.skipTest("the Python package openai is not installed")
-        super().setUp()
-        self.client = self.enterContext(openai.OpenAI(
-            base_url=f"http://127.0.0.1:{self.gateway.port}/v1", api_key="none", max_retries=0))
-
-    def create(self, content=QUESTION, **options):
-        return self.client.chat.completions.create(**{
-            "model": "nvllm-tiny", "messages": [{"role": "user", "content": content}],
-            "temperature": 0, **options})
-
-    def test_chat_and_stream(self):
-        self.assertEqual(self.create().choices[0].message.content, "42")
-        chunks = list(self.create(stream=True, stream_options={"include_usage": True}))
-        text = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
-        self.assertEqual((text, chunks[-1].usage.completion_tokens), ("42", 3))
-        self.assertEqual([m.id for m in self.client.models.list()], ["nvllm-tiny"])
-        self.assertEqual(self.client.models.retrieve("nvllm-tiny").id, "nvllm-tiny")
-
-    def test_logprobs(self):
-        rows = self.create(logprobs=True, top_logprobs=3).choices[0].logprobs.content
-        self.assertEqual(rows[0].token, "4")
-        self.assertEqual([len(r.top_logprobs) for r in rows], [3] * len(rows))
-        c = self.client.completions.create(model="nvllm-tiny", prompt="Once", logprobs=2, max_tokens=3)
-        self.assertEqual(len(c.choices[0].logprobs.tokens), 3)
-
-    def test_errors(self):
-        for error, options in ((openai.BadRequestError, {"top_p": 7}),
-                               (openai.NotFoundError, {"model": "gpt-4o"})):
-            with self.assertRaises(error) as caught:
-                self.create(**options)
-            self.assertEqual(caught.exception.type, "invalid_request_error")
-
-    def test_cancel(self):
-        with self.create("Tell me a story.", stream=True, max_tokens=20000,
-                         extra_body={"ignore_eos": True}) as stream:
-            next(iter(stream))
-        self.daemon.wait_idle()
-
-    def test_many(self):
-        n = scaled(200, 20)
-        got = at_once(lambda i: self.create(f"What is {i} + 1?").choices[0].message.content, range(n))
-        self.assertGreater(sum(text == str(i + 1) for i, text in enumerate(got)), 0.8 * n)
-
-
-class PackageParts(Case):
-    setUp = Parts.setUp
-
-    def test_tools(self):
-        if not openai:
-            self.skipTest("the Python package openai is not installed")
-        with openai.OpenAI(base_url=f"http://127.0.0.1:{self.gateway.port}/v1", api_key="x") as client:
-            create = client.chat.completions.create
-            options = {"model": "nvllm-tiny", "messages": [{"role": "user", "content": CALLS}],
-                       "tools": [TOOL], "presence_penalty": 0.5}
-            choice = create(**options).choices[0]
-            self.assertEqual([c.function.name for c in choice.message.tool_calls], ["find", "g"])
-            self.assertEqual(choice.finish_reason, "tool_calls")
-            with client.chat.completions.stream(**options) as stream:
-                final = stream.get_final_completion()
-            self.assertEqual(final.choices[0].message.tool_calls[0].function.arguments, ARGUMENTS)
-            self.assertEqual(final.choices[0].message.content, "Wait.")
-
-

@@ -4,11 +4,9 @@ import json
 import os
 import pathlib
 import re
-import shutil
 import subprocess
 import sys
 
-from gateway import Gateway
 from harness import ROOT, Case, Daemon, config, run_command
 
 README = (ROOT / "README.md").read_text()
@@ -63,15 +61,6 @@ class Examples(Case):
                                       capture_output=True, timeout=120)
                 self.assertEqual(done.returncode, 0, (line, done.stderr))
         self.assertIn("l-i-o-n", (folder / "answers.jsonl").read_text())
-
-    def test_http(self):
-        """The line for curl, with another port."""
-        if not shutil.which("curl"):
-            self.skipTest("no curl")
-        line = re.search(r"^curl http://127.*?'$", README, re.M | re.S)[0]
-        with Daemon() as d, Gateway(d.socket) as gateway:
-            answer = run_command(["bash", "-c", line.replace(":8000", f":{gateway.port}")])
-        self.assertIn("42", json.loads(answer.stdout)["choices"][0]["message"]["content"])
 
     def test_packages(self):
         """What the quick start installs to build is what the README names."""

@@ -1,8 +1,34 @@
-"""Options read anew while whoever knows the users that they name takes its time."""
+"""Options read anew: what systemd hears of it, and while whoever knows the users that they name takes
+its time."""
 
+import signal
 import time
 
-from harness import Case, Daemon, config, scaled
+from harness import Case, Daemon, config, scaled, wait_for
+
+
+class Notified(Case):
+    def test_systemd_waits_for_a_reload(self):
+        """RELOADING with the time at which it began, as Type=notify-reload wants it, and READY at its
+        end: also where the file is wrong, since the daemon goes on."""
+        file = self.temporary_folder() / "nvllmd.conf"
+        file.write_text("")
+        with self.notified() as (env, messages), \
+                Daemon("cache.kv_memory=64M", args=["--config", file], env=env) as d:
+            for text in "[limits]\nmax_tokens = 5\n", "[limits]\nmax_tokens = none\n":
+                file.write_text(text)
+                wait_for(lambda: "READY=1" in messages, 10, "ready")
+                messages.clear()
+                begin = time.monotonic_ns() // 1000
+                d.process.send_signal(signal.SIGHUP)
+                wait_for(lambda: "READY=1" in messages, scaled(10, 60), "reloaded")
+                told = messages[:messages.index("READY=1")]
+                at = told.index("RELOADING=1")
+                name, us = told[at + 1].split("=")
+                self.assertEqual(name, "MONOTONIC_USEC")
+                self.assertGreaterEqual(int(us), begin)
+                self.assertLessEqual(int(us), time.monotonic_ns() // 1000)
+            self.assertIn("event=reload_refused", d.log())
 
 
 class SlowUsers(Case):

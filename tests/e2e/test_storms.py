@@ -1,14 +1,18 @@
 """Storms: killed and started again and again, stopped under load, signals and clocks gone mad."""
 
+import collections
 import contextlib
+import json
 import random
 import signal
+import threading
 import time
 import unittest
 
 import harness
 import wire
-from harness import GOOD, Case, Daemon, at_once, beside, config, scaled
+from gateway import Gateway, Reply
+from harness import GOOD, Case, Daemon, at_once, beside, config, scaled, wait_for
 
 LONG = {**harness.LONG, "max_tokens": 12000}
 SMALL = "cache.kv_memory=256M"  # LONG fits
@@ -114,6 +118,93 @@ class Drain(Case):
         print(f"{rounds} drains under load, the slowest took {slowest:.2f} s")
 
 
+class Http(Case):
+    """Either program goes while eight clients ask nvllm-openai."""
+
+    def ask(self, gateway, stream, max_tokens=30):
+        """How an answer ended: whole, or with an error that says so; None where the connection was not
+        served. One that is cut without a word fails."""
+        c = gateway.connection()
+        try:
+            try:
+                c.request("POST", "/v1/completions", json.dumps(
+                    {"prompt": "Hello", "max_tokens": max_tokens, "ignore_eos": True, "stream": stream}))
+                response = c.getresponse()
+            except (ConnectionError, FileNotFoundError):
+                return None
+            r = Reply(response)
+        finally:
+            c.close()
+        if r.status != 200:
+            self.assertEqual(r.error[0], 503)
+            return "refused"
+        if not stream or r.text.endswith("data: [DONE]\n\n"):
+            return "whole"
+        self.assertTrue(r.text.split("\n\n")[-2].startswith('data: {"error":'), r.text[-200:])
+        return "told"
+
+    def test_daemon_killed_and_started(self):
+        """kill -9 of nvllmd: each request is answered or told, and nvllm-openai goes on."""
+        rounds, ends = scaled(20, 5), []
+        folder = self.temporary_folder()
+        rng = random.Random(4)
+        d = Daemon(SMALL, folder=folder)
+        with Gateway(d.socket) as gateway:
+            def step():
+                ends.append(self.ask(gateway, rng.random() < 0.5))
+                time.sleep(0.01)
+
+            self.assertEqual(self.ask(gateway, True), "whole")
+            before = gateway.n_descriptors()
+            with beside(step, 8):
+                for _ in range(rounds):
+                    seen = len(ends)
+                    wait_for(lambda: "whole" in ends[seen:], scaled(10, 60), "an answer")
+                    time.sleep(rng.random() * 0.2)
+                    d.kill()
+                    d = Daemon(SMALL, folder=folder)
+            wait_for(lambda: self.ask(gateway, True) == "whole", scaled(10, 60), "it goes on")
+            wait_for(lambda: gateway.n_descriptors() <= before, 10, "no descriptor is left")
+        with d:
+            pass
+        n = collections.Counter(ends)
+        self.assertNotIn(None, n, "nvllm-openai is always there")
+        self.assertGreater(n["told"] + n["refused"], 0)
+        print(f"{rounds} times kill -9 of nvllmd: {dict(n)}")
+
+    def test_gateway_terminated(self):
+        """SIGTERM of nvllm-openai: exit 0 inside its deadline, and each answer it began has an end."""
+        rounds, ends, slowest = scaled(20, 5), collections.Counter(), 0
+        rng = random.Random(5)
+        with Daemon(SMALL) as d:
+            for _ in range(rounds):
+                with Gateway(d.socket, "--drain-timeout", 1) as gateway:
+                    began = time.monotonic() + 0.05 + rng.random() * 0.3
+
+                    def client(i):
+                        got = []
+                        while not got or got[-1]:
+                            got.append(self.ask(gateway, i % 2 == 0, 30 if i else 12000))
+                        return got
+
+                    def stop():
+                        gateway.process.send_signal(signal.SIGTERM)
+
+                    timer = threading.Timer(began - time.monotonic(), stop)
+                    timer.start()
+                    for got in at_once(client, range(8)):
+                        ends.update(got[:-1])
+                    timer.join()
+                    self.assertEqual(gateway.process.wait(timeout=scaled(20, 100)), 0)
+                    slowest = max(slowest, time.monotonic() - began)
+                    self.assertFalse(gateway.socket.exists())
+            d.wait_idle()
+        self.assertLess(slowest, scaled(4, 30))
+        self.assertGreater(ends["whole"], rounds)
+        self.assertGreater(ends["told"], 0)
+        print(f"{rounds} times SIGTERM of nvllm-openai, the slowest took {slowest:.2f} s: {dict(ends)}")
+
+
 class Signals(Case):
     def test_signals_by_the_thousand(self):
         """Signals that ask for nothing, or for the same all the time, change no answer."""
@@ -136,8 +227,9 @@ class Signals(Case):
             self.assertEqual(d.status()["state"], "ready")
 
     def test_stopped_for_a_while(self):
-        """Stopped and continued: a running request continues to the same end."""
-        with Daemon(SMALL) as d, d.connect() as w:
+        """Stopped and continued: a running request continues to the same end, and the watchdog does not
+        take the engine for stalled."""
+        with Daemon(SMALL, env={"WATCHDOG_USEC": "3000000"}) as d, d.connect() as w:
             request = {"prompt": "Hello", "max_tokens": 400, "stream": True,
                        "sampling": {"temperature": 0, "ignore_eos": True}}
             expected = w.generate(**request).outcome()
