@@ -409,8 +409,7 @@ static int attention(const struct pass *p, const struct layer_weights *w, int la
     const struct forward *f = p->f;
     const int n_decodes = p->s->n_decodes, n_prompts = p->s->n_tokens - n_decodes;
     const int n_drafted = p->s->n_drafted;
-    const struct launch decode = {f->launch->stream, f->launch->chained && n_drafted == 0,
-                                  f->launch->n_sms};
+    struct launch decode = *f->launch;
     const struct attn a = {.out = f->attn,
                            .q = f->qkv,
                            .q_stride = qkv_dim(f),
@@ -423,6 +422,7 @@ static int attention(const struct pass *p, const struct layer_weights *w, int la
                               .eps = f->config->rms_norm_eps};
     int r;
 
+    decode.chained = decode.chained && n_drafted == 0;
     if (n_prompts > 0 && (r = cuda_check(rope_store(f->launch, f->qkv, &rope, &f->kv, layer, p->v,
                                                     n_decodes, n_prompts, f->config->n_heads, true),
                                          "rope_store", p->e)) < 0)
@@ -606,88 +606,7 @@ static int lm_head(const struct pass *p)
     return gemm(p, PRODUCT_LM_HEAD, 0, (struct rows){0, m});
 }
 
-/* ---- paths */
-
-/* Without records. A step of 2, 4, 16 rows on an H200 by skinny products and by cuBLASLt, 0.6B:
- * 0.80 and 0.83, 0.90 and 0.86, 1.29 and 1.12 ms; 8B: 4.7 and 4.4, 4.8 and 4.5, 6.1 and 4.9. */
-enum { SKINNY_ROWS = 2 };
-
-void forward_choose_paths(struct forward *f, const struct algo_records *known)
-{
-    for (int n = 1; n <= SKINNY_MAX_ROWS; n++) {
-        int m = 1;
-        float us[N_PATHS];
-
-        while (m < n)
-            m *= 2;
-        for (int path = 0; path < N_PATHS; path++) {
-            const struct algo_shape step = algo_step_shape(m, path);
-            const struct algo_record *r = algo_find(known, &step);
-
-            us[path] = r ? r->us : -1.0f;
-        }
-        f->chain_path[n] = n <= SKINNY_ROWS ? PATH_SKINNY : PATH_GEMM;
-        if (us[PATH_SKINNY] > 0 && us[PATH_GEMM] > 0)
-            f->chain_path[n] = us[PATH_SKINNY] <= us[PATH_GEMM] ? PATH_SKINNY : PATH_GEMM;
-        f->decode_path[n] = f->chain_path[n];
-        if (n <= f->resident_rows &&
-            !(us[PATH_RESIDENT] > us[f->chain_path[n]] && us[f->chain_path[n]] > 0))
-            f->decode_path[n] = PATH_RESIDENT;
-    }
-}
-
-enum forward_path forward_path_of(const struct forward *f, int n_tokens, bool prompts)
-{
-    if (n_tokens > SKINNY_MAX_ROWS)
-        return PATH_GEMM;
-    return prompts ? f->chain_path[n_tokens] : f->decode_path[n_tokens];
-}
-
 /* ---- the resident kernel */
-
-void forward_plan_resident(struct forward *f, const struct model_config *c, int n_blocks,
-                           int block_shift)
-{
-    f->resident = (struct resident){.n_layers = c->n_layers,
-                                    .hidden = c->hidden_dim,
-                                    .ffn = c->ffn_dim,
-                                    .n_heads = c->n_heads,
-                                    .vocab_size = c->vocab_size,
-                                    .eps = c->rms_norm_eps,
-                                    .kv = {.block_shift = block_shift,
-                                           .n_kv_heads = c->n_kv_heads,
-                                           .head_dim = c->head_dim},
-                                    .max_rows = RESIDENT_MAX_ROWS,
-                                    .n_blocks = n_blocks};
-    while (f->resident.max_rows > 0 && !resident_supports(&f->resident))
-        f->resident.max_rows /= 2;
-    f->resident_rows = f->resident.max_rows;
-}
-
-void forward_ready_resident(struct forward *f)
-{
-    const struct layer_weights *w = f->weights->layers;
-    const uint16_t *first = w->qkv.data, *second = f->config->n_layers > 1 ? w[1].qkv.data : first;
-
-    f->resident.w = (struct resident_weights){.attn_norm = w->attn_norm.data,
-                                              .qkv = w->qkv.data,
-                                              .qkv_bias = w->qkv_bias.data,
-                                              .q_norm = w->q_norm.data,
-                                              .k_norm = w->k_norm.data,
-                                              .o = w->o.data,
-                                              .mlp_norm = w->mlp_norm.data,
-                                              .gate_up = w->gate_up.data,
-                                              .down = w->down.data,
-                                              .layer_stride = second - first,
-                                              .embed = f->weights->embed.data,
-                                              .lm_head = f->weights->lm_head.data,
-                                              .norm = f->weights->norm.data};
-    f->resident.rope = f->rope;
-    f->resident.kv = f->kv;
-    f->resident.sampled = f->sampler.sampled[0];
-    f->resident.logits = f->logits;
-    f->resident.logits_stride = f->sampler.logits_stride;
-}
 
 static int resident(const struct pass *p)
 {
