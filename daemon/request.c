@@ -1,7 +1,5 @@
-/* request.c - see request.h.
- *
- * The first error sticks: after it nothing is checked or taken, so callers look at it once. */
-#include "daemon/request.h"
+/* request.c - see request.h. */
+#include "daemon/request_checker.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -12,223 +10,6 @@
 #include <sys/random.h>
 
 #include "engine/text/text_stream.h"
-#include "proto/utf8.h"
-
-enum { MAX_NAME = 96 };
-
-struct checker {
-    const struct request_rules *rules;
-    const struct request_origin *origin;
-    struct unpacked *u;
-    struct refusal *e;
-    char path[MAX_NAME - 32]; /* of the entry that is checked: "chat.messages[3]" */
-    char name[MAX_NAME];      /* of full_name() */
-    int r;                    /* 0, or the first error */
-};
-
-/* field is one of the entry, or "" for the entry itself. Valid until the next. */
-static const char *full_name(struct checker *c, const char *field)
-{
-    snprintf(c->name, sizeof(c->name), "%s%s%s", c->path, *c->path && *field ? "." : "", field);
-    return c->name;
-}
-
-#define refuse(c, code, field, ...)                                                                \
-    do {                                                                                           \
-        if ((c)->r == 0)                                                                           \
-            (c)->r = refusal_of_field((c)->e, code, full_name(c, field), __VA_ARGS__);             \
-    } while (0)
-
-/* An amount over a limit of the options. */
-static void check_limit(struct checker *c, enum limit l, size_t amount, const char *field)
-{
-    if (c->r == 0 && amount > limit_value(c->rules->options, l))
-        c->r = limit_refuse(c->e, c->rules->options, l, full_name(c, field), amount);
-}
-
-/* Enters entry i of a list, or of a list inside an entry; leave() with the result goes back. */
-static size_t enter(struct checker *c, const char *list, size_t i)
-{
-    const size_t length = strlen(c->path);
-
-    snprintf(c->path + length, sizeof(c->path) - length, "%s%s[%zu]", length ? "." : "", list, i);
-    return length;
-}
-
-static void leave(struct checker *c, size_t length)
-{
-    c->path[length] = '\0';
-}
-
-/* Zeroed, and freed with the message; NULL with the error set. */
-static void *take_memory(struct checker *c, size_t n, size_t size)
-{
-    void *p = c->r == 0 ? unpacked_alloc(c->u, n, size) : NULL;
-
-    if (!p && c->r == 0)
-        c->r = -ENOMEM;
-    return p;
-}
-
-/* What is absent in a message is empty. */
-static void take_text(struct checker *c, struct text *out, const void *data, size_t n,
-                      const char *field)
-{
-    if (c->r == 0 && !utf8_valid(data, n))
-        refuse(c, CODE(INVALID), field, "is not UTF-8");
-    *out = (struct text){data, n};
-}
-
-/* ---- chat */
-
-static void take_tool_call(struct checker *c, struct chat_tool_call *out,
-                           const Nvllm__V1__ToolCall *m)
-{
-    if (!m->has_name)
-        refuse(c, CODE(INVALID), "name", "is missing");
-    take_text(c, &out->name, m->name.data, m->name.len, "name");
-    if (!m->has_arguments)
-        refuse(c, CODE(INVALID), "arguments", "is missing; it must be a JSON object");
-    take_text(c, &out->arguments_json, m->arguments.data, m->arguments.len, "arguments");
-    take_text(c, &out->id, m->id.data, m->id.len, "id");
-}
-
-static void take_message(struct checker *c, struct chat_message *out, const Nvllm__V1__Message *m)
-{
-    struct chat_tool_call *calls;
-
-    if (!m->role)
-        refuse(c, CODE(INVALID), "role", "is missing; it must be system, user, assistant or tool");
-    else
-        take_text(c, &out->role, m->role, strlen(m->role), "role");
-    out->has_content = m->has_content;
-    take_text(c, &out->content, m->content.data, m->content.len, "content");
-    out->has_reasoning = m->has_reasoning_content;
-    take_text(c, &out->reasoning, m->reasoning_content.data, m->reasoning_content.len,
-              "reasoning_content");
-    take_text(c, &out->name, m->name.data, m->name.len, "name");
-    take_text(c, &out->tool_call_id, m->tool_call_id.data, m->tool_call_id.len, "tool_call_id");
-    calls = take_memory(c, m->n_tool_calls, sizeof(*calls));
-    for (size_t i = 0; c->r == 0 && i < m->n_tool_calls; i++) {
-        const size_t path = enter(c, "tool_calls", i);
-
-        take_tool_call(c, &calls[i], m->tool_calls[i]);
-        leave(c, path);
-    }
-    out->tool_calls = calls;
-    out->n_tool_calls = m->n_tool_calls;
-}
-
-static struct text *take_texts(struct checker *c, const ProtobufCBinaryData *from, size_t n,
-                               const char *field)
-{
-    struct text *texts = take_memory(c, n, sizeof(*texts));
-
-    for (size_t i = 0; c->r == 0 && i < n; i++) {
-        const size_t path = enter(c, field, i);
-
-        take_text(c, &texts[i], from[i].data, from[i].len, "");
-        leave(c, path);
-    }
-    return texts;
-}
-
-static void take_tool_choice(struct checker *c, struct chat *chat, const Nvllm__V1__Chat *m)
-{
-    chat->one_call = m->has_parallel_tool_calls && !m->parallel_tool_calls;
-    take_text(c, &chat->called_tool, m->called_tool.data, m->called_tool.len, "chat.called_tool");
-    switch (m->tool_choice) {
-    case NVLLM__V1__TOOL_CHOICE__TOOL_CHOICE_AUTO:
-        break;
-    case NVLLM__V1__TOOL_CHOICE__TOOL_CHOICE_NONE:
-        chat->n_tools = 0;
-        break;
-    case NVLLM__V1__TOOL_CHOICE__TOOL_CHOICE_REQUIRED:
-        chat->must_call = true;
-        if (chat->n_tools == 0)
-            refuse(c, CODE(INVALID), "chat.tool_choice",
-                   "a call is required, but there are no tools");
-        break;
-    default:
-        refuse(c, CODE(INVALID), "chat.tool_choice", "%d is not a choice", (int)m->tool_choice);
-        break;
-    }
-    if (m->has_called_tool && (!chat->must_call || m->called_tool.len == 0))
-        refuse(c, CODE(INVALID), "chat.called_tool",
-               "must be the name of a tool, with tool_choice TOOL_CHOICE_REQUIRED");
-}
-
-static const struct chat *take_chat(struct checker *c, const Nvllm__V1__Chat *m)
-{
-    struct chat *chat = take_memory(c, 1, sizeof(*chat));
-    struct chat_message *messages = take_memory(c, m->n_messages, sizeof(*messages));
-    struct text *tools = take_texts(c, m->tools, m->n_tools, "chat.tools");
-    struct text *documents = take_texts(c, m->documents, m->n_documents, "chat.documents");
-    struct text kwargs;
-
-    take_text(c, &kwargs, m->chat_template_kwargs.data, m->chat_template_kwargs.len,
-              "chat.chat_template_kwargs");
-    for (size_t i = 0; c->r == 0 && i < m->n_messages; i++) {
-        const size_t path = enter(c, "chat.messages", i);
-
-        take_message(c, &messages[i], m->messages[i]);
-        leave(c, path);
-    }
-    if (c->r < 0)
-        return NULL;
-    chat->messages = messages;
-    chat->n_messages = m->n_messages;
-    chat->tools = tools;
-    chat->n_tools = m->n_tools;
-    chat->documents = documents;
-    chat->n_documents = m->n_documents;
-    chat->kwargs = kwargs;
-    chat->add_generation_prompt = !m->has_add_generation_prompt || m->add_generation_prompt;
-    chat->thinking = !m->has_enable_thinking ? CHAT_THINKING_UNSET
-                     : m->enable_thinking    ? CHAT_THINKING_ON
-                                             : CHAT_THINKING_OFF;
-    take_tool_choice(c, chat, m);
-    return chat;
-}
-
-/* A chat that is a prompt by itself. */
-static const struct chat *take_prompt_chat(struct checker *c, const Nvllm__V1__Chat *m)
-{
-    const struct chat *chat = take_chat(c, m);
-
-    if (m->n_messages == 0)
-        refuse(c, CODE(INVALID), "chat.messages", "is empty");
-    if (chat)
-        check_limit(c, LIMIT_PROMPT_BYTES, chat_bytes(chat), "chat");
-    return chat;
-}
-
-/* Of a session: it has tools, which a turn may use or not. */
-static void take_no_tool_choice(struct checker *c, const Nvllm__V1__Chat *m)
-{
-    if (m->has_tool_choice || m->has_called_tool)
-        refuse(c, CODE(INVALID), "chat.tool_choice", "cannot be set in a session");
-    if (m->has_parallel_tool_calls)
-        refuse(c, CODE(INVALID), "chat.parallel_tool_calls", "cannot be set in a session");
-}
-
-int request_chat(const struct chat **out, const Nvllm__V1__Chat *m, struct unpacked *u,
-                 const struct request_rules *rules, struct refusal *e)
-{
-    struct checker c = {.rules = rules, .u = u, .e = e};
-    const struct chat *chat = take_chat(&c, m);
-    struct err why;
-
-    if (m->has_add_generation_prompt)
-        refuse(&c, CODE(INVALID), "chat.add_generation_prompt", "is not of a session");
-    take_no_tool_choice(&c, m);
-    if (c.r == 0 && chat->n_messages > 0 && chat_check(chat, &why) < 0) { /* "field: text" */
-        c.r = refusal_set(e, CODE(INVALID), "%s", why.text);
-        snprintf(e->field, sizeof(e->field), "%.*s", (int)strcspn(why.text, ":"), why.text);
-    }
-    *out = chat;
-    return c.r;
-}
 
 /* ---- sampling */
 
@@ -416,7 +197,7 @@ static void take_input(struct checker *c, struct engine_request *out, const Prot
         check_prompt_ids(c, out, *ids);
     } else if (chat) {
         out->input = ENGINE_CHAT;
-        out->chat = take_prompt_chat(c, *chat);
+        out->chat = request_take_prompt(c, *chat);
     } else {
         refuse(c, CODE(INVALID), "input", "one of prompt%s is required",
                out->kind == ENGINE_EMBED ? " and prompt_ids" : ", prompt_ids and chat");
@@ -560,14 +341,14 @@ static void take_turn(struct checker *c, struct engine_request *r, const Nvllm__
         m->has_add_generation_prompt)
         refuse(c, CODE(INVALID), "chat",
                "has messages alone in a session: all else was set when that was created");
-    take_no_tool_choice(c, m);
+    request_take_no_tool_choice(c, m);
     if (r->n != 1)
         refuse(c, CODE(INVALID), "n", "a session takes one answer a turn");
     if (r->raw_text || r->keep_special)
         refuse(c, CODE(INVALID), r->raw_text ? "raw_text" : "keep_special",
                "cannot be set in a session, which holds the parts of the answer");
     r->input = ENGINE_CHAT;
-    r->chat = take_chat(c, m);
+    r->chat = request_take_chat(c, m);
 }
 
 static void take_generate(struct checker *c, struct engine_request *r, const Nvllm__V1__Generate *g)
@@ -740,7 +521,7 @@ int request_start(struct engine_request *out, const Nvllm__V1__ClientFrame *f, s
         out->kind = ENGINE_RENDER;
         out->input = ENGINE_CHAT;
         if (f->render->chat)
-            out->chat = take_prompt_chat(&c, f->render->chat);
+            out->chat = request_take_prompt(&c, f->render->chat);
         else
             refuse(&c, CODE(INVALID), "chat", "is missing");
         break;
