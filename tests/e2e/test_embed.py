@@ -69,6 +69,7 @@ class Pooling(Embedder):
         """Where answers take a text's blocks, what was summed up before does not count."""
         case, n_answers, n_texts = CASES[-1], 4, 8
         with self.start("cache.kv_memory=32M", "scheduler.max_batch_tokens=32",
+                        "scheduler.speculation=off",
                         mode="mean_tokens") as d, d.connect() as w:
             for i in range(n_answers):
                 w.send(i + 1, generate={"prompt_ids": {"ids": [i + 5] * 40}, "max_tokens": 600,
