@@ -70,8 +70,8 @@ static void count_step(struct engine *g, const struct batch *b, uint64_t begin_u
                                                    .at_us = begin_us,
                                                    .took_us = now_us - begin_us,
                                                    .step = b->step,
-                                                   .n_decodes = b->n_decodes,
-                                                   .n_prompt = b->n_tokens - b->n_decodes,
+                                                   .n_decodes = batch_decode_rows(b),
+                                                   .n_prompt = b->n_tokens - batch_decode_rows(b),
                                                    .n_seqs = b->n_seqs});
 }
 

@@ -26,7 +26,7 @@ struct trace_record {
     int32_t reason;          /* ENDED: enum core_reason, of choice 0 */
     enum trace_kind since;   /* ENDED: QUEUED, STARTED or FIRST_TOKEN: what had happened last */
     uint64_t step;           /* STEP: its number; */
-    int32_t n_decodes;       /* its rows of answers, */
+    int32_t n_decodes;       /* its rows of answers, drafts among them, */
     int32_t n_prompt;        /* those of prompts, */
     int32_t n_seqs;          /* and sequences with rows */
     int32_t part;            /* PART: enum engine_part */
