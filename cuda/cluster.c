@@ -43,6 +43,7 @@ struct cluster {
     const struct nccl *nccl;
     struct nccl_id id;
     int process;
+    _Atomic uint64_t *beat;            /* of the options: each wait here has an end of its own */
     char *file;                        /* where the leader has written the id; NULL: nowhere */
     struct ncclComm *comms[MAX_RANKS]; /* of this process's ranks */
     bool parted;                       /* from the others: nothing that waits for them ends */
@@ -79,6 +80,8 @@ int cluster_check(struct cluster *c, double waited, struct err *e)
 {
     int r = told_by(c, c->orders, e);
 
+    if (c->beat)
+        *c->beat += 2;
     for (int i = 0; i < MAX_RANKS && r == 0; i++)
         r = told_by(c, c->comms[i], e);
     if (r == 0 && waited > CLUSTER_SECONDS)
@@ -133,11 +136,16 @@ static int wait_for_id(struct cluster *c, const char *file, struct err *e)
     return r;
 }
 
+static bool is_file(const char *rendezvous)
+{
+    return rendezvous && *rendezvous == '/';
+}
+
 /* Without a file NCCL's own variable says where the first process listens, and all make the same
  * id of it. */
 static int find_id(struct cluster *c, const char *rendezvous, struct err *e)
 {
-    const bool in_file = rendezvous && *rendezvous == '/';
+    const bool in_file = is_file(rendezvous);
     int r;
 
     if (in_file && c->process > 0)
@@ -152,6 +160,12 @@ static int find_id(struct cluster *c, const char *rendezvous, struct err *e)
                    : err_set(e, -ENOMEM, "out of memory");
 }
 
+void cluster_clear(const struct backend_options *o)
+{
+    if (o->process == 0 && is_file(o->rendezvous))
+        rendezvous_remove(o->rendezvous);
+}
+
 int cluster_new(struct cluster **out, const struct backend_options *o, struct err *e)
 {
     struct cluster *c = calloc(1, sizeof(*c));
@@ -161,6 +175,7 @@ int cluster_new(struct cluster **out, const struct backend_options *o, struct er
     if (!c)
         return err_set(e, -ENOMEM, "out of memory");
     c->process = o->process;
+    c->beat = o->beat;
     r = nccl_load(&c->nccl, o->nccl, e);
     if (r == 0)
         r = find_id(c, o->rendezvous, e);
@@ -218,7 +233,7 @@ static int make_room(struct letter *l, size_t bytes, struct err *e)
     return 0;
 }
 
-static void remove_file(struct cluster *c)
+void cluster_forget(struct cluster *c)
 {
     if (c->file)
         rendezvous_remove(c->file);
@@ -250,7 +265,7 @@ int cluster_open(struct cluster *c, int device, struct err *e)
         if (r == 0)
             r = make_room(&c->letters[i], FIRST_PIECE, e);
     }
-    remove_file(c); /* all have met */
+    cluster_forget(c); /* all have met */
     c->last = monotonic_seconds();
     return r;
 }
@@ -279,7 +294,7 @@ void cluster_free(struct cluster *c)
         (void)cudaEventDestroy(c->agreed);
     if (c->stream)
         (void)cudaStreamDestroy(c->stream);
-    remove_file(c);
+    cluster_forget(c);
     free(c);
 }
 

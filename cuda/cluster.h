@@ -45,9 +45,14 @@ struct order {
     const struct batch *batch; /* of ORDER_STEP */
 };
 
+/* The leader, before it opens its devices: removes a file that an earlier start may have left. */
+void cluster_clear(const struct backend_options *o);
+
 /* Loads NCCL and gets the id through which the ranks find each other: a follower waits for it. */
 int cluster_new(struct cluster **out, const struct backend_options *o, struct err *e);
 void cluster_free(struct cluster *c); /* takes NULL */
+/* No others are waited for any more: the leader's file goes. */
+void cluster_forget(struct cluster *c);
 
 /* Each rank's thread, its device chosen: number `local` of this process joins as number `rank` of
  * all n. Returns once all have come, or never; the caller waits CLUSTER_START_SECONDS. */
@@ -59,7 +64,7 @@ int cluster_open(struct cluster *c, int device, struct err *e);
 bool cluster_leads(const struct cluster *c);
 
 /* Fails where a process is known to have ended, and where the caller has waited for longer than
- * CLUSTER_SECONDS. */
+ * CLUSTER_SECONDS. Whoever looks is alive: it counts the options' beat. */
 int cluster_check(struct cluster *c, double waited, struct err *e);
 /* Such a failure has been told. */
 bool cluster_has_parted(const struct cluster *c);

@@ -273,7 +273,7 @@ static int ffn_experts(const struct pass *p, int layer, struct rows rows, bool d
 
     if (f->ranks.n > 1) {
         r.y = (float *)(void *)f->ranks.parts[f->ranks.me][PARTS_OF_FFN] + at;
-        r.out = shares_rows(f, rows.n) ? EXPERT_SUM_BF16 : EXPERT_SUM_F32;
+        r.out = parts_are_bf16(f, rows.n) ? EXPERT_SUM_BF16 : EXPERT_SUM_F32;
     }
     return experts_run(&f->experts, f->launch, &f->weights->layers[layer], &r, p->e);
 }

@@ -135,13 +135,18 @@ static bool needs_whole_rows(const struct rank *b, const struct batch *batch)
         const struct sampler_update *u = &batch_updates(batch)[i];
         const struct sampling *s = &u->sampling;
 
+        must(u->state >= 0 && u->state < b->options.max_seqs);
         b->whole_rows[u->state] =
             s->n_logprobs >= 0 ||
             (s->temperature > 0.0f && (s->top_k > 0 || s->top_p < 1.0f || s->min_p > 0.0f));
     }
-    for (int i = 0; i < batch->n_rows; i++)
-        if (b->whole_rows[batch_rows(batch)[i].state])
+    for (int i = 0; i < batch->n_rows; i++) {
+        const int32_t state = batch_rows(batch)[i].state;
+
+        must(state >= 0 && state < b->options.max_seqs);
+        if (b->whole_rows[state])
             return true;
+    }
     return false;
 }
 

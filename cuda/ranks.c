@@ -320,6 +320,8 @@ int ranks_new(struct ranks **out, const struct model *model, const struct backen
     r->n = options->n_devices;
     if (r->n > 1 || options->n_processes > 1) /* where there is another to wait for */
         rc = rank_threads_new(&r->threads, r->ranks, r->n, e);
+    if (options->n_processes > 1)
+        cluster_clear(options);
     if (rc == 0)
         rc = each(r, open_one, &opening, e);
     if (rc == 0 && options->n_processes > 1)
@@ -328,11 +330,13 @@ int ranks_new(struct ranks **out, const struct model *model, const struct backen
         rc = each(r, reach_peers, r, e);
     if (rc == 0 && r->cluster)
         rc = join(r, &opening, e);
-    if (rc == 0)
+    if (rc == 0 && !r->cluster)
         rc = take_masks(r, e);
     if (rc == 0)
         rc = take_all(r, e);
     if (rc < 0) {
+        if (r->cluster)
+            cluster_forget(r->cluster);
         ranks_free(r);
         return rc;
     }
@@ -448,6 +452,8 @@ int ranks_wake(struct ranks *r, struct err *e)
     if (rc < 0 || (rc = agree(r, each(r, check_wake, NULL, e), &ignored, e)) < 0)
         return rc;
     rc = take_all(r, e);
+    if (rc < 0 && r->cluster && cluster_has_parted(r->cluster))
+        return rc; /* to free memory would wait for the others */
     if (rc < 0) {
         (void)each(r, give_back, &keep_blocks, NULL);
         return rc;

@@ -80,6 +80,14 @@ static int ask_launcher(struct options *o, struct err *e)
     return options_set(o, "cluster.rendezvous", place, e);
 }
 
+static bool is_port(const char *text)
+{
+    char *end;
+    const unsigned long n = strtoul(text, &end, 10);
+
+    return *text >= '0' && *text <= '9' && !*end && n >= 1 && n <= UINT16_MAX;
+}
+
 static int check(const struct options *o, struct err *e)
 {
     const char *where = o->rendezvous, *port = strrchr(where, ':');
@@ -96,7 +104,7 @@ static int check(const struct options *o, struct err *e)
             "them see, or HOST:PORT of the first one; cluster.world_size = 1 makes nvllmd "
             "run alone",
             (int)o->world_size);
-    if (*where && *where != '/' && (!port || port == where || !port[1]))
+    if (*where && *where != '/' && (!port || port == where || !is_port(port + 1)))
         return err_set(e, -EINVAL,
                        "cluster.rendezvous: \"%s\" is neither the absolute path of a file nor "
                        "HOST:PORT",

@@ -603,12 +603,12 @@ static int iterate(struct engine *g, struct err *e)
         return answered;
     if (g->in_flight == BACKEND_IN_FLIGHT || (g->in_flight > 0 && next != CORE_OK))
         return finish_oldest(g, e);
-    if (next == CORE_OK || answered || g->restoring)
+    if (next == CORE_OK || g->restoring)
         return 0;
     must(next == CORE_IDLE); /* with nothing in flight, what fits runs */
     if (ops->idle && (!g->asleep || g->status.backend.idle_s))
         r = ops->idle(g->backend, e);
-    if (r == 0) {
+    if (r == 0 && !answered) { /* there may be more to answer */
         engine_read_memory(g);
         r = rest(g, deadline_us, e);
     }
