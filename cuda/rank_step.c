@@ -1,8 +1,9 @@
 /* rank_step.c - a rank's steps: packed, enqueued as a graph or as kernels one by one, waited for.
  *
  * One stream for steps; copies of blocks have others (host_tier.h). A step is one copy of metadata
- * and then either a captured graph (decodes alone) or its kernels one by one; sampled ids come back
- * by the last kernel's writes to host memory. */
+ * and then either a captured graph (decodes alone) or its kernels one by one; with masks these end
+ * at the logits, and rank_sample() follows. Sampled ids come back by the last kernel's writes to
+ * host memory. */
 #include <math.h>
 #include <unistd.h>
 

@@ -113,7 +113,7 @@ static void write_loads(struct exposition *x, const struct metrics_parts *parts,
           "Prompt tokens looked up in the prefix cache.", c->queried_tokens);
     count(x, "nvllm_prefix_cache_hit_tokens", COUNTER, "Of these, those found.", c->hit_tokens);
     count(x, "nvllm_draft_tokens", COUNTER, "Tokens computed ahead as drafts.", c->draft_tokens);
-    count(x, "nvllm_accepted_tokens", COUNTER, "Of these, those that became output tokens.",
+    count(x, "nvllm_accepted_tokens", COUNTER, "Of these, those that were right.",
           c->accepted_tokens);
     count(x, "nvllm_preemptions", COUNTER, "Sequences preempted.", c->preemptions);
     count(x, "nvllm_steps", COUNTER, "Steps computed.", c->steps);

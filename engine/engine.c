@@ -437,6 +437,7 @@ static int new_core(struct engine *g, struct err *e)
     int r;
 
     g->speculates = options.speculate = g->options.speculate && info->drafts;
+    g->has_masks = info->masks;
     options.offload = info->offloads;
     if (info->masks)
         options.mask_words = (model_config(g->model)->vocab_size + 31) / 32;

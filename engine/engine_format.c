@@ -306,7 +306,9 @@ static int32_t draft(struct engine *g, struct job *j, int32_t choice, int32_t *d
     uint32_t *mask = u->masks + (size_t)choice * masks_of(g, u->max_drafts);
     int32_t proposed[CORE_MAX_DRAFTS], place = u->places[choice], n = 0;
     int32_t n_proposed =
-        u->max_drafts > 0 ? core_propose(g->core, j->request.id, choice, proposed) : 0;
+        u->max_drafts > 0 && !u->kept->is_worn /* they may be wrong, and what they teach a waste */
+            ? core_propose(g->core, j->request.id, choice, proposed)
+            : 0;
     const int32_t n_certain = u->max_drafts > 0 ? core_certain(g->core, j->request.id, choice) : 0;
 
     for (; n < u->max_drafts; n++, mask += words) {
@@ -336,8 +338,8 @@ static int set_mask(struct engine *g, struct job *j, int32_t choice)
     uint32_t *mask = u->masks + (size_t)choice * masks_of(g, u->max_drafts);
     int32_t drafts[MAX_DRAFTS];
     int r = format_mask(u->kept->format, mask, u->places[choice], u->ends, u->n_ends);
-    const bool failed = r == -E2BIG || r == -ENOMEM;
     const int32_t n_drafts = r == 0 ? draft(g, j, choice, drafts) : 0;
+    const bool failed = r == -E2BIG || r == -ENOMEM || format_failed(u->kept->format);
     const size_t bytes = format_bytes(u->kept->format);
     const size_t more = bytes > u->bytes ? bytes - u->bytes : 0;
 

@@ -342,11 +342,11 @@ static int make_guide(struct job *j, const char **field, struct err *e)
     int r;
 
     *field = format_field(j->format.kind);
-    if (!g->status.backend.masks)
+    if (!g->has_masks)
         return err_set(e, -ENOTSUP, "%s: the %s backend has no masks of tokens%s",
                        j->format.kind == FORMAT_NONE ? *field : "response_format",
                        g->options.backend->name,
-                       g->status.backend.n_processes > 1 ? " in a cluster" : "");
+                       g->options.backend_options.n_processes > 1 ? " in a cluster" : "");
     r = guide_new(j, &why);
     if (r == 0 || r == -ENOMEM)
         return r;

@@ -575,7 +575,7 @@ struct nvllm_status {
     uint32_t processes; /* of a cluster, whose ranks share each layer; 0: there is one. Ranks and
                          * memory are of this one */
     /* Computed ahead since the start, see scheduler.speculation in nvllmd.conf(5); and of these,
-     * those that became output tokens. */
+     * those that were right. */
     uint64_t draft_tokens;
     uint64_t accepted_tokens;
 };

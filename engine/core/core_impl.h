@@ -248,7 +248,7 @@ void core_want_rows(struct step *st, struct step_entry *e, int32_t n_drafts);
 /* speculation.c */
 /* A token has been added to the text of s. */
 void core_learn(const struct core *c, struct sequence *s);
-/* Proposes drafts for s, whose tokens have all been told, unless it has masks. */
+/* After a commit: proposes drafts for s, unless it has masks. */
 void core_speculate(struct core *c, struct sequence *s);
 
 /* core_cache.c */

@@ -10,8 +10,7 @@
  * they are right and stop where they are not; they stop under load, where a row costs what a token
  * costs; and the loss of the second step in flight counts, because it lengthens the steps that are
  * measured. Where others keep two in flight, a sequence with drafts has a part in every second step
- * alone. Beside a prompt's chunks there are no drafts: the time is the prompt's.
- */
+ * alone. Beside a prompt's chunks none are proposed: the time is the prompt's. */
 #include <string.h>
 
 #include "engine/core/core_impl.h"
@@ -58,7 +57,7 @@ static int32_t best_length(const struct core *c, const struct sequence *s, doubl
     double tokens = 1, part = 1, best_gain = least_gain;
     int32_t best = 0;
 
-    for (int32_t k = 1; k <= most && n * (1 + k) <= c->options.max_seqs; k++) {
+    for (int32_t k = 1; k <= most && n * (1 + k) <= c->steps[0].max.n_seqs; k++) {
         const double us = step_cost_draft_us(&c->cost, n, n * k);
         double gain;
 
@@ -107,6 +106,12 @@ void core_speculate(struct core *c, struct sequence *s)
         (void)core_set_drafts(s, s->lookup->predicted, predict(c, s));
 }
 
+/* With a row in flight it matters only whether there would be any: none is kept. */
+static int32_t in_time(const struct sequence *s, int32_t n)
+{
+    return s && s->n_sampling > 0 ? least(n, 1) : n;
+}
+
 int32_t core_propose(struct core *c, uint64_t id, int32_t choice, int32_t *tokens)
 {
     struct sequence *s = core_choice(c, id, choice);
@@ -114,12 +119,12 @@ int32_t core_propose(struct core *c, uint64_t id, int32_t choice, int32_t *token
 
     if (n > 0)
         memcpy(tokens, s->lookup->predicted, (size_t)n * sizeof(*tokens));
-    return n;
+    return in_time(s, n);
 }
 
 int32_t core_certain(struct core *c, uint64_t id, int32_t choice)
 {
     const struct sequence *s = core_choice(c, id, choice);
 
-    return s && may_have_drafts(c, s) ? best_length(c, s, 1, CORE_MAX_DRAFTS) : 0;
+    return s && may_have_drafts(c, s) ? in_time(s, best_length(c, s, 1, CORE_MAX_DRAFTS)) : 0;
 }

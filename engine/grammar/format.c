@@ -337,6 +337,11 @@ bool format_is_over(const struct format *f, int32_t place)
     return grammar_is_over(&f->grammar, place);
 }
 
+bool format_failed(const struct format *f)
+{
+    return grammar_failed(&f->grammar) != 0;
+}
+
 int format_mask(struct format *f, uint32_t *mask, int32_t place, const int32_t *ends,
                 int32_t n_ends)
 {

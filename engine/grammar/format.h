@@ -66,6 +66,7 @@ int32_t format_start(const struct format *f);
 int32_t format_step(struct format *f, int32_t place, int32_t token);
 bool format_accepts(const struct format *f, int32_t place); /* the text may end here */
 bool format_is_over(const struct format *f, int32_t place); /* and must */
+bool format_failed(const struct format *f); /* no step and no mask succeeds any more */
 
 /* Sets mask [(vocab_size + 31) / 32] to the tokens that may come at a place, and where the text may
  * end also to the n_ends ids that end it. -ENOENT: no token of the vocabulary goes on; -E2BIG: the
