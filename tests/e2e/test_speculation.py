@@ -72,8 +72,8 @@ class Speculation(Case):
 
     def test_requests_of_all_kinds(self):
         rng = random.Random(17)
-        requests = [some_request(rng, i) for i in range(scaled(80, 30))]
-        requests += [repeating(rng, i) for i in range(scaled(80, 30))]
+        requests = [some_request(rng, i) for i in range(scaled(80, 14))]
+        requests += [repeating(rng, i) for i in range(scaled(80, 14))]
         small = (f"cache.kv_memory={scaled(72, 48) * BLOCK_BYTES}", "scheduler.max_seqs=32")
         stats = self.compare(
             requests, (small, 24), ((*small, "cache.host_memory=64M"), 24),
@@ -169,7 +169,7 @@ class Speculation(Case):
     def test_many_at_once(self):
         """Connections that come and go, with answers that repeat and others."""
         rng = random.Random(8)
-        requests = [repeating(rng, i) if i % 2 else some_request(rng, i) for i in range(scaled(96, 24))]
+        requests = [repeating(rng, i) if i % 2 else some_request(rng, i) for i in range(scaled(96, 16))]
         with Daemon(OFF) as d:
             expected = self.outcomes(d, requests)
         with Daemon(AUTO, "scheduler.max_seqs=16") as d:
