@@ -82,10 +82,19 @@ static void warn(struct server *s, const char *text)
         log_text(LOG_LEVEL_WARNING, "session_not_saved", text, "%s", "");
 }
 
-/* Asks for a session's file to be written, or removed; then the request with this id is answered.
- * False: there is no store, or no memory. */
-static bool save(struct server *s, const struct chat_session *c, bool removed, uint64_t id)
+/* Whether the limits allow the copy of a session that waits for its file to be written. */
+static int refuse_copy(const struct session *s, uint64_t bytes, struct refusal *e)
 {
+    return s->server->store
+               ? session_refuse(s, &(struct demand){.new_work = true, .engine_bytes = bytes}, e)
+               : 0;
+}
+
+/* Asks for a session's file to be written, or removed; then the request is answered, which is
+ * charged for the copy until then. False: there is no store, or no memory. */
+static bool save(struct pending *p, const struct chat_session *c, bool removed)
+{
+    struct server *s = p->server;
     uint8_t *data = NULL;
     size_t bytes = 0;
     int r;
@@ -94,32 +103,43 @@ static bool save(struct server *s, const struct chat_session *c, bool removed, u
         return false;
     r = removed ? 0 : chat_session_pack(&data, &bytes, c, s->model);
     if (r == 0)
-        r = chat_session_store_put(s->store, c->account->uid, c->name, data, bytes, id);
+        r = chat_session_store_put(s->store, c->account->uid, c->name, data, bytes, p->id);
     if (r < 0) {
         free(data);
         warn(s, strerror(-r));
+        return false;
     }
-    return r == 0;
+    account_add(p->account, ACCOUNT_REQUEST_BYTES, bytes);
+    p->engine_bytes += bytes;
+    return true;
 }
 
-/* Answers an operation with what the session is now, once that is saved. */
+/* Answers an operation with what the session is. */
+static int answer_now(const struct session_call *call, const struct chat_session *c)
+{
+    Nvllm__V1__SessionInfo m;
+
+    inspection_fill_session(&m, c);
+    return reply_put(call->session->connection, call->frame->id, EVENT(SESSION_INFO), &m);
+}
+
+/* The same once that is saved. */
 static int answer(struct session_call *call, const struct chat_session *c, bool removed)
 {
     struct session *s = call->session;
     Nvllm__V1__SessionInfo m;
     struct pending *p;
 
-    inspection_fill_session(&m, c);
     if (!s->server->store)
-        return reply_put(s->connection, call->frame->id, EVENT(SESSION_INFO), &m);
+        return answer_now(call, c);
+    inspection_fill_session(&m, c);
     p = pending_new(s, call->frame->id, &(struct demand){0}, NULL);
     if (!p)
         return -ENOMEM;
-    if (reply_prepare(&p->answer, EVENT(SESSION_INFO), &m, SIZE_MAX) == 0 &&
-        save(s->server, c, removed, p->id))
+    if (reply_prepare(&p->answer, EVENT(SESSION_INFO), &m, SIZE_MAX) == 0 && save(p, c, removed))
         return 0;
     pending_forget(p);
-    return reply_put(s->connection, call->frame->id, EVENT(SESSION_INFO), &m);
+    return answer_now(call, c);
 }
 
 void chat_on_store(struct server *s)
@@ -156,6 +176,8 @@ static int enter(struct session_call *call, const char *name, struct conversatio
     struct chat_session *c;
     int r = chat_session_check(s->account, s->server->parts.options, 1, bytes, e);
 
+    if (r == 0)
+        r = refuse_copy(s, bytes, e);
     if (r == 0)
         r = chat_session_new(&c, &s->server->accounts, s->account->uid, name, talk, now_us());
     if (r < 0) {
@@ -223,6 +245,10 @@ int chat_rewind(struct session_call *call, struct refusal *e)
         r = refusal_of_field(e, CODE(INVALID), "turns", "is missing");
     if (r == 0)
         r = find_turn(&turns, c->talk, true, m->turns, e);
+    if (r == 0 && turns == c->talk->n_turns)
+        return answer_now(call, c);
+    if (r == 0)
+        r = refuse_copy(call->session, c->bytes, e);
     if (r < 0)
         return r;
     conversation_rewind(c->talk, turns);
@@ -391,7 +417,7 @@ int chat_end_turn(struct pending *p, const struct engine_event *ev)
 
     if (r <= 0)
         return r;
-    return s->store && reply_prepare_done(&p->answer, &ev->usage) == 0 && save(s, c, false, p->id);
+    return s->store && reply_prepare_done(&p->answer, &ev->usage) == 0 && save(p, c, false);
 }
 
 /* ---- files */

@@ -131,7 +131,7 @@ struct pending {
     bool computes;            /* generate and embed */
     enum core_reason reason;  /* GENERATE: why choice 0 has ended */
     struct unpacked *message; /* charged until the engine releases it, on any thread */
-    uint64_t engine_bytes;    /* charged until the end; the engine thread adds to it */
+    uint64_t engine_bytes;    /* charged until the end; engine and files add to it */
     enum limit exceeded;      /* with ENGINE_E_MEMORY_LIMIT */
     struct chat_turn *turn;   /* GENERATE in a chat session; NULL: none. It needs the message until
                                * the end */

@@ -514,6 +514,21 @@ class Files(Base):
             self.assertEqual(info(w, "a")["turns"], 1)
             self.assertRegex(d.log(), "session_not_saved.*cannot write .*: No such file")
 
+    def test_copies_are_charged(self):
+        """What waits to be written counts as the memory of a request; what has not changed is not
+        written."""
+        with self.daemon("limits.request_bytes_per_uid=64K") as d, d.connect() as w:
+            large = create(w, "a", messages=system("x" * 80000))
+            self.refused(large, "TOO_LONG")
+            self.assertEqual(large["error"]["limit"], "limits.request_bytes_per_uid")
+            create(w, "a", messages=system("x" * 2000))
+            turn(w, "a", "Hi")
+            file = self.store() / f"{os.getuid()}-a"
+            before = file.stat().st_ino, file.stat().st_mtime_ns
+            self.assertEqual(w.ask(rewind_session={"name": "a", "turns": 1})["session_info"],
+                             info(w, "a"))
+            self.assertEqual((file.stat().st_ino, file.stat().st_mtime_ns), before)
+
     def test_one_process(self):
         """A second daemon does not use the folder of the first: it says so, and has sessions in
         memory."""
