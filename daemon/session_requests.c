@@ -230,12 +230,11 @@ static int start(struct session_call *c, struct demand d, struct refusal *e)
     if (ret < 0)
         return ret;
     computes = r.kind == ENGINE_GENERATE || r.kind == ENGINE_EMBED;
-    d.tokens = request_tokens(&r);
     if (c->frame->op_case == OP(GENERATE) && c->frame->generate->session)
         ret = chat_begin_turn(&turn, c, &r, e);
     if (ret < 0)
         return ret;
-    d.tokens += turn ? turn->of->talk->transcript.ids.n : 0;
+    d.tokens = request_tokens(&r); /* of a turn: of the whole conversation */
     d.message_bytes = unpacked_bytes(c->message);
     if (computes)
         d.engine_bytes = engine_request_bytes(s->server->parts.engine, &r);
