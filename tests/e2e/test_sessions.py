@@ -486,11 +486,18 @@ class Files(Base):
             self.assertNotIn("session_file", d.log())
 
     def test_of_one_model(self):
-        """Another model has sessions of its own; the first finds its own again."""
-        model = self.folder / "model"
-        shutil.copytree(MODEL, model)
-        os.utime(model / "model.safetensors")
-        for m, expected in (MODEL, []), (model, []), (MODEL, ["a"]):
+        """Another model has sessions of its own; the first finds its own again, as does a copy."""
+        model, copy = self.folder / "model", self.folder / "copy"
+        for folder in model, copy:
+            shutil.copytree(MODEL, folder)
+            os.utime(folder / "model.safetensors")
+        with (model / "model.safetensors").open("r+b") as f:
+            begin = 8 + int.from_bytes(f.read(8), "little")
+            f.seek(begin)
+            bit = f.read(1)[0] ^ 1
+            f.seek(begin)
+            f.write(bytes([bit]))
+        for m, expected in (MODEL, []), (model, []), (MODEL, ["a"]), (copy, ["a"]):
             with self.daemon(model=m) as d, d.connect() as w:
                 self.assertEqual(names(w), expected)
                 if m == MODEL and not expected:
