@@ -237,7 +237,7 @@ int chat_rewind(struct session_call *call, struct refusal *e)
     const Nvllm__V1__RewindSession *m = call->frame->rewind_session;
     struct chat_session *c;
     uint32_t turns = 0;
-    int r = session_refuse(call->session, &(struct demand){0}, e);
+    int r = session_refuse(call->session, &(struct demand){.new_work = true}, e);
 
     if (r == 0)
         r = find_idle(&c, call->session, m->name, e);
@@ -263,7 +263,7 @@ int chat_delete(struct session_call *call, struct refusal *e)
     const uint32_t uid = m->has_uid ? m->uid : s->account->uid;
     const struct account *whose = id_map_get(&s->server->accounts.by_uid, uid);
     struct chat_session *c;
-    int r = session_refuse(s, &(struct demand){0}, e);
+    int r = session_refuse(s, &(struct demand){.new_work = true}, e);
 
     if (r < 0)
         return r;

@@ -278,6 +278,19 @@ class Sessions(Base):
             self.assertIsNone(turn(w, "asked").error)
             self.refused(turn(w, "asked"), "INVALID", "chat.messages")
 
+    def test_drain(self):
+        """Changes are new work: they neither keep a draining daemon alive nor are lost with it."""
+        with Daemon() as d, d.connect() as w:
+            create(w, "a")
+            self.assertIsNone(turn(w, "a", "Hi").error)
+            w.ask(drain={})
+            for change in ({"rewind_session": {"name": "a", "turns": 0}},
+                           {"delete_session": {"name": "a"}}):
+                self.refused(w.ask(**change), "UNAVAILABLE")
+            self.assertEqual(info(w, "a")["turns"], 1)
+            w.ask(resume={})
+            self.assertIn("session_info", w.ask(delete_session={"name": "a"}))
+
     def test_limits(self):
         """Sessions of a user, tokens of one and bytes of all; each refusal says what to do."""
         with Daemon("limits.sessions_per_uid=3", "limits.session_tokens=200",
