@@ -498,6 +498,16 @@ class Files(Base):
             self.assertEqual(names(w), ["good"])
             self.assertNotIn("session_file", d.log())
 
+    def test_unreadable(self):
+        """A file that cannot be opened now is named, and stays for the next start."""
+        with self.daemon() as d, d.connect() as w:
+            create(w, "a")
+        (self.store() / "0-loop").symlink_to("0-loop")
+        with self.daemon() as d, d.connect() as w:
+            self.assertEqual(names(w), ["a"])
+            self.assertRegex(d.log(), "0-loop: .*; the session is not there before the next start")
+        self.assertIn("0-loop", self.files())
+
     def test_of_one_model(self):
         """Another model has sessions of its own; the first finds its own again, as does a copy."""
         model, copy = self.folder / "model", self.folder / "copy"
