@@ -289,23 +289,35 @@ int chat_delete(struct session_call *call, struct refusal *e)
     return r;
 }
 
-/* Enters a user's sessions into a list, the last used one first. */
-static bool list_of(Nvllm__V1__SessionList *list, const struct account *account, size_t limit,
-                    struct unpacked *u)
+/* Puts a user's sessions into an array, the last used one first; their number. */
+static size_t collect(const struct chat_session **out, const struct account *account)
 {
-    for (const struct list *at = account->sessions.prev; at != &account->sessions; at = at->prev) {
-        Nvllm__V1__SessionInfo *m;
+    size_t n = 0;
 
-        list->total++;
-        if (list->n_sessions == limit)
-            continue;
-        m = unpacked_alloc(u, 1, sizeof(*m));
-        if (!m)
-            return false;
-        inspection_fill_session(m, CONTAINER_OF(at, struct chat_session, link));
-        list->sessions[list->n_sessions++] = m;
-    }
-    return true;
+    for (const struct list *at = account->sessions.prev; at != &account->sessions; at = at->prev)
+        out[n++] = CONTAINER_OF(at, const struct chat_session, link);
+    return n;
+}
+
+static int by_use(const void *a, const void *b)
+{
+    const struct chat_session *const *x = a, *const *y = b;
+
+    return ((*x)->used_us < (*y)->used_us) - ((*x)->used_us > (*y)->used_us);
+}
+
+/* Enters the first ones of an array into a list. */
+static int fill_list(Nvllm__V1__SessionList *list, const struct chat_session *const *from, size_t n,
+                     struct unpacked *u)
+{
+    Nvllm__V1__SessionInfo *infos = unpacked_list(u, &list->sessions, n, sizeof(*infos));
+
+    if (!infos)
+        return -ENOMEM;
+    list->n_sessions = n;
+    for (size_t i = 0; i < n; i++)
+        inspection_fill_session(&infos[i], from[i]);
+    return 0;
 }
 
 int chat_list(struct session_call *call, struct refusal *e)
@@ -317,10 +329,9 @@ int chat_list(struct session_call *call, struct refusal *e)
     const struct account *held = m->all ? &accounts->total : s->account, *one;
     const size_t limit =
         m->limit && m->limit < INSPECT_MAX_ENTRIES ? m->limit : INSPECT_MAX_ENTRIES;
-    const uint64_t n = held->amounts[ACCOUNT_SESSIONS];
+    const struct chat_session **found;
     struct unpacked *u;
-    bool ok;
-    size_t at = 0;
+    size_t n = 0, at = 0;
     int r = session_refuse(s, &(struct demand){.inspect = true}, e);
 
     if (r == 0 && m->all && !s->admin)
@@ -329,15 +340,22 @@ int chat_list(struct session_call *call, struct refusal *e)
     if (r < 0)
         return r;
     u = unpacked_new();
-    list.has_total = true;
-    list.sessions = unpacked_alloc(u, n < limit ? (size_t)n : limit, sizeof(*list.sessions));
-    ok = list.sessions;
+    found = unpacked_alloc(u, held->amounts[ACCOUNT_SESSIONS], sizeof(*found));
+    if (!found) {
+        unpacked_free(u);
+        return -ENOMEM;
+    }
     if (!m->all)
-        ok = ok && list_of(&list, s->account, limit, u);
-    else
-        while (ok && (one = id_map_next(&accounts->by_uid, &at)))
-            ok = list_of(&list, one, limit, u);
-    r = ok ? reply_put(s->connection, call->frame->id, EVENT(SESSION_LIST), &list) : -ENOMEM;
+        n = collect(found, s->account);
+    while (m->all && (one = id_map_next(&accounts->by_uid, &at)))
+        n += collect(found + n, one);
+    if (m->all)
+        qsort(found, n, sizeof(*found), by_use);
+    list.has_total = true;
+    list.total = (uint32_t)n;
+    r = fill_list(&list, found, n < limit ? n : limit, u);
+    if (r == 0)
+        r = reply_put(s->connection, call->frame->id, EVENT(SESSION_LIST), &list);
     unpacked_free(u);
     return r;
 }

@@ -348,8 +348,11 @@ class Sessions(Base):
             self.assertEqual(info(other, "mine").get("turns", 0), 0)
             self.assertEqual(info(w, "mine")["turns"], 1)
             all_ = root.ask(list_sessions={"all": True})["session_list"]["sessions"]
-            self.assertEqual(sorted((s["name"], s["uid"]) for s in all_),
-                             [("mine", roles.USER), ("mine", roles.OTHER)])
+            self.assertEqual([(s["name"], s["uid"]) for s in all_],
+                             [("mine", roles.OTHER), ("mine", roles.USER)])
+            turn(w, "mine", "Another.")
+            last = root.ask(list_sessions={"all": True, "limit": 1})["session_list"]
+            self.assertEqual((last["sessions"][0]["uid"], last["total"]), (roles.USER, 2))
             self.refused(root.ask(delete_session={"name": "no", "uid": roles.USER}), "INVALID")
             self.assertIn("session_info",
                           root.ask(delete_session={"name": "mine", "uid": roles.USER}))
