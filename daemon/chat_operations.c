@@ -226,7 +226,7 @@ int chat_fork(struct session_call *call, struct refusal *e)
         r = find_turn(&turns, from->talk, m->has_turns, m->turns, e);
     if (r == 0) /* before memory is taken */
         r = chat_session_check(call->session->account, call->session->server->parts.options, 1,
-                               conversation_bytes(from->talk), e);
+                               conversation_fork_bytes(from->talk, turns), e);
     if (r == 0)
         r = conversation_fork(&talk, from->talk, turns);
     return r < 0 ? r : enter(call, m->new_name, talk, e);
@@ -248,7 +248,7 @@ int chat_rewind(struct session_call *call, struct refusal *e)
     if (r == 0 && turns == c->talk->n_turns)
         return answer_now(call, c);
     if (r == 0)
-        r = refuse_copy(call->session, c->bytes, e);
+        r = refuse_copy(call->session, conversation_fork_bytes(c->talk, turns), e);
     if (r < 0)
         return r;
     conversation_rewind(c->talk, turns);

@@ -313,6 +313,12 @@ class Sessions(Base):
             self.refused(large, "INVALID", None, "delete or rewind one")
             self.assertEqual(large["error"]["limit"], "limits.session_bytes_per_uid")
             self.refused(turn(w, "s0", "y" * 50000), "INVALID")
+        with Daemon("limits.session_bytes_per_uid=32K") as d, d.connect() as w:
+            create(w, "long")
+            self.assertIsNone(turn(w, "long", "word " * 1200).error)
+            self.refused(w.ask(fork_session={"name": "long", "new_name": "f"}), "INVALID")
+            self.assertNotIn("error", w.ask(fork_session={"name": "long", "new_name": "f",
+                                                          "turns": 0}))
         with Daemon("limits.session_bytes=20K") as d, d.connect() as w:
             self.refused(create(w, "a", messages=system("x" * 30000)), "INVALID", None,
                          "sessions of all users")
