@@ -319,6 +319,19 @@ class Sessions(Base):
             self.refused(w.ask(fork_session={"name": "long", "new_name": "f"}), "INVALID")
             self.assertNotIn("error", w.ask(fork_session={"name": "long", "new_name": "f",
                                                           "turns": 0}))
+        with Daemon("limits.session_bytes_per_uid=32K") as d, d.connect() as w, \
+                d.connect() as other:
+            create(w, "a")
+            create(w, "b")
+            w.send(1000, generate={"session": "a", "chat": {"messages": [user("word " * 3500)]},
+                                   "stream": True, "max_tokens": 2000, "sampling": ENDLESS})
+            while not info(other, "a").get("busy"):
+                pass
+            self.refused(turn(other, "b", "word " * 3500), "INVALID", None, "delete or rewind one")
+            w.send(1001, cancel={"target": 1000})
+            d.wait_idle()
+            other.ask(rewind_session={"name": "a", "turns": 0})
+            self.assertNotIn("error", create(other, "c", messages=system("word " * 5000)))
         with Daemon("limits.session_bytes=20K") as d, d.connect() as w:
             self.refused(create(w, "a", messages=system("x" * 30000)), "INVALID", None,
                          "sessions of all users")
