@@ -289,7 +289,7 @@ int session_cancel(struct session_call *c, struct refusal *e)
     else if (find_request(c->session, &p, m->request, c->operation->name, e) < 0)
         return -EINVAL;
     answer.has_found = true;
-    answer.found = p && !p->reading; /* a reload cannot be cancelled */
+    answer.found = p && !p->reading && !p->answer.data; /* neither a reload nor what is written */
     if (answer.found)
         engine_cancel(p->server->parts.engine, p->id);
     return reply_put(c->session->connection, c->frame->id, EVENT(CANCELLED), &answer);

@@ -581,6 +581,17 @@ class Files(Base):
                              info(w, "a"))
             self.assertEqual((file.stat().st_ino, file.stat().st_mtime_ns), before)
 
+    def test_no_cancel_while_written(self):
+        """What is done, and only waits for its file, is no longer there to be cancelled."""
+        with self.daemon() as d, d.connect() as w:
+            for i in range(0, 20, 2):
+                w.send(1000 + i, create_session={"name": f"s{i}"})
+                w.send(1001 + i, cancel={"target": 1000 + i})
+            for _ in range(20):
+                got = w.receive()
+                self.assertNotIn("error", got)
+                self.assertFalse(got.get("cancelled", {}).get("found", False), got)
+
     def test_one_process(self):
         """A second daemon does not use the folder of the first: it says so, and has sessions in
         memory."""
