@@ -260,8 +260,9 @@ void requests_event(struct server *s, struct engine_event *ev);
 void requests_cancel_all(struct server *s);
 void requests_end_traces(struct server *s);
 
-/* Ends each request with an error, for its client. The record stays until the engine's own terminal
- * event, or until requests_deinit. */
+/* Ends each request with an error, for its client, but those that are done and are answered once
+ * their file is written. The record stays until the engine's own terminal event, or until
+ * requests_deinit. */
 void requests_fail_all(struct server *s, const struct refusal *e);
 
 /* Frees all requests, once the engine has been freed. */

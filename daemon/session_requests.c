@@ -457,12 +457,12 @@ void requests_fail_all(struct server *s, const struct refusal *e)
     size_t at = 0;
 
     while ((p = id_map_next(&s->requests, &at))) {
-        if (p->session)
-            (void)reply_error(p->session->connection, p->client_id, e);
+        if (!p->session || p->answer.data)
+            continue;
+        (void)reply_error(p->session->connection, p->client_id, e);
+        must(id_map_take(&p->session->requests, p->client_id) == p);
         p->session = NULL;
     }
-    LIST_EACH (struct session, one, link, &s->sessions)
-        id_map_deinit(&one->requests);
 }
 
 void requests_deinit(struct server *s)
