@@ -22,8 +22,8 @@ enum account_item {
     ACCOUNT_QUEUED_TOKENS, /* of prompts without a first event */
     ACCOUNT_INSPECTS,      /* inspect requests without a report */
     ACCOUNT_BUFFER_BYTES,  /* of incomplete frames and unread answers */
-    ACCOUNT_REQUEST_BYTES, /* unpacked messages until the engine admits them, and the engine's
-                            * memory, answers included, until the end */
+    ACCOUNT_REQUEST_BYTES, /* unpacked messages until the engine admits them, the engine's memory,
+                            * answers included, until the end, and sessions to be written */
     ACCOUNT_SESSIONS,      /* of chats, see chat_session.h */
     ACCOUNT_SESSION_BYTES, /* of all these */
     N_ACCOUNT_ITEMS,

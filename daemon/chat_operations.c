@@ -82,10 +82,19 @@ static void warn(struct server *s, const char *text)
         log_text(LOG_LEVEL_WARNING, "session_not_saved", text, "%s", "");
 }
 
-/* Asks for a session's file to be written, or removed; then the request with this id is answered.
- * False: there is no store, or no memory. */
-static bool save(struct server *s, const struct chat_session *c, bool removed, uint64_t id)
+/* Whether the limits allow the copy of a session that waits for its file to be written. */
+static int refuse_copy(const struct session *s, uint64_t bytes, struct refusal *e)
 {
+    return s->server->store
+               ? session_refuse(s, &(struct demand){.new_work = true, .engine_bytes = bytes}, e)
+               : 0;
+}
+
+/* Asks for a session's file to be written, or removed; then the request is answered, which is
+ * charged for the copy until then. False: there is no store, or no memory. */
+static bool save(struct pending *p, const struct chat_session *c, bool removed)
+{
+    struct server *s = p->server;
     uint8_t *data = NULL;
     size_t bytes = 0;
     int r;
@@ -94,32 +103,43 @@ static bool save(struct server *s, const struct chat_session *c, bool removed, u
         return false;
     r = removed ? 0 : chat_session_pack(&data, &bytes, c, s->model);
     if (r == 0)
-        r = chat_session_store_put(s->store, c->account->uid, c->name, data, bytes, id);
+        r = chat_session_store_put(s->store, c->account->uid, c->name, data, bytes, p->id);
     if (r < 0) {
         free(data);
         warn(s, strerror(-r));
+        return false;
     }
-    return r == 0;
+    account_add(p->account, ACCOUNT_REQUEST_BYTES, bytes);
+    p->engine_bytes += bytes;
+    return true;
 }
 
-/* Answers an operation with what the session is now, once that is saved. */
+/* Answers an operation with what the session is. */
+static int answer_now(const struct session_call *call, const struct chat_session *c)
+{
+    Nvllm__V1__SessionInfo m;
+
+    inspection_fill_session(&m, c);
+    return reply_put(call->session->connection, call->frame->id, EVENT(SESSION_INFO), &m);
+}
+
+/* The same once that is saved. */
 static int answer(struct session_call *call, const struct chat_session *c, bool removed)
 {
     struct session *s = call->session;
     Nvllm__V1__SessionInfo m;
     struct pending *p;
 
-    inspection_fill_session(&m, c);
     if (!s->server->store)
-        return reply_put(s->connection, call->frame->id, EVENT(SESSION_INFO), &m);
+        return answer_now(call, c);
+    inspection_fill_session(&m, c);
     p = pending_new(s, call->frame->id, &(struct demand){0}, NULL);
     if (!p)
         return -ENOMEM;
-    if (reply_prepare(&p->answer, EVENT(SESSION_INFO), &m, SIZE_MAX) == 0 &&
-        save(s->server, c, removed, p->id))
+    if (reply_prepare(&p->answer, EVENT(SESSION_INFO), &m, SIZE_MAX) == 0 && save(p, c, removed))
         return 0;
     pending_forget(p);
-    return reply_put(s->connection, call->frame->id, EVENT(SESSION_INFO), &m);
+    return answer_now(call, c);
 }
 
 void chat_on_store(struct server *s)
@@ -156,6 +176,8 @@ static int enter(struct session_call *call, const char *name, struct conversatio
     struct chat_session *c;
     int r = chat_session_check(s->account, s->server->parts.options, 1, bytes, e);
 
+    if (r == 0)
+        r = refuse_copy(s, bytes, e);
     if (r == 0)
         r = chat_session_new(&c, &s->server->accounts, s->account->uid, name, talk, now_us());
     if (r < 0) {
@@ -204,7 +226,7 @@ int chat_fork(struct session_call *call, struct refusal *e)
         r = find_turn(&turns, from->talk, m->has_turns, m->turns, e);
     if (r == 0) /* before memory is taken */
         r = chat_session_check(call->session->account, call->session->server->parts.options, 1,
-                               conversation_bytes(from->talk), e);
+                               conversation_fork_bytes(from->talk, turns), e);
     if (r == 0)
         r = conversation_fork(&talk, from->talk, turns);
     return r < 0 ? r : enter(call, m->new_name, talk, e);
@@ -215,7 +237,7 @@ int chat_rewind(struct session_call *call, struct refusal *e)
     const Nvllm__V1__RewindSession *m = call->frame->rewind_session;
     struct chat_session *c;
     uint32_t turns = 0;
-    int r = session_refuse(call->session, &(struct demand){0}, e);
+    int r = session_refuse(call->session, &(struct demand){.new_work = true}, e);
 
     if (r == 0)
         r = find_idle(&c, call->session, m->name, e);
@@ -223,6 +245,10 @@ int chat_rewind(struct session_call *call, struct refusal *e)
         r = refusal_of_field(e, CODE(INVALID), "turns", "is missing");
     if (r == 0)
         r = find_turn(&turns, c->talk, true, m->turns, e);
+    if (r == 0 && turns == c->talk->n_turns)
+        return answer_now(call, c);
+    if (r == 0)
+        r = refuse_copy(call->session, conversation_fork_bytes(c->talk, turns), e);
     if (r < 0)
         return r;
     conversation_rewind(c->talk, turns);
@@ -237,7 +263,7 @@ int chat_delete(struct session_call *call, struct refusal *e)
     const uint32_t uid = m->has_uid ? m->uid : s->account->uid;
     const struct account *whose = id_map_get(&s->server->accounts.by_uid, uid);
     struct chat_session *c;
-    int r = session_refuse(s, &(struct demand){0}, e);
+    int r = session_refuse(s, &(struct demand){.new_work = true}, e);
 
     if (r < 0)
         return r;
@@ -263,23 +289,35 @@ int chat_delete(struct session_call *call, struct refusal *e)
     return r;
 }
 
-/* Enters a user's sessions into a list, the last used one first. */
-static bool list_of(Nvllm__V1__SessionList *list, const struct account *account, size_t limit,
-                    struct unpacked *u)
+/* Puts a user's sessions into an array, the last used one first; their number. */
+static size_t collect(const struct chat_session **out, const struct account *account)
 {
-    for (const struct list *at = account->sessions.prev; at != &account->sessions; at = at->prev) {
-        Nvllm__V1__SessionInfo *m;
+    size_t n = 0;
 
-        list->total++;
-        if (list->n_sessions == limit)
-            continue;
-        m = unpacked_alloc(u, 1, sizeof(*m));
-        if (!m)
-            return false;
-        inspection_fill_session(m, CONTAINER_OF(at, struct chat_session, link));
-        list->sessions[list->n_sessions++] = m;
-    }
-    return true;
+    for (const struct list *at = account->sessions.prev; at != &account->sessions; at = at->prev)
+        out[n++] = CONTAINER_OF(at, const struct chat_session, link);
+    return n;
+}
+
+static int by_use(const void *a, const void *b)
+{
+    const struct chat_session *const *x = a, *const *y = b;
+
+    return ((*x)->used_us < (*y)->used_us) - ((*x)->used_us > (*y)->used_us);
+}
+
+/* Enters the first ones of an array into a list. */
+static int fill_list(Nvllm__V1__SessionList *list, const struct chat_session *const *from, size_t n,
+                     struct unpacked *u)
+{
+    Nvllm__V1__SessionInfo *infos = unpacked_list(u, &list->sessions, n, sizeof(*infos));
+
+    if (!infos)
+        return -ENOMEM;
+    list->n_sessions = n;
+    for (size_t i = 0; i < n; i++)
+        inspection_fill_session(&infos[i], from[i]);
+    return 0;
 }
 
 int chat_list(struct session_call *call, struct refusal *e)
@@ -291,10 +329,9 @@ int chat_list(struct session_call *call, struct refusal *e)
     const struct account *held = m->all ? &accounts->total : s->account, *one;
     const size_t limit =
         m->limit && m->limit < INSPECT_MAX_ENTRIES ? m->limit : INSPECT_MAX_ENTRIES;
-    const uint64_t n = held->amounts[ACCOUNT_SESSIONS];
+    const struct chat_session **found;
     struct unpacked *u;
-    bool ok;
-    size_t at = 0;
+    size_t n = 0, at = 0;
     int r = session_refuse(s, &(struct demand){.inspect = true}, e);
 
     if (r == 0 && m->all && !s->admin)
@@ -303,15 +340,22 @@ int chat_list(struct session_call *call, struct refusal *e)
     if (r < 0)
         return r;
     u = unpacked_new();
-    list.has_total = true;
-    list.sessions = unpacked_alloc(u, n < limit ? (size_t)n : limit, sizeof(*list.sessions));
-    ok = list.sessions;
+    found = unpacked_alloc(u, held->amounts[ACCOUNT_SESSIONS], sizeof(*found));
+    if (!found) {
+        unpacked_free(u);
+        return -ENOMEM;
+    }
     if (!m->all)
-        ok = ok && list_of(&list, s->account, limit, u);
-    else
-        while (ok && (one = id_map_next(&accounts->by_uid, &at)))
-            ok = list_of(&list, one, limit, u);
-    r = ok ? reply_put(s->connection, call->frame->id, EVENT(SESSION_LIST), &list) : -ENOMEM;
+        n = collect(found, s->account);
+    while (m->all && (one = id_map_next(&accounts->by_uid, &at)))
+        n += collect(found + n, one);
+    if (m->all)
+        qsort(found, n, sizeof(*found), by_use);
+    list.has_total = true;
+    list.total = (uint32_t)n;
+    r = fill_list(&list, found, n < limit ? n : limit, u);
+    if (r == 0)
+        r = reply_put(s->connection, call->frame->id, EVENT(SESSION_LIST), &list);
     unpacked_free(u);
     return r;
 }
@@ -391,7 +435,7 @@ int chat_end_turn(struct pending *p, const struct engine_event *ev)
 
     if (r <= 0)
         return r;
-    return s->store && reply_prepare_done(&p->answer, &ev->usage) == 0 && save(s, c, false, p->id);
+    return s->store && reply_prepare_done(&p->answer, &ev->usage) == 0 && save(p, c, false);
 }
 
 /* ---- files */
@@ -432,7 +476,7 @@ void chat_open_store(struct server *s)
 
     if (!s->parts.session_folder)
         return;
-    if (model_fingerprint(engine_model(s->parts.engine), true, &s->model, &e) < 0 ||
+    if (model_fingerprint(engine_model(s->parts.engine), false, &s->model, &e) < 0 ||
         chat_session_store_open(&s->store, s->parts.session_folder, s->model, &e) < 0) {
         log_text(LOG_LEVEL_WARNING, "sessions_in_memory", e.text, "%s", "");
         return;

@@ -194,6 +194,8 @@ int chat_turn_begin(struct chat_turn **out, struct chat_session *c, struct engin
         return -ENOMEM;
     }
     t->of = c;
+    t->bytes = conversation_message_bytes(r->chat->messages, r->chat->n_messages);
+    account_add(c->account, ACCOUNT_SESSION_BYTES, t->bytes);
     t->prompt.said = &c->talk->transcript;
     c->busy = true;
     r->chat = &t->chat;
@@ -262,6 +264,13 @@ void chat_turn_take(struct chat_turn *t, const struct engine_event *delta)
     ids->n += delta->n_ids;
 }
 
+static void leave(struct chat_turn *t)
+{
+    account_sub(t->of->account, ACCOUNT_SESSION_BYTES, t->bytes);
+    t->of->busy = false;
+    t->of = NULL;
+}
+
 int chat_turn_end(struct chat_turn *t, bool keep, uint64_t now_us)
 {
     const struct chat_message answer = {
@@ -276,8 +285,7 @@ int chat_turn_end(struct chat_turn *t, bool keep, uint64_t now_us)
     struct chat_session *c = t->of;
     int r;
 
-    t->of = NULL;
-    c->busy = false;
+    leave(t);
     if (!keep || t->ids.n == 0 || t->reason == CORE_REASON_NUMERICS ||
         t->reason == CORE_REASON_NO_MEMORY)
         return 0;
@@ -295,7 +303,7 @@ void chat_turn_free(struct chat_turn *t)
     if (!t)
         return;
     if (t->of)
-        t->of->busy = false;
+        leave(t);
     transcript_prompt_deinit(&t->prompt);
     free(t->messages);
     free(t->ids.ids);

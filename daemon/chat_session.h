@@ -59,6 +59,7 @@ struct chat_turn {
     struct chat chat; /* of all messages, the last n_added ones are the turn's own */
     struct chat_message *messages;
     size_t n_added;
+    uint64_t bytes;        /* of these, charged to the account until the turn ends */
     struct token_list ids; /* of the answer so far, as are the next three */
     struct text_part {
         char *data;

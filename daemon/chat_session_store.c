@@ -233,12 +233,12 @@ static void read_file(struct chat_session_store *s, const char *file,
         r = each(ctx, file, (const uint8_t *)data, bytes, &why);
         free(data);
     }
-    if (r == -ENOMEM) { /* nothing is wrong with it */
-        err_set(&all, r, "%s/%s: out of memory; the session is not there before the next start",
-                s->path, file);
-        warn(all.text);
-    } else if (r < 0) {
+    if (r == -EBADMSG || r == -EFBIG || r == -EINVAL) {
         set_aside(s, file, &why, warn);
+    } else if (r < 0) { /* nothing need be wrong with it */
+        err_set(&all, r, "%s/%s: %s; the session is not there before the next start", s->path, file,
+                r == -ENOMEM ? "out of memory" : why.text);
+        warn(all.text);
     }
 }
 

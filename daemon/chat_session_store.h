@@ -28,8 +28,8 @@ enum { CHAT_SESSION_FILE_NAME = CHAT_SESSION_NAME + sizeof("4294967295-") };
 void chat_session_file_name(char *out, uid_t uid, const char *name);
 
 /* Calls each with the name and the bytes of every file, before anything is written. 0, or a
- * negative errno with *e why the file is refused: then it is renamed to damaged-…, and warn is told
- * both. */
+ * negative errno with *e why the file is refused. warn is told, and a file that is wrong, not
+ * merely unreadable now, is renamed to damaged-…. */
 void chat_session_store_read(struct chat_session_store *s,
                              int (*each)(void *ctx, const char *file, const uint8_t *data,
                                          size_t bytes, struct err *e),

@@ -131,7 +131,7 @@ struct pending {
     bool computes;            /* generate and embed */
     enum core_reason reason;  /* GENERATE: why choice 0 has ended */
     struct unpacked *message; /* charged until the engine releases it, on any thread */
-    uint64_t engine_bytes;    /* charged until the end; the engine thread adds to it */
+    uint64_t engine_bytes;    /* charged until the end; engine and files add to it */
     enum limit exceeded;      /* with ENGINE_E_MEMORY_LIMIT */
     struct chat_turn *turn;   /* GENERATE in a chat session; NULL: none. It needs the message until
                                * the end */
@@ -260,8 +260,9 @@ void requests_event(struct server *s, struct engine_event *ev);
 void requests_cancel_all(struct server *s);
 void requests_end_traces(struct server *s);
 
-/* Ends each request with an error, for its client. The record stays until the engine's own terminal
- * event, or until requests_deinit. */
+/* Ends each request with an error, for its client, but those that are done and are answered once
+ * their file is written. The record stays until the engine's own terminal event, or until
+ * requests_deinit. */
 void requests_fail_all(struct server *s, const struct refusal *e);
 
 /* Frees all requests, once the engine has been freed. */

@@ -230,12 +230,11 @@ static int start(struct session_call *c, struct demand d, struct refusal *e)
     if (ret < 0)
         return ret;
     computes = r.kind == ENGINE_GENERATE || r.kind == ENGINE_EMBED;
-    d.tokens = request_tokens(&r);
     if (c->frame->op_case == OP(GENERATE) && c->frame->generate->session)
         ret = chat_begin_turn(&turn, c, &r, e);
     if (ret < 0)
         return ret;
-    d.tokens += turn ? turn->of->talk->transcript.ids.n : 0;
+    d.tokens = request_tokens(&r); /* of a turn: of the whole conversation */
     d.message_bytes = unpacked_bytes(c->message);
     if (computes)
         d.engine_bytes = engine_request_bytes(s->server->parts.engine, &r);
@@ -290,7 +289,7 @@ int session_cancel(struct session_call *c, struct refusal *e)
     else if (find_request(c->session, &p, m->request, c->operation->name, e) < 0)
         return -EINVAL;
     answer.has_found = true;
-    answer.found = p && !p->reading; /* a reload cannot be cancelled */
+    answer.found = p && !p->reading && !p->answer.data; /* neither a reload nor what is written */
     if (answer.found)
         engine_cancel(p->server->parts.engine, p->id);
     return reply_put(c->session->connection, c->frame->id, EVENT(CANCELLED), &answer);
@@ -458,12 +457,12 @@ void requests_fail_all(struct server *s, const struct refusal *e)
     size_t at = 0;
 
     while ((p = id_map_next(&s->requests, &at))) {
-        if (p->session)
-            (void)reply_error(p->session->connection, p->client_id, e);
+        if (!p->session || p->answer.data)
+            continue;
+        (void)reply_error(p->session->connection, p->client_id, e);
+        must(id_map_take(&p->session->requests, p->client_id) == p);
         p->session = NULL;
     }
-    LIST_EACH (struct session, one, link, &s->sessions)
-        id_map_deinit(&one->requests);
 }
 
 void requests_deinit(struct server *s)

@@ -78,11 +78,15 @@ static int expect_calls(struct job *j, bool known, struct err *e)
 {
     const struct chat *chat = j->request.chat;
     struct format_source *f = &j->format;
+    int strict = 0;
 
     if (chat->n_tools == 0 || j->request.kind != ENGINE_GENERATE)
         return 0;
-    if (!known &&
-        (chat->must_call || chat->one_call || tool_calls_are_strict(chat->tools, chat->n_tools)))
+    if (!known)
+        strict = tool_calls_are_strict(chat->tools, chat->n_tools);
+    if (strict < 0)
+        return err_set(e, strict, "out of memory");
+    if (!known && (chat->must_call || chat->one_call || strict))
         return err_set(e, -ENOTSUP,
                        "chat.tools: calls of this model can be neither strict nor required: its "
                        "chat template does not have them as JSON in %s",

@@ -160,20 +160,25 @@ static int run_answer(struct chat *chat)
     return rc;
 }
 
+/* After a lost connection each question tries again, but an interactive chat does not wait for the
+ * daemon here, where Ctrl-C would not end the wait. EXIT_OK, or another status after a report. */
+static int reconnect(struct chat *chat)
+{
+    struct ctl *ctl = chat->ctl;
+
+    if (ctl->client)
+        return EXIT_OK;
+    ctl->no_wait = ctl->no_wait || chat->asking;
+    ctl->wait = ctl->wait && !chat->asking;
+    return ctl_try_connect(ctl) == NVLLM_OK ? EXIT_OK : ctl_report(ctl, &ctl->err);
+}
+
 static int ask(struct chat *chat, const char *question, size_t n)
 {
-    int rc;
+    const int rc = reconnect(chat);
 
-    /* After a lost connection each question tries again, but an interactive chat does not wait for
-     * the daemon here, where Ctrl-C would not end the wait. */
-    if (!chat->ctl->client) {
-        chat->ctl->no_wait = chat->ctl->no_wait || chat->asking;
-        chat->ctl->wait = chat->ctl->wait && !chat->asking;
-        if (ctl_try_connect(chat->ctl) != NVLLM_OK) {
-            rc = ctl_report(chat->ctl, &chat->ctl->err);
-            return chat->asking ? EXIT_OK : rc;
-        }
-    }
+    if (rc != EXIT_OK)
+        return chat->asking ? EXIT_OK : rc;
     json_array_append_new(chat->messages, message_of("user", question, n));
     return run_answer(chat);
 }
@@ -195,6 +200,8 @@ static json_t *held_conversation(struct chat *chat)
     struct ctl *ctl = chat->ctl;
     const struct nvllm_session *s;
 
+    if (reconnect(chat) != EXIT_OK)
+        return NULL;
     if (nvllm_show_session(ctl->client, chat->session, false, ctl_ask_ms(ctl), &s, &ctl->err) !=
         NVLLM_OK) {
         ctl_report(ctl, &ctl->err);
@@ -253,6 +260,8 @@ static void reset(struct chat *chat)
     struct ctl *ctl = chat->ctl;
 
     json_array_clear(chat->messages);
+    if (chat->session && reconnect(chat) != EXIT_OK)
+        return;
     if (chat->session && nvllm_rewind_session(ctl->client, chat->session, 0, ctl_ask_ms(ctl), NULL,
                                               &ctl->err) != NVLLM_OK)
         ctl_report(ctl, &ctl->err);

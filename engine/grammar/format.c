@@ -258,7 +258,7 @@ bool format_is_free(const struct format_source *s)
 {
     return s->kind == FORMAT_NONE &&
            (s->calls == FORMAT_NO_CALLS || (s->calls == FORMAT_MAY_CALL && !s->one_call &&
-                                            !tool_calls_are_strict(s->tools, s->n_tools)));
+                                            tool_calls_are_strict(s->tools, s->n_tools) == 0));
 }
 
 int format_new(struct format **out, const struct format_source *source, const struct vocabulary *v,

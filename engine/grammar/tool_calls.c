@@ -16,14 +16,14 @@ struct tool {
 };
 
 /* tool.json is to be freed in any case. */
-static int read_tool(struct tool *tool, struct text text, size_t i, struct err *e)
+static int read_tool(struct tool *tool, struct text text, size_t i, size_t flags, struct err *e)
 {
     char what[40];
     int r;
 
     snprintf(what, sizeof(what), "chat.tools[%zu]", i);
     *tool = (struct tool){.path = "function."};
-    r = json_parse_large(&tool->json, what, text.data, text.len, JSON_REJECT_DUPLICATES, e);
+    r = json_parse_large(&tool->json, what, text.data, text.len, flags, e);
     if (r < 0)
         return r;
     tool->function = json_object_get(tool->json, "function");
@@ -31,9 +31,6 @@ static int read_tool(struct tool *tool, struct text text, size_t i, struct err *
         tool->function = tool->json;
         tool->path = "";
     }
-    if (json_string_length(json_object_get(tool->function, "name")) == 0)
-        return err_set(e, -EINVAL, "%s.%sname: must be a string that is not empty", what,
-                       tool->path);
     return 0;
 }
 
@@ -42,14 +39,17 @@ static bool is_strict(const struct tool *tool)
     return json_is_true(json_object_get(tool->function, "strict"));
 }
 
-bool tool_calls_are_strict(const struct text *tools, size_t n)
+/* Reads them as the chat template does: one that tool_calls_compile() refuses may be strict. */
+int tool_calls_are_strict(const struct text *tools, size_t n)
 {
-    bool strict = false;
     struct tool tool;
     struct err e;
+    int strict = 0;
 
-    for (size_t i = 0; i < n && !strict; i++) {
-        strict = read_tool(&tool, tools[i], i, &e) == 0 && is_strict(&tool);
+    for (size_t i = 0; i < n && strict == 0; i++) {
+        const int r = read_tool(&tool, tools[i], i, JSON_ALLOW_NUL, &e);
+
+        strict = r == -ENOMEM ? r : r == 0 && is_strict(&tool);
         json_decref(tool.json);
     }
     return strict;
@@ -127,8 +127,11 @@ int tool_calls_compile(struct grammar *g, const struct text *tools, size_t n, st
         struct tool tool;
         const json_t *name;
 
-        r = read_tool(&tool, tools[i], i, e);
+        r = read_tool(&tool, tools[i], i, JSON_REJECT_DUPLICATES, e);
         name = json_object_get(tool.function, "name");
+        if (r == 0 && json_string_length(name) == 0)
+            r = err_set(e, -EINVAL, "chat.tools[%zu].%sname: must be a string that is not empty", i,
+                        tool.path);
         if (r == 0 &&
             (only.len == 0 || (json_string_length(name) == only.len &&
                                memcmp(json_string_value(name), only.data, only.len) == 0))) {

@@ -6,13 +6,11 @@
 #ifndef NVLLM_ENGINE_GRAMMAR_TOOL_CALLS_H
 #define NVLLM_ENGINE_GRAMMAR_TOOL_CALLS_H
 
-#include <stdbool.h>
-
 #include "engine/grammar/grammar.h"
 #include "engine/util/text.h"
 
-/* Whether one of the n tools is strict. */
-bool tool_calls_are_strict(const struct text *tools, size_t n);
+/* Whether one of the n tools is strict: 0 or 1, or -ENOMEM. */
+int tool_calls_are_strict(const struct text *tools, size_t n);
 
 /* *rule is then a call of one of the n tools, with its closing tag; only: the name of the one that
  * may be called; empty: any. -EINVAL: a tool is wrong, or there is none of this name; -ENOTSUP: its

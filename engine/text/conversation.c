@@ -165,14 +165,13 @@ int conversation_fork(struct conversation **out, const struct conversation *from
     chat.n_messages = from->turns[n_turns].n_messages;
     if (conversation_new(&c, &chat) < 0)
         return -ENOMEM;
-    if (transcript_copy(&c->transcript, &from->transcript) < 0 ||
+    if (transcript_copy(&c->transcript, &from->transcript, from->turns[n_turns].n_ids) < 0 ||
         !array_reserve(&c->turns, &c->turns_cap, n_turns + 1, sizeof(*c->turns))) {
         conversation_free(c);
         return -ENOMEM;
     }
     memcpy(c->turns, from->turns, (n_turns + 1) * sizeof(*c->turns));
     c->n_turns = n_turns;
-    transcript_cut(&c->transcript, c->turns[n_turns].n_ids);
     *out = c;
     return 0;
 }
@@ -189,6 +188,17 @@ size_t conversation_bytes(const struct conversation *c)
 {
     return sizeof(*c) + c->text_bytes + (c->n_turns + 1) * sizeof(*c->turns) +
            transcript_bytes(&c->transcript);
+}
+
+size_t conversation_fork_bytes(const struct conversation *from, size_t n_turns)
+{
+    const struct conversation_turn *last = &from->turns[n_turns];
+
+    return conversation_bytes(from) -
+           conversation_message_bytes(from->chat.messages + last->n_messages,
+                                      from->chat.n_messages - last->n_messages) -
+           (from->n_turns - n_turns) * sizeof(*from->turns) -
+           (from->transcript.ids.n - last->n_ids) * sizeof(*from->transcript.ids.ids);
 }
 
 int conversation_add(struct conversation *c, const struct chat_message *messages, size_t n,

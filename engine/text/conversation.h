@@ -40,6 +40,9 @@ void conversation_rewind(struct conversation *c, size_t n_turns);
 /* Bytes of memory that it takes, about. */
 size_t conversation_bytes(const struct conversation *c);
 
+/* The same of a copy of its first n_turns turns, and a little more. */
+size_t conversation_fork_bytes(const struct conversation *from, size_t n_turns);
+
 /* The same of messages that are to be appended. */
 size_t conversation_message_bytes(const struct chat_message *messages, size_t n);
 

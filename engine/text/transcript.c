@@ -27,19 +27,22 @@ static bool reserve(struct transcript *t, size_t n_ids, size_t n_pieces)
            array_reserve(&t->pieces, &t->cap, n_pieces, sizeof(*t->pieces));
 }
 
-int transcript_copy(struct transcript *out, const struct transcript *from)
+int transcript_copy(struct transcript *out, const struct transcript *from, size_t n)
 {
-    struct transcript copy = {.n_pieces = from->n_pieces};
+    struct transcript copy = {.n_pieces = 0};
 
-    if (!reserve(&copy, from->ids.n, from->n_pieces)) {
+    must(n <= from->ids.n);
+    while (copy.ids.n < n)
+        copy.ids.n += from->pieces[copy.n_pieces++].n_ids;
+    if (!reserve(&copy, copy.ids.n, copy.n_pieces)) {
         transcript_deinit(&copy);
         return -ENOMEM;
     }
-    copy.ids.n = from->ids.n;
-    if (from->n_pieces) {
-        memcpy(copy.ids.ids, from->ids.ids, from->ids.n * sizeof(*copy.ids.ids));
-        memcpy(copy.pieces, from->pieces, from->n_pieces * sizeof(*copy.pieces));
+    if (copy.n_pieces) {
+        memcpy(copy.ids.ids, from->ids.ids, copy.ids.n * sizeof(*copy.ids.ids));
+        memcpy(copy.pieces, from->pieces, copy.n_pieces * sizeof(*copy.pieces));
     }
+    transcript_cut(&copy, n);
     *out = copy;
     return 0;
 }

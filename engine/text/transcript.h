@@ -46,7 +46,9 @@ struct transcript {
 };
 
 void transcript_deinit(struct transcript *t);
-int transcript_copy(struct transcript *out, const struct transcript *from); /* -ENOMEM */
+
+/* Copies the first n ids, which it has, as transcript_cut() leaves them. -ENOMEM. */
+int transcript_copy(struct transcript *out, const struct transcript *from, size_t n);
 
 /* Bytes of memory that its contents take. */
 size_t transcript_bytes(const struct transcript *t);

@@ -443,6 +443,30 @@ class Played(Case):
         self.assertEqual(n, [1, 3, 3])
         t.leave()
 
+    def test_commands_connect_again(self):
+        """/save and /reset of a session do as a question does when the connection was lost."""
+        def script(peer):
+            while (got := peer.receive()) is not None:
+                if got[1] == "generate":
+                    return  # hangs up
+                info = {"name": "s", "turns": 0}
+                if got[1] == "show_session":
+                    peer.send(got[0], session_contents={
+                        "info": info, "turn_messages": [1],
+                        "chat": {"messages": [{"role": "system", "content": b"Hi"}]}})
+                else:
+                    peer.send(got[0], session_info=info)
+
+        t = Typist(self, Fake(self, script).path, "chat", "--session", "s")
+        t.ask("a")
+        t.expect("nvllmctl: ")
+        self.assertEqual(t.saved(self.temporary_folder() / "chat.json"), [("system", "Hi")])
+        t.ask("b")
+        t.expect("nvllmctl: ")
+        t.ask("/reset")
+        t.expect("a new conversation")
+        t.leave()
+
     def test_timeout_leaves_a_silent_daemon(self):
         """A deadline does not wait for a daemon that says nothing, not even of the cancelled."""
         def script(peer):

@@ -158,15 +158,13 @@ class Sessions(Base):
             long = {"session": "a", "chat": {"messages": [user("Another.")]}, "stream": True,
                     "sampling": ENDLESS}
             w.send(500, generate=long)
-            while "delta" not in w.receive():
-                pass
-            w.send(501, cancel={"target": 500})
-            got = []
-            while True:
+            got, reply = [], {}
+            while "done" not in reply:
                 reply = w.receive()
+                if "delta" in reply and not got:
+                    w.send(501, cancel={"target": 500})
                 got += reply.get("delta", {}).get("token_ids", [])
-                if "done" in reply:
-                    break
+            self.assertTrue(got)
             self.assertEqual(info(w, "a")["turns"], 2)
             self.assertEqual(ids(w, "a")[-len(got):], got)
             with d.connect() as other:
@@ -278,6 +276,19 @@ class Sessions(Base):
             self.assertIsNone(turn(w, "asked").error)
             self.refused(turn(w, "asked"), "INVALID", "chat.messages")
 
+    def test_drain(self):
+        """Changes are new work: they neither keep a draining daemon alive nor are lost with it."""
+        with Daemon() as d, d.connect() as w:
+            create(w, "a")
+            self.assertIsNone(turn(w, "a", "Hi").error)
+            w.ask(drain={})
+            for change in ({"rewind_session": {"name": "a", "turns": 0}},
+                           {"delete_session": {"name": "a"}}):
+                self.refused(w.ask(**change), "UNAVAILABLE")
+            self.assertEqual(info(w, "a")["turns"], 1)
+            w.ask(resume={})
+            self.assertIn("session_info", w.ask(delete_session={"name": "a"}))
+
     def test_limits(self):
         """Sessions of a user, tokens of one and bytes of all; each refusal says what to do."""
         with Daemon("limits.sessions_per_uid=3", "limits.session_tokens=200",
@@ -300,6 +311,26 @@ class Sessions(Base):
             self.refused(large, "INVALID", None, "delete or rewind one")
             self.assertEqual(large["error"]["limit"], "limits.session_bytes_per_uid")
             self.refused(turn(w, "s0", "y" * 50000), "INVALID")
+        with Daemon("limits.session_bytes_per_uid=32K") as d, d.connect() as w:
+            create(w, "long")
+            self.assertIsNone(turn(w, "long", "word " * 1200).error)
+            self.refused(w.ask(fork_session={"name": "long", "new_name": "f"}), "INVALID")
+            self.assertNotIn("error", w.ask(fork_session={"name": "long", "new_name": "f",
+                                                          "turns": 0}))
+        with Daemon("limits.session_bytes_per_uid=32K") as d, d.connect() as w, \
+                d.connect() as other:
+            create(w, "a")
+            create(w, "b")
+            w.send(1000, generate={"session": "a", "chat": {"messages": [user("word " * 3500)]},
+                                   "stream": True, "max_tokens": 2000, "sampling": ENDLESS})
+            while not info(other, "a").get("busy"):
+                pass
+            self.refused(turn(other, "b", "word " * 3500), "INVALID", None, "delete or rewind one")
+            w.send(1001, cancel={"target": 1000})
+            while info(other, "a").get("busy"):
+                pass
+            other.ask(rewind_session={"name": "a", "turns": 0})
+            self.assertNotIn("error", create(other, "c", messages=system("word " * 5000)))
         with Daemon("limits.session_bytes=20K") as d, d.connect() as w:
             self.refused(create(w, "a", messages=system("x" * 30000)), "INVALID", None,
                          "sessions of all users")
@@ -335,8 +366,11 @@ class Sessions(Base):
             self.assertEqual(info(other, "mine").get("turns", 0), 0)
             self.assertEqual(info(w, "mine")["turns"], 1)
             all_ = root.ask(list_sessions={"all": True})["session_list"]["sessions"]
-            self.assertEqual(sorted((s["name"], s["uid"]) for s in all_),
-                             [("mine", roles.USER), ("mine", roles.OTHER)])
+            self.assertEqual([(s["name"], s["uid"]) for s in all_],
+                             [("mine", roles.OTHER), ("mine", roles.USER)])
+            turn(w, "mine", "Another.")
+            last = root.ask(list_sessions={"all": True, "limit": 1})["session_list"]
+            self.assertEqual((last["sessions"][0]["uid"], last["total"]), (roles.USER, 2))
             self.refused(root.ask(delete_session={"name": "no", "uid": roles.USER}), "INVALID")
             self.assertIn("session_info",
                           root.ask(delete_session={"name": "mine", "uid": roles.USER}))
@@ -485,12 +519,29 @@ class Files(Base):
             self.assertEqual(names(w), ["good"])
             self.assertNotIn("session_file", d.log())
 
+    def test_unreadable(self):
+        """A file that cannot be opened now is named, and stays for the next start."""
+        with self.daemon() as d, d.connect() as w:
+            create(w, "a")
+        (self.store() / "0-loop").symlink_to("0-loop")
+        with self.daemon() as d, d.connect() as w:
+            self.assertEqual(names(w), ["a"])
+            self.assertRegex(d.log(), "0-loop: .*; the session is not there before the next start")
+        self.assertIn("0-loop", self.files())
+
     def test_of_one_model(self):
-        """Another model has sessions of its own; the first finds its own again."""
-        model = self.folder / "model"
-        shutil.copytree(MODEL, model)
-        os.utime(model / "model.safetensors")
-        for m, expected in (MODEL, []), (model, []), (MODEL, ["a"]):
+        """Another model has sessions of its own; the first finds its own again, as does a copy."""
+        model, copy = self.folder / "model", self.folder / "copy"
+        for folder in model, copy:
+            shutil.copytree(MODEL, folder)
+            os.utime(folder / "model.safetensors")
+        with (model / "model.safetensors").open("r+b") as f:
+            begin = 8 + int.from_bytes(f.read(8), "little")
+            f.seek(begin)
+            bit = f.read(1)[0] ^ 1
+            f.seek(begin)
+            f.write(bytes([bit]))
+        for m, expected in (MODEL, []), (model, []), (MODEL, ["a"]), (copy, ["a"]):
             with self.daemon(model=m) as d, d.connect() as w:
                 self.assertEqual(names(w), expected)
                 if m == MODEL and not expected:
@@ -513,6 +564,32 @@ class Files(Base):
             self.assertIsNone(turn(w, "a", "Hi").error)
             self.assertEqual(info(w, "a")["turns"], 1)
             self.assertRegex(d.log(), "session_not_saved.*cannot write .*: No such file")
+
+    def test_copies_are_charged(self):
+        """What waits to be written counts as the memory of a request; what has not changed is not
+        written."""
+        with self.daemon("limits.request_bytes_per_uid=64K") as d, d.connect() as w:
+            large = create(w, "a", messages=system("x" * 80000))
+            self.refused(large, "TOO_LONG")
+            self.assertEqual(large["error"]["limit"], "limits.request_bytes_per_uid")
+            create(w, "a", messages=system("x" * 2000))
+            turn(w, "a", "Hi")
+            file = self.store() / f"{os.getuid()}-a"
+            before = file.stat().st_ino, file.stat().st_mtime_ns
+            self.assertEqual(w.ask(rewind_session={"name": "a", "turns": 1})["session_info"],
+                             info(w, "a"))
+            self.assertEqual((file.stat().st_ino, file.stat().st_mtime_ns), before)
+
+    def test_no_cancel_while_written(self):
+        """What is done, and only waits for its file, is no longer there to be cancelled."""
+        with self.daemon() as d, d.connect() as w:
+            for i in range(0, 20, 2):
+                w.send(1000 + i, create_session={"name": f"s{i}"})
+                w.send(1001 + i, cancel={"target": 1000 + i})
+            for _ in range(20):
+                got = w.receive()
+                self.assertNotIn("error", got)
+                self.assertFalse(got.get("cancelled", {}).get("found", False), got)
 
     def test_one_process(self):
         """A second daemon does not use the folder of the first: it says so, and has sessions in

@@ -367,6 +367,7 @@ TEST(bytes_count_what_is_held)
 {
     struct conversation *c = conversation(NULL);
     const size_t empty = conversation_bytes(c);
+    struct conversation *fork;
     size_t one;
 
     turn(tiny, c, "Hi", "hello<|im_end|>", NULL, "hello");
@@ -374,6 +375,14 @@ TEST(bytes_count_what_is_held)
     ck_assert_uint_gt(one, empty + strlen("Hihello"));
     turn(tiny, c, "Hi", "hello<|im_end|>", NULL, "hello");
     ck_assert_uint_gt(conversation_bytes(c), one);
+    ck_assert_uint_eq(conversation_fork_bytes(c, 2), conversation_bytes(c));
+    for (size_t n = 0; n < 2; n++) {
+        ck_assert_uint_ge(conversation_fork_bytes(c, n), n ? one : empty);
+        ck_assert_uint_lt(conversation_fork_bytes(c, n), conversation_fork_bytes(c, n + 1));
+        ck_assert_int_eq(conversation_fork(&fork, c, n), 0);
+        ck_assert_uint_eq(conversation_bytes(fork), n ? one : empty);
+        conversation_free(fork);
+    }
     conversation_rewind(c, 1);
     ck_assert_uint_eq(conversation_bytes(c), one);
     conversation_rewind(c, 0);

@@ -575,4 +575,27 @@ TEST(tools_that_are_not_strict_ask_for_nothing)
 }
 END_TEST
 
+/* What the chat template reads, but a strict tool must not have. */
+static const struct {
+    const char *tool, *message;
+} unclear_tools[] = {
+    {"{'name': 'f', 'strict': true, 'a': 1, 'a': 2}", "chat.tools[0]: not JSON: "},
+    {"{'name': 'f', 'strict': true, 'description': '\\u0000'}", "chat.tools[0]: not JSON: "},
+    {"{'name': '', 'strict': true}", "chat.tools[0].name: must be a string"},
+};
+
+TEST(unclear_strict_tools_are_refused, .n = N(unclear_tools))
+{
+    const char *text = quotes(unclear_tools[_i].tool);
+    const struct text tool = {text, strlen(text)};
+    const struct format_source source = {.calls = FORMAT_MAY_CALL, .tools = &tool, .n_tools = 1};
+    struct format *f;
+    struct err e = {""};
+
+    ck_assert(!format_is_free(&source));
+    ck_assert_int_eq(format_new(&f, &source, vocabulary, &e), -EINVAL);
+    ck_assert_msg(strstr(e.text, unclear_tools[_i].message), "%s", e.text);
+}
+END_TEST
+
 RUN_TESTS("format", set_up, tear_down)
