@@ -31,8 +31,7 @@ int transcript_copy(struct transcript *out, const struct transcript *from, size_
 {
     struct transcript copy = {.n_pieces = 0};
 
-    must(n <= from->ids.n);
-    while (copy.ids.n < n)
+    while (copy.n_pieces < from->n_pieces && copy.ids.n < n)
         copy.ids.n += from->pieces[copy.n_pieces++].n_ids;
     if (!reserve(&copy, copy.ids.n, copy.n_pieces)) {
         transcript_deinit(&copy);

@@ -47,7 +47,7 @@ struct transcript {
 
 void transcript_deinit(struct transcript *t);
 
-/* Copies the first n ids, which it has, as transcript_cut() leaves them. -ENOMEM. */
+/* Copies the first n ids, as transcript_cut() leaves them. -ENOMEM. */
 int transcript_copy(struct transcript *out, const struct transcript *from, size_t n);
 
 /* Bytes of memory that its contents take. */
