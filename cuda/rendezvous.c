@@ -8,6 +8,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "engine/util/file.h"
+
 struct content {
     char magic[16];
     char id[RENDEZVOUS_BYTES];
@@ -24,29 +26,14 @@ int rendezvous_write(const char *path, const char id[RENDEZVOUS_BYTES], struct e
 {
     struct content c;
     char made[4096];
-    ssize_t n;
-    int fd, code;
+    int r;
 
     memcpy(c.magic, magic, sizeof(magic));
     memcpy(c.id, id, sizeof(c.id));
     if ((size_t)snprintf(made, sizeof(made), "%s.%ld", path, (long)getpid()) >= sizeof(made))
         return failure(path, ENAMETOOLONG, e);
-    (void)unlink(made); /* of an earlier process with this number */
-    fd = open(made, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);
-    if (fd < 0)
-        return failure(made, errno, e);
-    n = write(fd, &c, sizeof(c));
-    code = n == (ssize_t)sizeof(c) ? 0 : n < 0 ? errno : ENOSPC;
-    if (code == 0 && fsync(fd) < 0)
-        code = errno;
-    if (close(fd) < 0 && code == 0) /* where a network's file system tells */
-        code = errno;
-    if (code == 0 && rename(made, path) < 0)
-        code = errno;
-    if (code == 0)
-        return 0;
-    (void)unlink(made);
-    return failure(path, code, e);
+    r = file_replace(AT_FDCWD, path, made, &c, sizeof(c));
+    return r < 0 ? failure(path, -r, e) : 0;
 }
 
 int rendezvous_read(char id[RENDEZVOUS_BYTES], const char *path, struct err *e)

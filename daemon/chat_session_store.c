@@ -46,44 +46,10 @@ struct chat_session_store {
 
 /* ---- the thread */
 
-static int write_all(int fd, const uint8_t *from, size_t n)
-{
-    while (n > 0) {
-        const ssize_t k = write(fd, from, n);
-
-        if (k < 0 && errno == EINTR)
-            continue;
-        if (k <= 0)
-            return k < 0 ? -errno : -ENOSPC;
-        from += k;
-        n -= (size_t)k;
-    }
-    return 0;
-}
-
-static int replace(const struct chat_session_store *s, const struct job *j)
-{
-    int fd = openat(s->dir, new_name, O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0600);
-    int r;
-
-    if (fd < 0)
-        return -errno;
-    r = write_all(fd, j->data, j->bytes);
-    if (r == 0 && fsync(fd) < 0)
-        r = -errno;
-    if (close(fd) < 0 && r == 0)
-        r = -errno;
-    if (r == 0 && renameat(s->dir, new_name, s->dir, j->file) < 0)
-        r = -errno;
-    if (r < 0)
-        (void)unlinkat(s->dir, new_name, 0);
-    return r;
-}
-
 static void run(const struct chat_session_store *s, struct job *j)
 {
     if (j->data)
-        j->r = replace(s, j);
+        j->r = file_replace(s->dir, j->file, new_name, j->data, j->bytes);
     else if (unlinkat(s->dir, j->file, 0) < 0 && errno != ENOENT)
         j->r = -errno;
     if (j->r == 0 && fsync(s->dir) < 0)

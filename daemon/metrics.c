@@ -22,6 +22,7 @@
 #include "daemon/listener.h"
 #include "daemon/log.h"
 #include "daemon/metrics_text.h"
+#include "engine/util/file.h"
 #include "engine/util/must.h"
 #include "engine/util/thread.h"
 
@@ -126,21 +127,6 @@ static bool is_file(const char *path)
     return n > 5 && strcmp(path + n - 5, ".prom") == 0;
 }
 
-static int write_all(int fd, const char *data, size_t n)
-{
-    while (n > 0) {
-        const ssize_t done = write(fd, data, n);
-
-        if (done < 0 && errno != EINTR)
-            return -errno;
-        if (done > 0) {
-            data += done;
-            n -= (size_t)done;
-        }
-    }
-    return 0;
-}
-
 /* Under another name, so that nobody reads half of it. */
 static int write_beside(const struct metrics *m, const char *path, const struct exposition *x)
 {
@@ -155,7 +141,7 @@ static int write_beside(const struct metrics *m, const char *path, const struct 
     if ((*o->metrics_group && fchown(fd, (uid_t)-1, m->gid) < 0) || fchmod(fd, mode | 0600) < 0)
         r = -errno;
     if (r == 0)
-        r = write_all(fd, x->data, x->len);
+        r = file_write(fd, x->data, x->len);
     close(fd);
     return r;
 }

@@ -100,3 +100,40 @@ int file_read_folder(char **text, size_t *bytes, const char *folder, const char 
     close(dir);
     return rc;
 }
+
+int file_write(int fd, const void *from, size_t bytes)
+{
+    const char *at = from;
+
+    while (bytes > 0) {
+        const ssize_t n = write(fd, at, bytes);
+
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n <= 0)
+            return n < 0 ? -errno : -ENOSPC;
+        at += n;
+        bytes -= (size_t)n;
+    }
+    return 0;
+}
+
+int file_replace(int dir, const char *name, const char *beside, const void *from, size_t bytes)
+{
+    int fd, r;
+
+    (void)unlinkat(dir, beside, 0);
+    fd = openat(dir, beside, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
+    if (fd < 0)
+        return -errno;
+    r = file_write(fd, from, bytes);
+    if (r == 0 && fsync(fd) < 0)
+        r = -errno;
+    if (close(fd) < 0 && r == 0) /* where a network's file system tells */
+        r = -errno;
+    if (r == 0 && renameat(dir, beside, dir, name) < 0)
+        r = -errno;
+    if (r < 0)
+        (void)unlinkat(dir, beside, 0);
+    return r;
+}

@@ -1,5 +1,5 @@
-/* file.h - opens and reads regular files by name in a folder: all bytes that are asked for, or an
- * error.
+/* file.h - opens, reads and writes regular files by name in a folder: all bytes that are asked for,
+ * or an error.
  *
  * No state; any thread. */
 #ifndef NVLLM_ENGINE_UTIL_FILE_H
@@ -25,5 +25,13 @@ int file_read_all(char **text, size_t *bytes, int dir, const char *name, size_t 
 /* The same with the path of the folder. */
 int file_read_folder(char **text, size_t *bytes, const char *folder, const char *name,
                      size_t max_bytes, struct err *e);
+
+/* Writes all bytes; negative errno. */
+int file_write(int fd, const void *from, size_t bytes);
+
+/* Replaces the file `name` of the folder dir, or makes it, for its owner alone: written as
+ * `beside`, synced and renamed, so after a crash it is as it was before or after. What an earlier
+ * process has left as `beside` is replaced. Negative errno; then `name` is as before. */
+int file_replace(int dir, const char *name, const char *beside, const void *from, size_t bytes);
 
 #endif
