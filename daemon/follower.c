@@ -31,7 +31,7 @@ struct follower {
 static void on_progress(void *follower, double done)
 {
     struct follower *f = follower;
-    const int percent = (int)(done * 20) * 5; /* every 5 % */
+    const int percent = (int)(done * 100);
 
     f->beat += 2;
     if (atomic_exchange(&f->percent, percent) != percent)
