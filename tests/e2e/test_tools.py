@@ -2,21 +2,12 @@
 
 import json
 import pathlib
-import sys
 import tempfile
 
 import harness
 from gateway import Gateway
 from harness import Daemon, SharedDaemon, scaled
-from test_format import BIASES, PERSON, holds
-
-sys.path.insert(0, str(harness.ROOT / "client" / "python"))
-try:
-    import nvllm
-except ModuleNotFoundError as e:
-    if e.name not in ("google", "google.protobuf"):
-        raise
-    nvllm = None
+from test_format import BIASES, PERSON, holds, nvllm
 
 POINT = {"type": "object", "properties": {"x": {"enum": [1, 2.5, "far"]}, "y": {"type": "boolean"}},
          "required": ["x", "y"], "additionalProperties": False}

@@ -42,25 +42,11 @@ static void launch(const struct scene *s, enum kind kind, bool few, int i)
 /* The shortest of a few rounds, microseconds a launch. */
 static double measure(const struct scene *s, enum kind kind, bool few)
 {
-    double shortest = 0.0;
-    cudaGraphExec_t exec;
-
     launch(s, kind, few, 0);
     capture_begin();
     for (int i = 0; i < REPEATS; i++)
         launch(s, kind, few, i);
-    exec = capture_end();
-    for (int i = 0; i <= ROUNDS; i++) {
-        double seconds;
-
-        timer_begin();
-        cuda_must(cudaGraphLaunch(exec, device.launch.stream));
-        seconds = timer_end();
-        if (i == 1 || (i > 1 && seconds < shortest)) /* the first one makes the device warm */
-            shortest = seconds;
-    }
-    cuda_must(cudaGraphExecDestroy(exec));
-    return shortest * 1e6 / REPEATS;
+    return shortest_run(capture_end(), ROUNDS) * 1e6 / REPEATS;
 }
 
 /* Experts that have rows, on average over the repeats. */

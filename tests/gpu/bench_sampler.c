@@ -9,25 +9,11 @@ enum { VOCAB = 151936, REPEATS = 20, ROUNDS = 3 };
 /* The shortest of a few rounds, microseconds a run. */
 static double measure(struct rig *g)
 {
-    double shortest = 0.0;
-    cudaGraphExec_t exec;
-
     rig_run(g);
     capture_begin();
     for (int i = 0; i < REPEATS; i++)
         rig_sample(g);
-    exec = capture_end();
-    for (int i = 0; i <= ROUNDS; i++) {
-        double seconds;
-
-        timer_begin();
-        cuda_must(cudaGraphLaunch(exec, device.launch.stream));
-        seconds = timer_end();
-        if (i == 1 || (i > 1 && seconds < shortest)) /* the first one makes the device warm */
-            shortest = seconds;
-    }
-    cuda_must(cudaGraphExecDestroy(exec));
-    return shortest * 1e6 / REPEATS;
+    return shortest_run(capture_end(), ROUNDS) * 1e6 / REPEATS;
 }
 
 void bench_sampler(void)

@@ -317,6 +317,23 @@ double timer_end(void)
     return (double)ms / 1e3;
 }
 
+double shortest_run(cudaGraphExec_t exec, int n_runs)
+{
+    double shortest = INFINITY;
+
+    for (int i = 0; i <= n_runs; i++) {
+        double seconds;
+
+        timer_begin();
+        cuda_must(cudaGraphLaunch(exec, device.launch.stream));
+        seconds = timer_end();
+        if (i > 0)
+            shortest = fmin(shortest, seconds);
+    }
+    cuda_must(cudaGraphExecDestroy(exec));
+    return shortest;
+}
+
 static int in_order(const void *a, const void *b)
 {
     const double x = *(const double *)a, y = *(const double *)b;

@@ -78,6 +78,10 @@ cudaGraphExec_t capture_end(void);
 void timer_begin(void);
 double timer_end(void);
 
+/* Seconds of the shortest of a few runs of a graph, before which one makes the device warm;
+ * destroys it. */
+double shortest_run(cudaGraphExec_t exec, int n_runs);
+
 void sort_numbers(double *x, int n);
 
 #endif
