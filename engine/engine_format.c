@@ -305,12 +305,11 @@ static int32_t draft(struct engine *g, struct job *j, int32_t choice, int32_t *d
     const size_t words = words_of(g);
     uint32_t *mask = u->masks + (size_t)choice * masks_of(g, u->max_drafts);
     int32_t proposed[CORE_MAX_DRAFTS], place = u->places[choice], n = 0;
-    int32_t n_proposed =
-        u->max_drafts > 0 && !u->kept->is_worn /* they may be wrong, and what they teach a waste */
-            ? core_propose(g->core, j->request.id, choice, proposed)
-            : 0;
-    const int32_t n_certain = u->max_drafts > 0 ? core_certain(g->core, j->request.id, choice) : 0;
+    int32_t n_proposed = 0; /* of a worn format none: they may be wrong, and teach it in vain */
+    const int32_t n_certain = core_certain(g->core, j->request.id, choice, u->max_drafts);
 
+    if (!u->kept->is_worn)
+        n_proposed = core_propose(g->core, j->request.id, choice, proposed, u->max_drafts);
     for (; n < u->max_drafts; n++, mask += words) {
         int32_t token = only_token(mask, words);
 

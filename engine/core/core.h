@@ -179,12 +179,13 @@ void core_stop(struct core *c, uint64_t id, int32_t choice, uint64_t now_us);
 enum { CORE_MAX_DRAFTS = 8 };
 int32_t core_draft(struct core *c, uint64_t id, int32_t choice, const int32_t *tokens, int32_t n);
 
-/* With options.speculate: the drafts [CORE_MAX_DRAFTS] that the core would propose now for a choice
- * of a request with masks, for which it does not call core_draft() itself. Returns how many. */
-int32_t core_propose(struct core *c, uint64_t id, int32_t choice, int32_t *tokens);
+/* With options.speculate: the drafts [most <= CORE_MAX_DRAFTS] that the core would propose now for
+ * a choice of a request with masks, for which it does not call core_draft() itself. Returns how
+ * many. */
+int32_t core_propose(struct core *c, uint64_t id, int32_t choice, int32_t *tokens, int32_t most);
 /* The same of tokens that are certain to come: how many drafts would pay now. Both say at most 1
  * while the next token is being sampled: core_draft() would keep none. */
-int32_t core_certain(struct core *c, uint64_t id, int32_t choice);
+int32_t core_certain(struct core *c, uint64_t id, int32_t choice, int32_t most);
 
 /* Sets which tokens may come next in a choice of a request with masks: masks [n][mask_words] as in
  * backend.h, the first for the next token, the others for those after its drafts. The first is due

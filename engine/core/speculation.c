@@ -10,7 +10,9 @@
  * they are right and stop where they are not; they stop under load, where a row costs what a token
  * costs; and the loss of the second step in flight counts, because it lengthens the steps that are
  * measured. Where others keep two in flight, a sequence with drafts has a part in every second step
- * alone. Beside a prompt's chunks none are proposed: the time is the prompt's. */
+ * alone. What a response format forces says nothing of the others, and a draft's mask keeps them
+ * waiting: there the rule counts the gain of one sequence among all. Beside a prompt's chunks none
+ * are proposed: the time is the prompt's. */
 #include <string.h>
 
 #include "engine/core/core_impl.h"
@@ -52,19 +54,19 @@ static int32_t best_length(const struct core *c, const struct sequence *s, doubl
                            int32_t most)
 {
     const bool others_ahead = c->n_ahead > !s->waits;
-    const int32_t n = c->n_decoding;
+    const int32_t n = c->n_decoding, n_alike = s->request->masks ? 1 : n;
     const double plain = step_cost_us(&c->cost, n, 0);
     double tokens = 1, part = 1, best_gain = least_gain;
     int32_t best = 0;
 
-    for (int32_t k = 1; k <= most && n * (1 + k) <= c->steps[0].max.n_seqs; k++) {
-        const double us = step_cost_draft_us(&c->cost, n, n * k);
+    for (int32_t k = 1; k <= most && n + n_alike * k <= c->steps[0].max.n_seqs; k++) {
+        const double us = step_cost_draft_us(&c->cost, n, n_alike * k);
         double gain;
 
         part *= chance;
         tokens += part;
-        gain = us > plain ? tokens * plain / us : tokens;
-        gain = others_ahead ? gain / 2 : gain;
+        gain = (n - n_alike + n_alike * (others_ahead ? tokens / 2 : tokens)) / n;
+        gain = us > plain ? gain * plain / us : gain;
         if (gain > best_gain) {
             best_gain = gain;
             best = k;
@@ -78,8 +80,8 @@ static bool may_have_drafts(const struct core *c, const struct sequence *s)
     return c->n_prefilling == 0 && !core_is_offloaded(s) && s->state == SEQ_DECODE;
 }
 
-/* Predicts what comes next, and returns how much of it may be drafts. */
-static int32_t predict(struct core *c, struct sequence *s)
+/* Predicts what comes next, and returns how much of it may be drafts, at most. */
+static int32_t predict(struct core *c, struct sequence *s, int32_t most)
 {
     struct lookup *l = s->lookup;
     const int32_t left = s->request->max_tokens - s->n_generated - 1;
@@ -88,7 +90,8 @@ static int32_t predict(struct core *c, struct sequence *s)
         return 0;
     if (!predict_cached(c, s))
         lookup_predict(l, s);
-    return may_have_drafts(c, s) ? best_length(c, s, l->chance, least(l->n_predicted, left)) : 0;
+    most = least(most, least(l->n_predicted, left));
+    return may_have_drafts(c, s) ? best_length(c, s, l->chance, most) : 0;
 }
 
 void core_learn(const struct core *c, struct sequence *s)
@@ -103,7 +106,7 @@ void core_learn(const struct core *c, struct sequence *s)
 void core_speculate(struct core *c, struct sequence *s)
 {
     if (s->lookup && !s->request->masks)
-        (void)core_set_drafts(s, s->lookup->predicted, predict(c, s));
+        (void)core_set_drafts(s, s->lookup->predicted, predict(c, s, CORE_MAX_DRAFTS));
 }
 
 /* With a row in flight it matters only whether there would be any: none is kept. */
@@ -112,19 +115,19 @@ static int32_t in_time(const struct sequence *s, int32_t n)
     return s && s->n_sampling > 0 ? least(n, 1) : n;
 }
 
-int32_t core_propose(struct core *c, uint64_t id, int32_t choice, int32_t *tokens)
+int32_t core_propose(struct core *c, uint64_t id, int32_t choice, int32_t *tokens, int32_t most)
 {
     struct sequence *s = core_choice(c, id, choice);
-    const int32_t n = s ? predict(c, s) : 0;
+    const int32_t n = s ? predict(c, s, most) : 0;
 
     if (n > 0)
         memcpy(tokens, s->lookup->predicted, (size_t)n * sizeof(*tokens));
     return in_time(s, n);
 }
 
-int32_t core_certain(struct core *c, uint64_t id, int32_t choice)
+int32_t core_certain(struct core *c, uint64_t id, int32_t choice, int32_t most)
 {
     const struct sequence *s = core_choice(c, id, choice);
 
-    return s && may_have_drafts(c, s) ? in_time(s, best_length(c, s, 1, CORE_MAX_DRAFTS)) : 0;
+    return s && may_have_drafts(c, s) ? in_time(s, best_length(c, s, 1, most)) : 0;
 }

@@ -114,17 +114,60 @@ TEST(masks_come_first)
     r = rig_request(1, 10, N);
     r.masks = true;
     id = rig_ask(&r);
-    ck_assert_int_eq(core_propose(rig.core, id, 0, tokens), 0); /* nothing is known of it yet */
+    /* Nothing is known of it yet. */
+    ck_assert_int_eq(core_propose(rig.core, id, 0, tokens, CORE_MAX_DRAFTS), 0);
     ck_assert(core_set_mask(rig.core, id, 0, mask, 1));
     rig_step();
     ck_assert_int_eq(rig_count(id, CORE_TOKEN), 1);
     ck_assert(core_set_mask(rig.core, id, 0, mask, 1));
-    ck_assert_int_gt(core_propose(rig.core, id, 0, tokens), 0);
-    ck_assert_int_eq(core_propose(rig.core, id, 1, tokens), 0);
+    ck_assert_int_gt(core_propose(rig.core, id, 0, tokens, CORE_MAX_DRAFTS), 0);
+    ck_assert_int_eq(core_propose(rig.core, id, 1, tokens, CORE_MAX_DRAFTS), 0);
     ck_assert_int_eq(rig_next()->n_drafted, 0);
     rig_commit();
     core_cancel(rig.core, id, CORE_REASON_CANCELLED, rig.now_us);
     rig_look();
+}
+
+/* What a format forces is drafted where that speeds up the sequences of a step together: drafts of
+ * one make the step a quarter longer, which pays where it is alone, not where eight wait for it. */
+TEST(one_of_many_gains_too_little)
+{
+    struct step_cost cost = {.row_us = 1};
+    struct core_request r;
+    uint32_t mask[40];
+    uint64_t id;
+
+    rig.options.mask_words = 40;
+    rig.options.max_seqs = 16;
+    rig_restart();
+    for (int i = 0; i < 3; i++) {
+        step_cost_learn(&cost, 1, 0, 100);
+        step_cost_learn(&cost, 8, 0, 100);
+        step_cost_learn_drafts(&cost, 1 + 4, 125);
+        step_cost_learn_drafts(&cost, 8 + 4, 125);
+    }
+    core_set_cost(rig.core, &cost);
+    memset(mask, 0xff, sizeof(mask));
+    r = rig_request(1, 10, N);
+    r.masks = true;
+    id = rig_ask(&r);
+    ck_assert(core_set_mask(rig.core, id, 0, mask, 1));
+    rig_step();
+    ck_assert_int_eq(core_certain(rig.core, id, 0, 4), 4);
+    for (int i = 0; i < 7; i++)
+        rig_ask_for(2, 10, N);
+    for (int i = 0; rig.core->n_decoding < 8; i++) {
+        ck_assert_int_lt(i, 10);
+        ck_assert(core_set_mask(rig.core, id, 0, mask, 1));
+        rig_step();
+    }
+    ck_assert_int_eq(core_certain(rig.core, id, 0, 4), 0);
+    for (int i = 0; i < 60; i++)
+        step_cost_learn_drafts(&cost, 8 + 4, 100);
+    core_set_cost(rig.core, &cost);
+    ck_assert_int_eq(core_certain(rig.core, id, 0, 4), 4);
+    core_cancel(rig.core, id, CORE_REASON_CANCELLED, rig.now_us);
+    run();
 }
 
 /* A prompt of another has the step's time to itself. */
