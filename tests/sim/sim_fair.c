@@ -257,28 +257,38 @@ static const char *check_served(struct world *w)
                : NULL;
 }
 
-/* A request that does not fit is passed by others of its client and class up to a bound; those that
- * were preempted go before it anyway. What is seen is their first rows, which come a little later.
- */
-static const char *check_passed(struct world *w, const struct batch *batch)
+/* How many of a step's first rows are of choices that go behind s: they have passed it. */
+static int32_t count_passes(const struct world *w, const struct batch *batch,
+                            const struct sequence *s)
 {
+    int32_t n = 0;
+
     for (int32_t i = 0; i < batch->n_updates; i++) {
         const struct sequence *b = w->core->slots[batch_updates(batch)[i].state];
 
-        for (int32_t k = 0; b && b->n_preempted == 0 && k < w->n_alive; k++) {
-            const struct request *q = id_map_get(&w->core->requests, w->alive[k]->id);
+        n += b && b->n_preempted == 0 && b->request->user == s->request->user &&
+             b->request->priority == s->request->priority && s->order < b->order;
+    }
+    return n;
+}
 
-            if (!q || q->user != b->request->user || q->priority != b->request->priority)
-                continue;
-            for (int32_t j = 0; j < q->n; j++) {
-                struct oracle_choice *o = &w->alive[k]->choices[j];
+/* A request that does not fit is passed by others of its client and class up to a bound; those that
+ * were preempted go before it anyway, and while it waits for another's prefix, outside the queue,
+ * others may go. What is seen is their first rows, which come a little later. */
+static const char *check_passed(struct world *w, const struct batch *batch)
+{
+    for (int32_t k = 0; k < w->n_alive; k++) {
+        const struct request *q = id_map_get(&w->core->requests, w->alive[k]->id);
 
-                if (q->choices[j].state != SEQ_WAITING)
-                    o->n_passed = 0;
-                else if (q->choices[j].order < b->order &&
-                         ++o->n_passed > MAX_PASSED + w->options.max_seqs)
-                    return "a request that waits is passed too often";
-            }
+        for (int32_t j = 0; q && j < q->n; j++) {
+            struct oracle_choice *o = &w->alive[k]->choices[j];
+
+            if (q->choices[j].state == SEQ_WAITING)
+                o->n_passed += count_passes(w, batch, &q->choices[j]);
+            else
+                o->n_passed = 0;
+            if (o->n_passed > MAX_PASSED + w->options.max_seqs)
+                return "a request that waits is passed too often";
         }
     }
     return NULL;
