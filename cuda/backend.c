@@ -102,7 +102,7 @@ static int open_tune(struct backend *b, const struct backend_options *o, struct 
         return 0;
     r = cuda_check(cudaSetDevice(ranks_first(b->ranks)->device.id), "choosing the device", e);
     if (r == 0)
-        r = tune_new(&b->tune, ranks_first(b->ranks), e);
+        r = tune_new(&b->tune, b->ranks, e);
     return r == 0 && o->tune ? tune_first(b, e) : r;
 }
 

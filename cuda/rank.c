@@ -545,7 +545,7 @@ void rank_deinit(struct rank *b)
 }
 
 /* What was measured at earlier starts, under a key that says of what. */
-int rank_read_known(struct rank *b, struct err *e)
+static int read_known(struct rank *b, struct err *e)
 {
     const struct model_config *c = model_config(b->model);
     int driver = 0, runtime = 0;
@@ -561,8 +561,6 @@ int rank_read_known(struct rank *b, struct err *e)
              GEMM_WORKSPACE >> 20, c->n_layers, c->hidden_dim, c->n_heads, c->n_kv_heads,
              c->head_dim, c->ffn_dim, c->n_experts_per_tok, c->n_experts, c->vocab_size,
              b->options.block_len, b->shard.tp_size);
-    free(b->known.all);
-    b->known = (struct algo_records){0};
     return algo_file_read(&b->known, b->options.cache_folder, b->key, e);
 }
 
@@ -628,7 +626,7 @@ int rank_open(struct rank *b, const struct model *model, struct shard shard, int
     if (!b->graphs.by_size || (options->n_processes > 1 && !b->whole_rows))
         return err_set(e, -ENOMEM, "out of memory");
     r = open_device(b, e);
-    return r < 0 ? r : rank_read_known(b, e);
+    return r < 0 ? r : read_known(b, e);
 }
 
 static void fill_ledger(struct backend_info *out, const struct rank *b)

@@ -96,9 +96,6 @@ void rank_give_back(struct rank *r, bool keep_blocks);
 int rank_sleep(struct rank *r, bool keep_blocks, struct err *e);
 int rank_check_wake(struct rank *r, struct err *e);
 
-/* Reads again what was measured: another rank may have. */
-int rank_read_known(struct rank *r, struct err *e);
-
 /* Computes a product, of which the first loads cuBLASLt's kernels: 0.1 s. Returns 1. */
 int rank_load_products(struct rank *r, struct err *e);
 
@@ -112,7 +109,8 @@ int rank_wait(const struct rank *r, int slot, struct err *e);
 int rank_poll(const struct rank *r, int slot, struct err *e); /* at once: 1, or 0: not yet */
 void rank_result(const struct rank *r, int slot, struct step_result *out); /* without copies */
 
-/* Tags for a run of the resident kernel, cleared memory first where they start again. */
+/* Tags for a run of the resident kernel, cleared memory first where they start again: all ranks
+ * take them for the same runs. */
 int rank_take_tags(struct rank *r, uint32_t *tag, struct err *e);
 
 /* The ledger of the device's memory; what it has besides what was taken here is "other". */

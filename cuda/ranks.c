@@ -7,7 +7,6 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "cuda/rank_threads.h"
 #include "engine/util/must.h"
 
 enum {
@@ -160,6 +159,24 @@ static bool share_a_device(const struct ranks *r)
     return false;
 }
 
+/* Steps of a number of rows take the same path on all: the first's records decide, as far as all
+ * have it. */
+static void share_choices(struct ranks *r)
+{
+    const struct algo_records *known = &r->ranks[0].known;
+    int rows = RESIDENT_MAX_ROWS;
+
+    for (int i = 0; i < r->n; i++)
+        if (r->ranks[i].forward.resident_rows < rows)
+            rows = r->ranks[i].forward.resident_rows;
+    for (int i = 0; i < r->n; i++) {
+        r->ranks[i].forward.resident_rows = rows;
+        if (i > 0)
+            memcpy(r->ranks[i].known.all, known->all, (size_t)known->n * sizeof(*known->all));
+        r->ranks[i].known.n = known->n;
+    }
+}
+
 /* Each rank's forward pass gets what it knows of the others. On one device ranks must not fill it
  * while they wait for each other: there no kernel starts before its turn. */
 static void link_ranks(struct ranks *r)
@@ -286,6 +303,7 @@ static int take_all(struct ranks *r, struct err *e)
     if ((planned || (rc = plan_blocks(r, e)) == 0) && (rc = take_host_memory(r, e)) == 0 &&
         (rc = each(r, take_blocks, NULL, e)) == 0) {
         link_ranks(r);
+        share_choices(r);
         rc = each(r, choose, NULL, e);
     }
     return agree(r, rc, &least, e);
@@ -391,18 +409,15 @@ const struct rank *ranks_at(const struct ranks *r, int i)
     return i < r->n ? &r->ranks[i] : NULL;
 }
 
-/* The first knows already what has been measured: it did. */
-static int choose_anew(struct rank *rank, const void *arg, struct err *e)
+int ranks_run(struct ranks *r, rank_fn *run, const void *arg, struct err *e)
 {
-    const int r = rank->local > 0 ? rank_read_known(rank, e) : 0;
-
-    (void)arg;
-    return r < 0 ? r : rank_choose(rank, e);
+    return each_within(r, STEP_SECONDS, run, arg, e);
 }
 
 int ranks_choose(struct ranks *r, struct err *e)
 {
-    return each(r, choose_anew, NULL, e);
+    share_choices(r);
+    return each(r, choose, NULL, e);
 }
 
 static int load_products(struct rank *rank, const void *arg, struct err *e)

@@ -7,7 +7,7 @@
 #define NVLLM_CUDA_RANKS_H
 
 #include "cuda/cluster.h"
-#include "cuda/rank.h"
+#include "cuda/rank_threads.h"
 
 struct ranks;
 
@@ -20,6 +20,9 @@ void ranks_free(struct ranks *r); /* waits for steps under way; takes NULL */
 
 /* The first rank: what is measured. Not while a step is under way. */
 struct rank *ranks_first(struct ranks *r);
+/* Runs a function on all ranks of this process at a time and waits for it, for STEP_SECONDS.
+ * Returns the first error. As above. */
+int ranks_run(struct ranks *r, rank_fn *run, const void *arg, struct err *e);
 const struct rank *ranks_at(const struct ranks *r, int i); /* for tests */
 
 /* With other processes: the leader's sleep, wake, submit and wait tell them to do the same. */

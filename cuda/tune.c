@@ -23,7 +23,8 @@ static const float FASTER = 0.95f;
 enum { PIECE_LOAD, PIECE_CAPTURE, PIECE_RUNS };
 
 struct tune {
-    struct rank *rank;
+    struct ranks *ranks;
+    struct rank *rank;           /* the first, which is timed */
     struct algo_records records; /* known ones, then new ones */
     bool unwritten;
 
@@ -34,21 +35,22 @@ struct tune {
     struct algo_record best;
     float saved_us;  /* a step of FIRST_ROWS rows, once the best algorithms are chosen */
     unsigned n_runs; /* of products: each takes the next layer's weights */
-    cudaGraphExec_t exec;
+    cudaGraphExec_t execs[MAX_RANKS]; /* a step, of each rank */
     cudaEvent_t begin, end;
 };
 
 /* A step of up to SKINNY_MAX_ROWS rows computes this many by PATH_GEMM. */
 enum { FIRST_ROWS = 16, N_SIZES = 5 /* 1, 2, 4, 8, 16 */ };
 
-int tune_new(struct tune **out, struct rank *rank, struct err *e)
+int tune_new(struct tune **out, struct ranks *ranks, struct err *e)
 {
+    struct rank *rank = ranks_first(ranks);
     struct tune *t = calloc(1, sizeof(*t));
     int r;
 
     if (!t)
         return err_set(e, -ENOMEM, "out of memory");
-    *t = (struct tune){.rank = rank, .records = rank->known, .m = FIRST_ROWS};
+    *t = (struct tune){.ranks = ranks, .rank = rank, .records = rank->known, .m = FIRST_ROWS};
     if ((r = cuda_check(cudaEventCreate(&t->begin), "creating an event", e)) < 0 ||
         (r = cuda_check(cudaEventCreate(&t->end), "creating an event", e)) < 0) {
         tune_free(t);
@@ -69,11 +71,13 @@ static void save(struct tune *t)
     t->unwritten = false;
 }
 
-static void drop_graph(struct tune *t)
+static void drop_graphs(struct tune *t)
 {
-    if (t->exec)
-        (void)cudaGraphExecDestroy(t->exec);
-    t->exec = NULL;
+    for (int i = 0; i < MAX_RANKS; i++) {
+        if (t->execs[i])
+            (void)cudaGraphExecDestroy(t->execs[i]);
+        t->execs[i] = NULL;
+    }
 }
 
 void tune_free(struct tune *t)
@@ -81,7 +85,7 @@ void tune_free(struct tune *t)
     if (!t)
         return;
     save(t);
-    drop_graph(t);
+    drop_graphs(t);
     if (t->begin)
         (void)cudaEventDestroy(t->begin);
     if (t->end)
@@ -93,7 +97,7 @@ void tune_pause(struct tune *t)
 {
     if (!t)
         return;
-    drop_graph(t);
+    drop_graphs(t);
     t->piece = 0;
 }
 
@@ -117,7 +121,7 @@ static int end_timing(struct tune *t, float *us, struct err *e)
 
 static void next(struct tune *t)
 {
-    drop_graph(t);
+    drop_graphs(t);
     t->what++;
     t->piece = 0;
 }
@@ -245,9 +249,15 @@ static struct batch *make_batch(const struct rank *rank, int n)
     return b;
 }
 
-static int pack_step(struct tune *t, int n, struct step_view *view, struct err *e)
+/* A step of n rows by a path, as each rank takes part in it; us: what it took on the first. */
+struct measured_step {
+    struct tune *tune;
+    struct forward_shape shape;
+    float *us;
+};
+
+static int pack_step(struct rank *rank, int n, struct step_view *view, struct err *e)
 {
-    struct rank *rank = t->rank;
     const struct step_room room = step_room_of_graph(&rank->limits, n);
     struct batch *b = make_batch(rank, n);
     size_t bytes;
@@ -265,28 +275,53 @@ static int pack_step(struct tune *t, int n, struct step_view *view, struct err *
                               "measuring", e);
 }
 
-static int time_step(struct tune *t, float *us, struct err *e)
+static int time_step(struct rank *rank, const struct measured_step *m, struct err *e)
 {
-    int r = begin_timing(t, e);
+    cudaStream_t stream = rank->device.launch.stream;
+    const bool timed = rank == m->tune->rank;
+    int r = timed ? begin_timing(m->tune, e) : 0;
 
     if (r == 0)
-        r = cuda_check(cudaGraphLaunch(t->exec, t->rank->device.launch.stream), "timing", e);
-    return r < 0 ? r : end_timing(t, us, e);
+        r = cuda_check(cudaGraphLaunch(m->tune->execs[rank->local], stream), "timing", e);
+    if (r == 0 && timed)
+        return end_timing(m->tune, m->us, e);
+    return r < 0 ? r : cuda_check(cudaStreamSynchronize(stream), "timing", e);
+}
+
+/* A rank's part of one piece of measuring. */
+static int measure_piece(struct rank *rank, const void *arg, struct err *e)
+{
+    const struct measured_step *m = arg;
+    struct step_view view;
+    int r = cuda_check(cudaSetDevice(rank->device.id), "choosing the device", e);
+
+    if (r == 0)
+        r = pack_step(rank, m->shape.n_tokens, &view, e);
+    if (r < 0)
+        return r;
+    if (m->tune->piece == PIECE_CAPTURE)
+        return forward_capture(&m->tune->execs[rank->local], &rank->forward, &view, &m->shape, e);
+    if (m->tune->piece >= PIECE_RUNS)
+        return time_step(rank, m, e);
+    r = forward_run(&rank->forward, &view, &m->shape, e);
+    return r < 0 ? r
+                 : cuda_check(cudaStreamSynchronize(rank->device.launch.stream), "measuring", e);
 }
 
 static int measure_step(struct tune *t, int n, enum forward_path path, struct err *e)
 {
     struct rank *rank = t->rank;
     const struct step_room room = step_room_of_graph(&rank->limits, n);
-    const struct forward_shape shape = {.n_tokens = n,
-                                        .n_decodes = n,
-                                        .n_rows = n,
-                                        .n_items = room.n_items,
-                                        .path = path,
-                                        .logits_only = true};
     const struct algo_shape measured = algo_step_shape(n, path);
-    struct step_view view;
     float us = 0.0f;
+    const struct measured_step step = {.tune = t,
+                                       .shape = {.n_tokens = n,
+                                                 .n_decodes = n,
+                                                 .n_rows = n,
+                                                 .n_items = room.n_items,
+                                                 .path = path,
+                                                 .logits_only = true},
+                                       .us = &us};
     int r;
 
     if (n > rank->limits.max_seqs || algo_find(&t->records, &measured) ||
@@ -294,22 +329,11 @@ static int measure_step(struct tune *t, int n, enum forward_path path, struct er
         next(t);
         return 1;
     }
-    r = pack_step(t, n, &view, e);
+    r = ranks_run(t->ranks, measure_piece, &step, e);
     if (r < 0)
         return r;
-    if (t->piece == PIECE_LOAD) {
-        r = forward_run(&rank->forward, &view, &shape, e);
-        if (r == 0)
-            r = cuda_check(cudaStreamSynchronize(rank->device.launch.stream), "measuring", e);
-    } else if (t->piece == PIECE_CAPTURE) {
-        r = forward_capture(&t->exec, &rank->forward, &view, &shape, e);
-    } else {
-        r = time_step(t, &us, e);
-        if (r == 0 && (t->piece == PIECE_RUNS || us < t->best_us))
-            t->best_us = us;
-    }
-    if (r < 0)
-        return r;
+    if (t->piece == PIECE_RUNS || (t->piece > PIECE_RUNS && us < t->best_us))
+        t->best_us = us;
     if (++t->piece == PIECE_RUNS + PATH_RUNS) {
         add(t, &(struct algo_record){
                    .shape = measured,
@@ -322,8 +346,9 @@ static int measure_step(struct tune *t, int n, enum forward_path path, struct er
 
 int tune_step(struct tune *t, struct err *e)
 {
-    /* A step of several ranks cannot be run by one alone. */
-    const int n_steps = t->m == FIRST_ROWS && t->rank->shard.tp_size == 1 ? N_SIZES * N_PATHS : 0;
+    /* A step of several processes cannot be run by one alone. */
+    const bool whole = t->rank->shard.tp_size == t->rank->n_local;
+    const int n_steps = t->m == FIRST_ROWS && whole ? N_SIZES * N_PATHS : 0;
     const int step = t->what - N_PRODUCTS;
 
     if (t->m > gemm_rows(t->rank->limits.max_tokens)) {

@@ -2,7 +2,8 @@
  * whole steps of few rows take by each path. Results are for the next start; a start that waits for
  * them (nvllmd tune, cuda.tune = before_ready) may take them at once.
  *
- * It runs on the rank's stream and in its activations, which hold nothing between two steps, so
+ * Products are measured on the first rank alone, steps on all ranks at a time: they exchange parts.
+ * It runs on the ranks' streams and in their activations, which hold nothing between two steps, so
  * only when no step is in flight; it can be left at any call. KV blocks, sampler states and what
  * steps have sampled are not written.
  *
@@ -10,14 +11,14 @@
 #ifndef NVLLM_CUDA_TUNE_H
 #define NVLLM_CUDA_TUNE_H
 
-#include "cuda/rank.h"
+#include "cuda/ranks.h"
 
 struct tune;
 
-/* What the rank knows need not be measured; new records go behind in the same array. All are
- * written to the folder that the rank's options name, if they do. */
-int tune_new(struct tune **out, struct rank *rank, struct err *e);
-/* The rank's memory is to be given back; what is being measured begins anew. Takes NULL. */
+/* What the first rank knows need not be measured; new records go behind in the same array. All are
+ * written to the folder that its options name, if they do. */
+int tune_new(struct tune **out, struct ranks *ranks, struct err *e);
+/* The ranks' memory is to be given back; what is being measured begins anew. Takes NULL. */
 void tune_pause(struct tune *t);
 void tune_free(struct tune *t); /* writes what is not yet written; takes NULL */
 
@@ -25,7 +26,7 @@ void tune_free(struct tune *t); /* writes what is not yet written; takes NULL */
  * when all is done and written, or a negative errno: the device has failed. */
 int tune_step(struct tune *t, struct err *e);
 
-/* All of it, or for TUNE_SECONDS; the rank then knows it. */
+/* All of it, or for TUNE_SECONDS; the first rank then knows it. */
 enum { TUNE_SECONDS = 5 };
 int tune_run(struct tune *t, struct err *e);
 

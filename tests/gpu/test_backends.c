@@ -299,9 +299,9 @@ static int idle(struct backend *b)
     return r;
 }
 
-/* What is measured between steps, in part and as a whole, changes no bit of any answer; the next
- * start finds it and has nothing left to measure but loading kernels. */
-TEST(measuring_changes_nothing)
+/* What is measured between steps, in part and as a whole, changes no bit of any answer, of one rank
+ * or two; the next start finds it and has nothing left to measure but loading kernels. */
+TEST(measuring_changes_nothing, .n = 2)
 {
     char folder[] = "/tmp/nvllm-tune-XXXXXX", command[64];
     struct backend_options o = usual;
@@ -311,6 +311,8 @@ TEST(measuring_changes_nothing)
 
     ck_assert_ptr_nonnull(mkdtemp(folder));
     o.cache_folder = folder;
+    if (_i == 1)
+        o.n_devices = o.tp_size = 2; /* both are device 0 */
     for (int start = 0; start < 2; start++) {
         err_must(cuda_backend->open(&b, model, &o, &e), &e);
         drive_all(cuda_backend, b, &o, 0, N);
