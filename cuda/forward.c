@@ -8,8 +8,9 @@
  *
  * The FFN of a mixture of experts is that of experts.h on both.
  *
- * With several ranks both leave their sums in parts, and the norm after them is a kernel of its
- * own, which adds those of all ranks, or what an exchange has made of them.
+ * With two ranks the resident kernels of both exchange their sums by themselves. The other paths
+ * leave theirs in parts, and the norm after them is a kernel of its own, which adds those of all
+ * ranks, or what an exchange has made of them.
  *
  * An invariant pass takes two paths at once: decodes go the skinny way, however many they are,
  * prompts the gemm way, with algorithms that do not depend on how many rows there are. So a row's

@@ -44,6 +44,8 @@ struct ring {
  * their order, so all have the same residual. There are two buffers, used by turns, so one barrier
  * is enough: between two writes of a buffer there is a barrier after the reads of the first.
  *
+ * The resident kernels of two ranks have no parts: see resident.h.
+ *
  * In steps of at most NORM_PUSHED_ROWS the norm itself exchanges the parts, without barriers. In
  * steps of more a rank norms only its share of the rows and writes the result to all ranks. That
  * takes a second barrier. But only its share of each other rank's part crosses NVLink, as bf16, and

@@ -46,7 +46,6 @@ void forward_plan_resident(struct forward *f, const struct model_config *c, int 
                                     .hidden = c->hidden_dim,
                                     .ffn = c->ffn_dim,
                                     .n_heads = c->n_heads,
-                                    .vocab_size = c->vocab_size,
                                     .eps = c->rms_norm_eps,
                                     .kv = {.block_shift = block_shift,
                                            .n_kv_heads = c->n_kv_heads,
@@ -73,12 +72,15 @@ void forward_ready_resident(struct forward *f)
                                               .gate_up = w->gate_up.data,
                                               .down = w->down.data,
                                               .layer_stride = second - first,
-                                              .embed = f->weights->embed.data,
                                               .lm_head = f->weights->lm_head.data,
                                               .norm = f->weights->norm.data};
+    f->resident.embedding = f->ranks.embedding;
+    f->resident.n_logits = f->weights->lm_head.n;
+    f->resident.me = f->ranks.me;
+    f->resident.clock = f->ranks.barrier.clock;
     f->resident.rope = f->rope;
     f->resident.kv = f->kv;
-    f->resident.sampled = f->sampler.sampled[0];
+    f->resident.sampled = f->sampler.sampled[f->ranks.me];
     f->resident.logits = f->logits;
     f->resident.logits_stride = f->sampler.logits_stride;
 }

@@ -128,6 +128,8 @@ static void lay_activations(struct rank *b, struct arena *a)
     f->prefill_counters = arena_take(a, ATTN_PREFILL_COUNTERS * sizeof(int32_t));
     if (f->resident_rows > 0)
         f->resident.exchange = arena_take(a, resident_exchange_bytes(&f->resident));
+    if (f->resident_rows > 0 && b->shard.tp_size > 1)
+        f->resident.sums = arena_take(a, resident_sum_bytes(&f->resident));
 }
 
 static void lay_sampler(struct rank *b, struct arena *a)
@@ -366,6 +368,17 @@ static void close_ring(struct ring *r)
         (void)cudaStreamDestroy(r->stream);
 }
 
+/* Blocks of the resident kernel: ranks that share a device have a part of its multiprocessors. */
+static int resident_blocks(const struct rank *b)
+{
+    const int32_t *ids = b->options.devices;
+    int n_sharing = 0;
+
+    for (int i = 0; i < b->n_local; i++)
+        n_sharing += ids[i] == ids[b->local];
+    return b->device.launch.n_sms / n_sharing;
+}
+
 /* What stays while the rank sleeps. */
 static int open_device(struct rank *b, struct err *e)
 {
@@ -385,12 +398,14 @@ static int open_device(struct rank *b, struct err *e)
     f->ranks.embedding = (struct embedding){.rows_per_rank = (int)n_ids,
                                             .vocab_size = c->vocab_size,
                                             .dim = c->hidden_dim};
-    if (d->compute == 90 && !b->options.invariant && b->shard.tp_size == 1 && c->n_experts == 0)
+    if (d->compute == 90 && !b->options.invariant && c->n_experts == 0 &&
+        b->shard.tp_size <= RESIDENT_MAX_RANKS && b->shard.tp_size == b->n_local)
         r = cuda_check(resident_compiled(&resident), "querying the resident kernel", e);
     if (r < 0)
         return r;
     if (resident)
-        forward_plan_resident(f, c, d->launch.n_sms, __builtin_ctz((unsigned)b->options.block_len));
+        forward_plan_resident(f, c, resident_blocks(b),
+                              __builtin_ctz((unsigned)b->options.block_len));
     for (int i = 0; i < SAMPLER_SLOTS && r == 0; i++)
         r = take_slot(b, i, e);
     if (r == 0 && b->shard.tp_size > 1)
@@ -462,8 +477,6 @@ int rank_take_blocks(struct rank *b, struct err *e)
                                       (c->n_heads + 2 * c->n_kv_heads) * c->head_dim,
                                       gemm_rows(b->limits.max_tokens)),
                        "preparing attention", e);
-    if (r == 0)
-        forward_ready_resident(f);
     if (r == 0 && f->resident_rows > 0)
         r = cuda_check(resident_clear(f->launch, &f->resident), "clearing exchanges", e);
     return r < 0 ? r : cuda_check(cudaStreamSynchronize(d->launch.stream), "clearing memory", e);

@@ -104,10 +104,15 @@ static int enqueue_updates(struct rank *b, const struct step_view *v, const stru
 
 int rank_take_tags(struct rank *b, uint32_t *tag, struct err *e)
 {
-    return resident_take_tags(tag, &b->last_tag, b->config.n_layers)
-               ? cuda_check(resident_clear(&b->device.launch, &b->forward.resident),
-                            "clearing exchanges", e)
-               : 0;
+    const struct launch *l = &b->device.launch;
+    int r;
+
+    if (!resident_take_tags(tag, &b->last_tag, b->config.n_layers))
+        return 0;
+    r = cuda_check(resident_clear(l, &b->forward.resident), "clearing exchanges", e);
+    if (r == 0 && b->shard.tp_size > 1)
+        r = cuda_check(peer_barrier(l, &b->forward.ranks.barrier), "a barrier of ranks", e);
+    return r;
 }
 
 /* The offloaded sequence's chunk of a step that is packed at `packed`. */

@@ -203,12 +203,15 @@ static void link_ranks(struct ranks *r)
             memcpy(f->ranks.parts[i], theirs->parts[i], sizeof(f->ranks.parts[i]));
             memcpy(f->ranks.inbox[i], theirs->inbox[i], sizeof(f->ranks.inbox[i]));
             f->ranks.normed[i] = theirs->normed[i];
+            if (i != me) /* of two */
+                f->resident.twin_sums = of->forward.resident.sums;
             f->ranks.barrier.arrived[i] = theirs->barrier.arrived[i];
             f->sampler.logits[i] = m->logits[i];
             f->sampler.adjusted[i] = m->adjusted[i];
             f->sampler.seen[i] = m->seen[i];
             f->sampler.sampled[i] = m->sampled[i];
         }
+        forward_ready_resident(f);
     }
 }
 

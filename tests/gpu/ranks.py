@@ -103,7 +103,8 @@ def sleep(two):
 def faults(two, rounds):
     """A rank that stops in some step: each request is told, the daemon ends, the next one starts.
     A kernel traps; one does not end, so that the exchange of parts never completes; a peer's memory
-    cannot be read; the rank's thread stops."""
+    cannot be read; the rank's thread stops. By turns with few sequences, whose steps are one kernel on
+    each rank, and with many."""
     kinds = ("trap", "hang", "peer", "stop")
 
     def once(number):
@@ -112,7 +113,7 @@ def faults(two, rounds):
             one = Two(planted)
             one.plan(f"{kinds[number % len(kinds)]} {rng.randint(20, 200)}\n")
             return fault_once(planted, rng, "model.tensor_parallel=2", "cache.kv_memory=2G",
-                              bar=FOUND_S, env=one.env)
+                              bar=FOUND_S, env=one.env, each=8 if number // len(kinds) % 2 else 4)
 
     with ThreadPoolExecutor(AT_A_TIME if two.apart else 1) as pool:
         results = list(pool.map(once, range(rounds * len(kinds))))

@@ -8,4 +8,5 @@
 #define resident_supports       resident_profile_supports
 #define resident_exchange_bytes resident_profile_exchange_bytes
 #define resident_sentinel_bytes resident_profile_sentinel_bytes
+#define resident_sum_bytes      resident_profile_sum_bytes
 #include "cuda/kernels/resident/resident.cu"

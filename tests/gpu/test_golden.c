@@ -151,6 +151,48 @@ TEST(ids_of_ranks_are_the_references, .n = 3)
 }
 END_TEST
 
+/* Two ranks go on as they were where the tags of what they exchange begin again. */
+TEST(ranks_agree_where_tags_begin_again)
+{
+    enum { N = 8 };
+    struct backend_options o = options(16);
+    struct rank *ranks[2];
+    struct drive_seq seqs[2][N];
+    struct drive_times times;
+    struct backend *b;
+    struct err e;
+
+    divide_among_devices(&o, 2);
+    err_must(nvllm_backend.open(&b, model, &o, &e), &e);
+    for (int i = 0; i < 2; i++) {
+        ranks[i] = (struct rank *)(uintptr_t)ranks_at(cuda_backend_ranks(b), i);
+        ck_assert_int_eq(ranks[i]->forward.decode_path[N], PATH_RESIDENT);
+    }
+    for (int run = 0; run < 2; run++) {
+        for (int i = 0; i < N; i++)
+            seqs[run][i] = seq_of(&cases[i]);
+        for (int i = 0; i < 2 && run == 1; i++)
+            ranks[i]->last_tag = UINT32_MAX - 30;
+        err_must(drive(&(struct driver){.ops = &nvllm_backend, .backend = b, .options = &o},
+                       seqs[run], N, &times, &e),
+                 &e);
+    }
+    for (int i = 0; i < N; i++) {
+        ck_assert_int_eq(seqs[0][i].n_out, seqs[1][i].n_out);
+        ck_assert_int_eq(memcmp(seqs[0][i].out, seqs[1][i].out, (size_t)seqs[0][i].n_out * 4), 0);
+        for (int run = 0; run < 2; run++) {
+            free(seqs[run][i].out);
+            free(seqs[run][i].logprobs);
+        }
+    }
+    for (int i = 0; i < 2; i++) {
+        ck_assert_uint_lt(ranks[i]->last_tag, UINT32_MAX / 2);
+        ck_assert_uint_eq(ranks[i]->last_tag, ranks[0]->last_tag);
+    }
+    nvllm_backend.close(b);
+}
+END_TEST
+
 /* What ranks have together is what one has, but for what each needs for itself; asleep they give it
  * back, and awake they compute as before. */
 TEST(ranks_sleep_and_wake)

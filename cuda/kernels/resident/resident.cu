@@ -29,6 +29,11 @@
  * RMSNorm is split: the writer multiplies by the norm's weight and sends its columns' sum of
  * squares beside, and the reader of the product multiplies the result by 1 / rms.
  *
+ * Of two ranks each has half of the heads and of the FFN, and all columns of the residual. There
+ * the sums over k of o and down are swapped with the block that has the same columns on the other
+ * rank, as tagged words, and both add them in the same order: the residual has the same bits on
+ * both. A word is written again in the next layer, computed from what its reader sent after it.
+ *
  * Why it is right, by PTX's memory model: data carries its own validity in single-copy atomic
  * accesses, so no exchange needs a fence; and packets are reset under a split-phase grid barrier
  * with release and acquire, one layer ahead of need. */
@@ -268,7 +273,7 @@ static __device__ __forceinline__ void help(struct frame &f, int n_jobs, int n_r
 }
 
 /* The first layer's residual, by the blocks that own its columns, as if after a layer. */
-static __device__ __forceinline__ void load_embedding(const struct frame &f)
+template <bool TWINS> static __device__ __forceinline__ void load_embedding(const struct frame &f)
 {
     const struct resident &a = f.a;
     const struct job j = {DOWN, -1, nullptr, a.hidden, 0, f.s.mine[DOWN]};
@@ -284,9 +289,13 @@ static __device__ __forceinline__ void load_embedding(const struct frame &f)
 
             if (token < 0)
                 token = __ldg(a.sampled + ~token);
-            if (token < 0 || token >= a.vocab_size)
+            if (token < 0 || token >= a.embedding.vocab_size)
                 token = 0; /* as in embed.cu: its sequence has ended, the row is discarded */
-            x = __ldg((const uint32_t *)(a.w.embed + (int64_t)token * a.hidden + p.column));
+            const bool second = TWINS && token >= a.embedding.rows_per_rank;
+            const uint16_t *from = a.embedding.tables[second];
+
+            token -= second ? a.embedding.rows_per_rank : 0;
+            x = __ldg((const uint32_t *)(from + (int64_t)token * a.hidden + p.column));
             norm = __ldg((const uint32_t *)(a.w.attn_norm + p.column));
         }
         send_residual(f, f.tag, p, make_float2(bf16_low(x), bf16_high(x)),
@@ -294,11 +303,11 @@ static __device__ __forceinline__ void load_embedding(const struct frame &f)
     }
 }
 
-template <int HALVES, int HEAD_DIM, bool WIDE>
+template <int HALVES, int HEAD_DIM, bool WIDE, bool TWINS>
 static __device__ __forceinline__ void consume(struct frame &f, int n_jobs, int n_rows)
 {
     mark(f);
-    load_embedding(f);
+    load_embedding<TWINS>(f);
 #pragma unroll 1
     for (int i = 0; i < n_jobs; i++) {
         const struct job j = job_of(f, i);
@@ -308,7 +317,7 @@ static __device__ __forceinline__ void consume(struct frame &f, int n_jobs, int 
             f.m = n_rows;
         if (j.kind == QKV)
             mark(f);
-        product<HALVES, WIDE>(f, j);
+        product<HALVES, WIDE, TWINS>(f, j);
         f.half ^= 1;
         f.tag += j.kind == DOWN;
         if (j.kind == QKV) {
@@ -331,7 +340,7 @@ static __device__ __forceinline__ void prepare(struct resident_shared &s, const 
         const int attn_dim = a.n_heads * HEAD_DIM;
         const int n = threadIdx.x == QKV       ? attn_dim + 2 * a.kv.n_kv_heads * HEAD_DIM
                       : threadIdx.x == GATE_UP ? a.ffn
-                      : threadIdx.x == LM_HEAD ? a.vocab_size
+                      : threadIdx.x == LM_HEAD ? a.n_logits
                                                : a.hidden;
 
         s.mine[threadIdx.x] =
@@ -386,8 +395,8 @@ frame_of(const struct resident &a, struct resident_shared &s, unsigned char *mem
 
 #endif
 
-/* HALVES: 2 for more than 8 rows. WIDE: as is_wide(). */
-template <int HALVES, int HEAD_DIM, bool WIDE>
+/* HALVES: 2 for more than 8 rows. WIDE: as is_wide(). TWINS: of two ranks. */
+template <int HALVES, int HEAD_DIM, bool WIDE, bool TWINS>
 static __global__ void __launch_bounds__(THREADS, 1)
     resident_kernel(const __grid_constant__ struct resident a)
 {
@@ -412,19 +421,23 @@ static __global__ void __launch_bounds__(THREADS, 1)
         registers_grow<208>();
         struct frame f = frame_of(a, s, memory);
 
-        consume<HALVES, HEAD_DIM, WIDE>(f, n_jobs, s.n_rows);
+        consume<HALVES, HEAD_DIM, WIDE, TWINS>(f, n_jobs, s.n_rows);
     }
 #endif
 }
 
 typedef void resident_function(const struct resident);
 
-/* By: heads of 128, more than 8 rows, is_wide(). */
-static resident_function *const functions[2][2][2] = {
-    {{resident_kernel<1, 64, false>, resident_kernel<1, 64, true>},
-     {resident_kernel<2, 64, false>, resident_kernel<2, 64, true>}},
-    {{resident_kernel<1, 128, false>, resident_kernel<1, 128, true>},
-     {resident_kernel<2, 128, false>, resident_kernel<2, 128, true>}},
+/* By: two ranks, heads of 128, more than 8 rows, is_wide(). */
+static resident_function *const functions[2][2][2][2] = {
+    {{{resident_kernel<1, 64, false, false>, resident_kernel<1, 64, true, false>},
+      {resident_kernel<2, 64, false, false>, resident_kernel<2, 64, true, false>}},
+     {{resident_kernel<1, 128, false, false>, resident_kernel<1, 128, true, false>},
+      {resident_kernel<2, 128, false, false>, resident_kernel<2, 128, true, false>}}},
+    {{{resident_kernel<1, 64, false, true>, resident_kernel<1, 64, true, true>},
+      {resident_kernel<2, 64, false, true>, resident_kernel<2, 64, true, true>}},
+     {{resident_kernel<1, 128, false, true>, resident_kernel<1, 128, true, true>},
+      {resident_kernel<2, 128, false, true>, resident_kernel<2, 128, true, true>}}},
 };
 
 extern "C" size_t resident_exchange_bytes(const struct resident *r)
@@ -442,9 +455,18 @@ extern "C" size_t resident_sentinel_bytes(const struct resident *r)
     return (size_t)(uintptr_t)exchange_of(r, nullptr, &end).x_head;
 }
 
+extern "C" size_t resident_sum_bytes(const struct resident *r)
+{
+    return 2 * RESIDENT_MAX_ROWS * (size_t)r->hidden * sizeof(*r->sums);
+}
+
 extern "C" cudaError_t resident_clear(const struct launch *l, const struct resident *r)
 {
-    return cudaMemsetAsync(r->exchange, 0xff, resident_exchange_bytes(r), l->stream);
+    cudaError_t e = cudaMemsetAsync(r->exchange, 0xff, resident_exchange_bytes(r), l->stream);
+
+    if (e == cudaSuccess && r->sums)
+        e = cudaMemsetAsync(r->sums, 0xff, resident_sum_bytes(r), l->stream);
+    return e;
 }
 
 extern "C" bool resident_supports(const struct resident *r)
@@ -454,7 +476,7 @@ extern "C" bool resident_supports(const struct resident *r)
     return r->max_rows >= 1 && r->max_rows <= RESIDENT_MAX_ROWS &&
            (head_dim == 64 || head_dim == 128) && n_kv <= blocks && r->n_heads % n_kv == 0 &&
            r->n_heads / n_kv <= RESIDENT_MAX_GROUP && r->kv.block_shift >= 4 &&
-           r->hidden % 32 == 0 && r->ffn % 32 == 0 && r->vocab_size % 2 == 0 &&
+           r->hidden % 32 == 0 && r->ffn % 32 == 0 &&
            tiles_of_most(r->hidden, blocks) * COLS <= RESIDENT_MAX_COLUMNS &&
            tiles_of_most((r->n_heads + 2 * n_kv) * head_dim, blocks) * COLS <=
                RESIDENT_MAX_COLUMNS &&
@@ -464,7 +486,7 @@ extern "C" bool resident_supports(const struct resident *r)
 extern "C" cudaError_t resident_compiled(bool *out)
 {
     struct cudaFuncAttributes attributes;
-    const cudaError_t r = cudaFuncGetAttributes(&attributes, functions[1][0][0]);
+    const cudaError_t r = cudaFuncGetAttributes(&attributes, functions[0][1][0][0]);
 
     *out = r == cudaSuccess && attributes.sharedSizeBytes > 0; /* an empty kernel has none */
     return r;
@@ -474,8 +496,8 @@ extern "C" cudaError_t resident_init(void)
 {
     const int bytes = SHARED_LIMIT - (int)sizeof(struct resident_shared) - 1024;
 
-    for (int i = 0; i < 8; i++) {
-        resident_function *f = functions[i & 1][i / 2 & 1][i / 4];
+    for (int i = 0; i < 16; i++) {
+        resident_function *f = functions[i / 8][i / 4 & 1][i / 2 & 1][i & 1];
         const cudaError_t r =
             cudaFuncSetAttribute(f, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
 
@@ -500,6 +522,7 @@ extern "C" cudaError_t resident_run(const struct launch *l, const struct residen
     config.stream = l->stream;
     config.attrs = &attribute;
     config.numAttrs = 1;
-    return cudaLaunchKernelEx(&config,
-                              functions[r->kv.head_dim == 128][r->max_rows > 8][is_wide(r)], *r);
+    return cudaLaunchKernelEx(
+        &config, functions[r->sums != nullptr][r->kv.head_dim == 128][r->max_rows > 8][is_wide(r)],
+        *r);
 }

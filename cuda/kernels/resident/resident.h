@@ -1,7 +1,9 @@
 /* resident.h - the whole decode step of few rows, embedding to logits, as one kernel whose blocks
  * stay on their multiprocessors. Compute capability 9.0 alone.
  *
- * Blocks hand each other results as messages through memory, see resident_exchange.cuh. */
+ * Blocks hand each other results as messages through memory, see resident_exchange.cuh. Where a
+ * model is divided between two ranks, the kernels of both do so: each block adds to its columns of
+ * the residual what its twin on the other rank has computed. */
 #ifndef NVLLM_CUDA_KERNELS_RESIDENT_RESIDENT_H
 #define NVLLM_CUDA_KERNELS_RESIDENT_RESIDENT_H
 
@@ -16,18 +18,21 @@ enum {
     RESIDENT_MAX_GROUP = 8,     /* query heads of a KV head */
     RESIDENT_MAX_COLUMNS = 128, /* of q, k, v or of the residual that one block computes */
     RESIDENT_COPIES = 4,        /* of exchanged data, so that fewer blocks poll one line of L2 */
+    RESIDENT_MAX_RANKS = 2,
 };
 
 /* Of layer 0; those of layer i are i * layer_stride elements further. As in layer_weights. */
 struct resident_weights {
     const uint16_t *attn_norm, *qkv, *qkv_bias, *q_norm, *k_norm, *o, *mlp_norm, *gate_up, *down;
     int64_t layer_stride;
-    const uint16_t *embed, *lm_head, *norm;
+    const uint16_t *lm_head, *norm;
 };
 
 struct resident {
     struct resident_weights w;
-    int n_layers, hidden, ffn, n_heads, vocab_size;
+    struct embedding embedding;
+    int n_layers, hidden, ffn, n_heads;
+    int n_logits; /* rows of the LM head, even; of two ranks each has its own */
     float eps;
     const float *rope; /* rope_table() */
     struct kv_pool kv;
@@ -35,9 +40,14 @@ struct resident {
     const int32_t *sampled; /* by rows of the step before */
     float *logits;          /* of counts->n_rows rows, stride logits_stride */
     int64_t logits_stride;
-    void *exchange;   /* resident_exchange_bytes(), by resident_clear() once */
-    int max_rows;     /* counts->n_tokens is at most that */
-    int n_blocks;     /* one a multiprocessor */
+    void *exchange; /* resident_exchange_bytes(), by resident_clear() once */
+    /* Of two ranks: resident_sum_bytes(), cleared with the exchange, where the twin's sums come,
+     * and where the twin has them. NULL: there is one. */
+    uint64_t *sums, *twin_sums;
+    int me;                   /* the rank: both add in the same order */
+    struct peer_clock *clock; /* counts the wait for the twin */
+    int max_rows;             /* counts->n_tokens is at most that */
+    int n_blocks;             /* one a multiprocessor */
     long long *marks; /* for benchmarks that are built for it: clocks, [n_blocks, RESIDENT_MARKS] */
 };
 
@@ -45,6 +55,7 @@ enum { RESIDENT_MARKS = 1024 };
 
 /* What depends on the model and on the number of blocks alone. */
 size_t resident_exchange_bytes(const struct resident *r);
+size_t resident_sum_bytes(const struct resident *r);
 
 /* Bytes at the beginning of each of the RESIDENT_COPIES equal parts of the exchange that are all
  * ones between two steps: sentinels. For tests. */
@@ -69,7 +80,8 @@ static inline bool resident_take_tags(uint32_t *tag, uint32_t *last, int n_layer
     return again;
 }
 
-/* Enqueues that the exchange holds nothing: once at the start, and where tags start again. */
+/* Enqueues that the exchange holds nothing: once at the start, and where tags start again. Neither
+ * twin may begin a run before both have. */
 cudaError_t resident_clear(const struct launch *l, const struct resident *r);
 
 /* False where the kernel was not compiled for 9.0a: it is empty then. */

@@ -27,10 +27,11 @@ static constexpr int N_BUFFERS = 4; // layer l uses packet buffers l % 4
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
-// Polls after which data counts as lost: seconds, where the longest wait of a sound step is far
-// below a millisecond. A store to address 0 then ends the kernel with an error, and the daemon
-// restarts; a trap instruction would make ptxas withhold registers from the consumers.
-static constexpr uint32_t MAX_POLLS = 1u << 22;
+// Polls after which data counts as lost: most of PEER_SECONDS (4 Mi take 0.8 s on an H200), where
+// the longest wait of a sound step is far below a millisecond unless a twin is launched late. A
+// store to address 0 then ends the kernel with an error, and the daemon restarts; a trap
+// instruction would make ptxas withhold registers from the consumers.
+static constexpr uint32_t MAX_POLLS = PEER_SECONDS * (4u << 20);
 
 static __device__ __forceinline__ void count_poll(uint32_t &polls)
 {
@@ -101,6 +102,26 @@ static __device__ __forceinline__ void receive(struct tagged_pair (&m)[N], uint3
         if (all)
             break;
         count_poll(polls);
+    }
+}
+
+// Swaps two neighbouring floats with the block's twin on the other rank.
+static __device__ __forceinline__ float2 swap_with_twin(uint64_t *theirs, const uint64_t *mine,
+                                                        float2 own, uint32_t tag)
+{
+    struct tagged_pair m;
+    uint32_t polls = 0;
+
+    asm volatile("st.relaxed.sys.global.v2.b64 [%0], {%1, %2};" ::"l"(theirs),
+                 "l"(tagged(__float_as_uint(own.x), tag)), "l"(tagged(__float_as_uint(own.y), tag))
+                 : "memory");
+    for (;; count_poll(polls)) {
+        asm volatile("ld.relaxed.sys.global.v2.b64 {%0, %1}, [%2];"
+                     : "=l"(m.a), "=l"(m.b)
+                     : "l"(mine)
+                     : "memory");
+        if (carries(m, tag))
+            return make_float2(__uint_as_float((uint32_t)m.a), __uint_as_float((uint32_t)m.b));
     }
 }
 

@@ -242,7 +242,7 @@ static __device__ __forceinline__ struct job job_of(const struct frame &f, int i
     if (kind == DOWN)
         j.k = a.ffn;
     if (kind == LM_HEAD)
-        j.n = a.vocab_size;
+        j.n = a.n_logits;
     return j;
 }
 

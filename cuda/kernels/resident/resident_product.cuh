@@ -407,7 +407,23 @@ static __device__ __forceinline__ void send_residual(const struct frame &f, uint
         send(p.square, __float_as_uint(sum), tag);
 }
 
+// The residual of o or down with the sums of both ranks, in their order.
+static __device__ __forceinline__ float2 add_twins(const struct frame &f, const struct job &j,
+                                                   const struct place &p, float2 own)
+{
+    const bool counts = blockIdx.x == 0 && f.thread == 0;
+    const uint64_t begin = counts ? now_ns() : 0, ns = counts ? __ldcg(&f.a.clock->ns) : 0;
+    const int at = ((j.kind == DOWN) * RESIDENT_MAX_ROWS + p.row) * j.n + p.column;
+    const float2 theirs = swap_with_twin(f.a.twin_sums + at, f.a.sums + at, own, f.tag);
+    const float2 a = f.a.me == 0 ? own : theirs, b = f.a.me == 0 ? theirs : own;
+
+    if (counts)
+        f.a.clock->ns = ns + (now_ns() - begin);
+    return make_float2(p.residual.x + a.x + b.x, p.residual.y + a.y + b.y);
+}
+
 // Turns sums into y and sends it. Called by whole warps.
+template <bool TWINS>
 static __device__ __forceinline__ void finish(const struct frame &f, const struct job &j,
                                               const struct place &p)
 {
@@ -419,8 +435,10 @@ static __device__ __forceinline__ void finish(const struct frame &f, const struc
     float2 y = p.there ? sum_of_warps(p.from, step) : make_float2(0.0f, 0.0f);
 
     if (j.kind == OUT || j.kind == DOWN) {
-        y.x += p.residual.x;
-        y.y += p.residual.y;
+        if (!TWINS)
+            y = make_float2(y.x + p.residual.x, y.y + p.residual.y);
+        else if (p.there)
+            y = add_twins(f, j, p, y);
         send_residual(f, f.tag + (j.kind == DOWN), p, y, operand);
         return;
     }
@@ -441,8 +459,8 @@ static __device__ __forceinline__ void finish(const struct frame &f, const struc
 }
 
 // The consumers' side; helpers synchronise with them at the first tiles, even where a block has
-// none. WIDE: x is too long for registers.
-template <int HALVES, bool WIDE>
+// none. WIDE: x is too long for registers. TWINS: there are two ranks.
+template <int HALVES, bool WIDE, bool TWINS>
 static __device__ __forceinline__ void product(struct frame &f, const struct job &j)
 {
     const int both = j.kind == GATE_UP, n_tiles = j.mine << both;
@@ -484,7 +502,7 @@ static __device__ __forceinline__ void product(struct frame &f, const struct job
 #pragma unroll 1
         while (at == first) {
             if (i < all)
-                finish(f, j, p);
+                finish<TWINS>(f, j, p);
             i += CONSUMERS * WARP;
             if (i >= all) { /* on to the next tiles */
                 i = (int)f.thread;
