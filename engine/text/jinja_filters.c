@@ -72,10 +72,12 @@ static struct value generator(struct list *l)
 
 /* ---- filters of texts */
 
+static const struct str plain; /* is not marked as safe */
+
 TEXT_BUILTIN(filter_capitalize, text_capitalize(r, value_text(r, a[0])))
 TEXT_BUILTIN(filter_lower, text_lower(r, value_text(r, a[0])))
 TEXT_BUILTIN(filter_upper, text_upper(r, value_text(r, a[0])))
-TEXT_BUILTIN(filter_title, text_title_words(r, value_text(r, a[0])))
+TEXT_BUILTIN(filter_title, str_marked(r, text_title_words(r, value_text(r, a[0])), &plain))
 TEXT_BUILTIN(filter_trim, text_strip(r, value_text(r, a[0]), a[1], TEXT_LEFT | TEXT_RIGHT))
 TEXT_BUILTIN(filter_center,
              text_pad(r, value_text(r, a[0]), given_int(r, a[1], 80), NULL, TEXT_LEFT | TEXT_RIGHT))
@@ -102,15 +104,9 @@ BUILTIN(filter_escape)
     return value_str(s);
 }
 
-BUILTIN(filter_replace)
-{
-    struct str *s = jinja_take(r, sizeof(*s));
-
-    *s = *value_text(r, a[0]);
-    s->markup = false;
-    return value_str(
-        text_replace(r, s, value_text(r, a[1]), value_text(r, a[2]), given_int(r, a[3], -1)));
-}
+TEXT_BUILTIN(filter_replace,
+             text_replace(r, str_marked(r, value_text(r, a[0]), &plain), value_text(r, a[1]),
+                          value_text(r, a[2]), given_int(r, a[3], -1)))
 
 BUILTIN(filter_indent)
 {

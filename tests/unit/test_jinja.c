@@ -164,6 +164,7 @@ TEST(filters_are_those_of_jinja)
          "[2]"},
         {"{{ n | default('d', true) }} {{ nope | default('e') }}", "d e"},
         {"{{ '<' | safe + '<' }} {{ '<b>' | escape }}", "<&lt; &lt;b&gt;"},
+        {"{{ ('a' | escape | title) + '<' }} {{ ('a' | escape | upper) + '<' }}", "A< A&lt;"},
         {"{{ '12x' | int(5) }} {{ '3.7' | float }} {{ 2.5 | round }} {{ '7' | int + 1 }}",
          "5 3.7 2.0 8"},
         {"{{ l | reverse | list }} {{ l | first }} {{ [1, 1, 2] | unique | list }}",
