@@ -4,7 +4,7 @@
  * else a second kernel does, in which each block lists a slice of the picks: it counts those of
  * each expert in all slices and before its own, so no block waits for another, and the order is
  * always the same. */
-#include "cuda/kernels/common.cuh"
+#include "cuda/kernels/choose.cuh"
 
 static constexpr int SLICE = 512;     /* picks that a block lists */
 static constexpr int MAX_WARPS = 32;  /* of a block: one looks through EXPERTS_MAX at once */
@@ -13,29 +13,13 @@ static constexpr int VEC = 8;         /* experts in one 16-byte load */
 
 static_assert(EXPERTS_MAX == MAX_WARPS * WARP, "a thread for each expert");
 
-/* In the order of floats, which are finite. */
-static __device__ __forceinline__ uint32_t in_order(float x)
-{
-    const uint32_t bits = __float_as_uint(x);
-
-    return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
-}
-
-static __device__ __forceinline__ float warp_max(float x)
-{
-    for (int i = WARP / 2; i > 0; i /= 2)
-        x = fmaxf(x, __shfl_xor_sync(ALL_LANES, x, i));
-    return x;
-}
-
 /* Rows of the step itself. */
 static __device__ __forceinline__ int rows_of(const struct expert_route &r)
 {
     return max(0, min(r.n_rows, __ldcg(&r.counts->n_tokens) - r.first_row));
 }
 
-/* One row by a warp, which has N experts a lane: j * WARP + lane. here: NULL, or where its picks go
- * in shared memory, too. */
+/* One row by a warp. here: NULL, or where its picks go in shared memory, too. */
 template <int N>
 static __device__ void choose(const struct expert_picks &p, const struct expert_route &r, int row,
                               int lane, uint16_t *here)
@@ -43,70 +27,20 @@ static __device__ void choose(const struct expert_picks &p, const struct expert_
     const float *scores = r.scores + (int64_t)row * p.n_experts;
     uint16_t *experts = p.experts + (int64_t)row * p.n_picks;
     float *weights = p.weights + (int64_t)row * p.n_picks;
-    float score[N], max = -INFINITY, sum = 0.0f;
-    uint32_t chosen = 0; /* bit j: of the lane's experts */
-    bool finite = true;
+    float score[N];
 
 #pragma unroll
     for (int j = 0; j < N; j++)
-        score[j] = j * WARP + lane < p.n_experts ? __ldcg(scores + j * WARP + lane) : -INFINITY;
+        score[j] = j * WARP + lane < p.n_experts ? __ldcg(scores + j * WARP + lane) : 0.0f;
     if (row >= rows_of(r)) /* read beside the scores */
         return;
-#pragma unroll
-    for (int j = 0; j < N; j++) {
-        finite &= j * WARP + lane >= p.n_experts || isfinite(score[j]);
-        max = fmaxf(max, score[j]);
-    }
-    if (!__all_sync(ALL_LANES, finite)) { /* any will do */
-        for (int i = lane; i < p.n_picks; i += WARP) {
-            experts[i] = (uint16_t)i;
-            weights[i] = NAN;
-            if (here)
-                here[i] = (uint16_t)i;
-        }
-        return;
-    }
-    max = warp_max(max);
-    for (int i = 0; i < p.n_picks; i++) {
-        uint32_t best = 0; /* below all finite ones */
-        int at = 0;
-
-#pragma unroll
-        for (int j = 0; j < N; j++) {
-            const uint32_t key =
-                chosen >> j & 1 || j * WARP + lane >= p.n_experts ? 0 : in_order(score[j]);
-
-            if (key > best) {
-                best = key;
-                at = j;
-            }
-        }
-        const uint32_t top = __reduce_max_sync(ALL_LANES, best);
-        const uint32_t first =
-            __reduce_min_sync(ALL_LANES, best == top ? (uint32_t)(at * WARP + lane) : UINT32_MAX);
-        if (first % WARP == (uint32_t)lane)
-            chosen |= 1u << first / WARP;
-    }
-#pragma unroll
-    for (int j = 0; j < N; j++) {
-        score[j] = j * WARP + lane < p.n_experts ? expf(score[j] - max) : 0.0f;
-        sum += chosen >> j & 1 || !r.norm_topk ? score[j] : 0.0f;
-    }
-    sum = warp_sum(sum);
-    int n = 0;
-#pragma unroll
-    for (int j = 0; j < N; j++) {
-        const uint32_t lanes = __ballot_sync(ALL_LANES, chosen >> j & 1);
-        const int i = n + __popc(lanes & ((1u << lane) - 1));
-
-        if (chosen >> j & 1) {
-            experts[i] = (uint16_t)(j * WARP + lane);
-            weights[i] = score[j] / sum;
-            if (here)
-                here[i] = (uint16_t)(j * WARP + lane);
-        }
-        n += __popc(lanes);
-    }
+    choose_experts(score, p.n_experts, p.n_picks, r.norm_topk, lane,
+                   [&](int i, int expert, float weight) {
+                       experts[i] = (uint16_t)expert;
+                       weights[i] = weight;
+                       if (here)
+                           here[i] = (uint16_t)expert;
+                   });
 }
 
 static __device__ __forceinline__ void choose_row(const struct expert_picks &p,
