@@ -398,8 +398,8 @@ static int open_device(struct rank *b, struct err *e)
     f->ranks.embedding = (struct embedding){.rows_per_rank = (int)n_ids,
                                             .vocab_size = c->vocab_size,
                                             .dim = c->hidden_dim};
-    if (d->compute == 90 && !b->options.invariant && c->n_experts == 0 &&
-        b->shard.tp_size <= RESIDENT_MAX_RANKS && b->shard.tp_size == b->n_local)
+    if (d->compute == 90 && !b->options.invariant && b->shard.tp_size <= RESIDENT_MAX_RANKS &&
+        b->shard.tp_size == b->n_local && (c->n_experts == 0 || b->shard.tp_size == 1))
         r = cuda_check(resident_compiled(&resident), "querying the resident kernel", e);
     if (r < 0)
         return r;

@@ -40,11 +40,28 @@ static const struct model_config large = {.n_layers = 36,
                                           .rope_theta = 1e6,
                                           .tied = false};
 
+/* Qwen3-30B-A3B, a quarter of its layers. */
+static const struct model_config mixture = {.n_layers = 12,
+                                            .n_heads = 32,
+                                            .n_kv_heads = 4,
+                                            .head_dim = 128,
+                                            .hidden_dim = 2048,
+                                            .ffn_dim = 768,
+                                            .vocab_size = 151936,
+                                            .max_seq_len = 40960,
+                                            .rms_norm_eps = 1e-6f,
+                                            .rope_theta = 1e6,
+                                            .n_experts = 128,
+                                            .n_experts_per_tok = 8,
+                                            .norm_topk = true};
+
+/* Of experts for one row alone. */
 static double bytes_of(const struct model_config *c, const int *kv_len, int n)
 {
     const double dim = c->hidden_dim, heads = c->n_heads, kv = c->n_kv_heads;
-    const double layer =
-        dim * (heads + 2 * kv) * c->head_dim + dim * heads * c->head_dim + 3.0 * dim * c->ffn_dim;
+    const double ffn = c->ffn_dim * (c->n_experts ? c->n_experts_per_tok : 1.0);
+    const double layer = dim * (heads + 2 * kv) * c->head_dim + dim * heads * c->head_dim +
+                         dim * c->n_experts + 3.0 * dim * ffn;
     double keys = 0.0;
 
     for (int i = 0; i < n; i++)
@@ -141,7 +158,7 @@ static void bench(const struct model_config *c, int kv_len, int most_rows, bool 
             time_step(&r, &v, n, true);
         if (chain)
             time_step(&r, &v, n, false);
-        if (n <= r.forward.resident_rows && n != 2)
+        if (n <= r.forward.resident_rows && n != 2 && c->n_experts == 0)
             profile_step(&r, &v, n);
     }
     rig_deinit(&r);
@@ -155,6 +172,7 @@ int main(int argc, char **argv)
     bench(&small, 520, 16, chain);
     bench(&small, 40959, 1, chain);
     bench(&large, 520, 4, chain);
+    bench(&mixture, 520, 1, chain);
     device_tear_down();
     return 0;
 }

@@ -26,6 +26,15 @@ static void fill_weights(struct rig *r)
     }
 }
 
+static void make_experts(struct rig *r)
+{
+    struct arena measured = {0}, a = {0};
+
+    experts_lay(&r->forward.experts, &measured, &r->config, RIG_ROWS);
+    a.base = device_new(measured.used);
+    experts_lay(&r->forward.experts, &a, &r->config, RIG_ROWS);
+}
+
 static void make_activations(struct rig *r)
 {
     const struct model_config *c = &r->config;
@@ -45,6 +54,8 @@ static void make_activations(struct rig *r)
     f->gate_up = device_new(rows * 2 * ffn * 2);
     f->act = device_new(rows * ffn * 2);
     f->partial = device_new(partials * entry);
+    if (c->n_experts > 0)
+        make_experts(r);
     f->counters = device_new(rows * (size_t)c->n_kv_heads * sizeof(int32_t));
     rope_frequencies(c, inv_freq);
     cuda_must(rope_table(&device.launch, f->rope, c->max_seq_len, inv_freq, c->head_dim / 2, 1.0f));

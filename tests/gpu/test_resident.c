@@ -184,15 +184,23 @@ static const struct {
     int n_layers, n_heads, n_kv_heads, head_dim, hidden_dim, ffn_dim, vocab_size;
     bool tied, bias;
     int block_len, most_rows;
+    int n_experts, n_picks;
+    bool norm_topk;
 } shapes[] = {
     /* widths that fill no stage, three query heads a KV head, a vocabulary that fills no tile */
-    {2, 6, 2, 128, 416, 992, 1004, false, false, 16, 16},
+    {2, 6, 2, 128, 416, 992, 1004, false, false, 16, 16, 0, 0, false},
     /* heads of 64, seven a KV head, biases in place of norms, blocks of 32 */
-    {2, 14, 2, 64, 896, 1216, 1004, false, true, 32, 16},
+    {2, 14, 2, 64, 896, 1216, 1004, false, true, 32, 16, 0, 0, false},
     /* a model of 0.6 billion parameters, a part of its layers */
-    {2, 16, 8, 128, 1024, 3072, 12004, true, false, 16, 16},
+    {2, 16, 8, 128, 1024, 3072, 12004, true, false, 16, 16, 0, 0, false},
     /* rows longer than a stage, several tiles a block, as few rows as leave memory for a ring */
-    {1, 32, 8, 128, 4096, 12288, 1004, false, false, 16, 4},
+    {1, 32, 8, 128, 4096, 12288, 1004, false, false, 16, 4, 0, 0, false},
+    /* experts of one stage, of which a block has none or one tile */
+    {2, 6, 2, 128, 416, 256, 1004, false, false, 16, 1, 6, 3, true},
+    /* two stages each, weights that do not add up to one */
+    {2, 14, 2, 64, 896, 1536, 1004, false, true, 32, 1, 8, 2, false},
+    /* a mixture of 30 billion parameters, one of its layers */
+    {1, 32, 4, 128, 2048, 768, 12004, false, false, 16, 1, 128, 8, true},
 };
 
 TEST(shapes_follow_chain, .n = N(shapes))
@@ -213,6 +221,9 @@ TEST(shapes_follow_chain, .n = N(shapes))
     c.ffn_dim = shapes[_i].ffn_dim;
     c.vocab_size = shapes[_i].vocab_size;
     c.tied = shapes[_i].tied;
+    c.n_experts = shapes[_i].n_experts;
+    c.n_experts_per_tok = shapes[_i].n_picks;
+    c.norm_topk = shapes[_i].norm_topk;
     for (int i = 0; i < RIG_ROWS; i++)
         max_len[i] = i == 0 ? 4208 : lengths[i];
     rig_init(&r, &c, shapes[_i].bias, shapes[_i].block_len, max_len);
@@ -229,16 +240,23 @@ END_TEST
 static const int mixed_lengths[RIG_ROWS] = {513, 1,  1200, 16, 17,  1, 100, 64,
                                             15,  33, 32,   2,  250, 7, 1,   48};
 
-/* Logits of steps of 1 .. 16 rows, each run alone on a cleared exchange. Each rig_step() draws
- * tokens anew, so from the same seed. */
-static float *logits_of(struct rig *r, int n, bool fresh)
+/* Of step 1 .. 16: as many, or as few as there may be. */
+static int rows_of(const struct rig *r, int step)
 {
+    return (step - 1) % r->forward.resident_rows + 1;
+}
+
+/* Logits of such steps, each run alone on a cleared exchange. Each rig_step() draws tokens anew, so
+ * from the same seed. */
+static float *logits_of(struct rig *r, int step, bool fresh)
+{
+    const int n = rows_of(r, step);
     const size_t bytes = (size_t)n * (size_t)r->forward.sampler.logits_stride * sizeof(float);
     struct step_view v;
 
     if (fresh)
         cuda_must(resident_clear(&device.launch, &r->forward.resident));
-    random_seed((uint32_t)n);
+    random_seed((uint32_t)step);
     v = rig_step(r, mixed_lengths, n, false);
     device_fill(r->forward.logits, 0xff, bytes);
     device_fill(r->forward.sampler.sampled[0], 0, RIG_ROWS * sizeof(int32_t));
@@ -255,6 +273,18 @@ static void small_rig(struct rig *r, int n_layers)
     rig_init(r, &c, false, 16, mixed_lengths);
 }
 
+/* The same with experts. */
+static void rig_of_experts(struct rig *r, int n_layers)
+{
+    struct model_config c = small;
+
+    c.n_layers = n_layers;
+    c.ffn_dim = 256;
+    c.n_experts = 16;
+    c.n_experts_per_tok = 4;
+    rig_init(r, &c, false, 16, mixed_lengths);
+}
+
 static void check_logits(const struct rig *r, const float *got, const float *expected, int n)
 {
     ck_assert(memcmp(got, expected,
@@ -262,19 +292,23 @@ static void check_logits(const struct rig *r, const float *got, const float *exp
 }
 
 /* A step has no effect on the bits of the next, of more rows or fewer; buffers rotate over layers,
- * so with one layer, as many as there are buffers, and other numbers. */
-TEST(steps_in_a_row_are_as_alone, .n = 5)
+ * so with one layer, as many as there are buffers, and other numbers. Last with experts, where
+ * steps are of other tokens instead. */
+TEST(steps_in_a_row_are_as_alone, .n = 7)
 {
     const float *expected[RIG_ROWS];
     struct rig r;
 
-    small_rig(&r, 1 + _i);
+    if (_i < 5)
+        small_rig(&r, 1 + _i);
+    else
+        rig_of_experts(&r, _i - 4);
     for (int i = 0; i < RIG_ROWS; i++)
         expected[i] = logits_of(&r, i + 1, true);
     for (int i = 0; i < 300; i++) {
-        const int n = (int)(i * 7 % RIG_ROWS) + 1; /* up and down */
+        const int step = (int)(i * 7 % RIG_ROWS) + 1; /* up and down */
 
-        check_logits(&r, logits_of(&r, n, false), expected[n - 1], n);
+        check_logits(&r, logits_of(&r, step, false), expected[step - 1], rows_of(&r, step));
         ck_assert(i % 10 > 0 || buffers_are_reset(&r));
     }
     rig_deinit(&r);
@@ -364,6 +398,33 @@ TEST(no_number_stays_in_its_row)
 }
 END_TEST
 
+/* Experts are chosen of scores that are no numbers, too, and the next step does not notice. */
+TEST(experts_of_no_number_give_none)
+{
+    const float *expected, *got;
+    uint16_t *embed, *none;
+    const uint16_t *old;
+    size_t bytes;
+    struct rig r;
+
+    rig_of_experts(&r, 2);
+    bytes = (size_t)r.config.hidden_dim * 2;
+    expected = logits_of(&r, 1, true);
+    embed = matrix_row(&r.weights.embed, r.tokens[0]);
+    old = host_of(embed, bytes);
+    none = host_new(bytes, 1);
+    memset(none, 0xff, bytes);
+    cuda_must(cudaMemcpy(embed, none, bytes, cudaMemcpyHostToDevice));
+    got = logits_of(&r, 1, false);
+    for (int i = 0; i < small.vocab_size; i++)
+        ck_assert(isnan(got[i]));
+    cuda_must(cudaMemcpy(embed, old, bytes, cudaMemcpyHostToDevice));
+    check_logits(&r, logits_of(&r, 1, false), expected, 1);
+    ck_assert(buffers_are_reset(&r));
+    rig_deinit(&r);
+}
+END_TEST
+
 /* A stale packet of an earlier layer is taken for this one's: the tests above would see it. */
 TEST(stale_packets_are_seen)
 {
@@ -390,12 +451,14 @@ END_TEST
 TEST(unfit_shapes_are_refused)
 {
     static const struct {
-        int n_heads, hidden_dim, ffn_dim, most_rows;
+        int n_heads, hidden_dim, ffn_dim, most_rows, n_experts;
     } unfit[] = {
-        {6, 416, 992, 16},
-        {18, 416, 992, 0},           /* nine a KV head */
-        {6, 416, 200000, 0},         /* one row leaves no ring */
-        {6, 132 * 128 + 32, 992, 0}, /* more columns a block than there is room for */
+        {6, 416, 992, 16, 0},           {18, 416, 992, 0, 0}, /* nine a KV head */
+        {6, 416, 200000, 0, 0},                               /* one row leaves no ring */
+        {6, 132 * 128 + 32, 992, 0, 0}, /* more columns a block than there is room for */
+        {6, 416, 768, 1, 128},          /* rows go through different experts */
+        {6, 416, 768, 0, 130},          /* more than the producer chooses of */
+        {6, 416, 992, 0, 128},          /* steps of k of other warps than in a row of x */
     };
     struct model_config c = small;
     struct forward f = {0};
@@ -404,6 +467,8 @@ TEST(unfit_shapes_are_refused)
         c.n_heads = unfit[i].n_heads;
         c.hidden_dim = unfit[i].hidden_dim;
         c.ffn_dim = unfit[i].ffn_dim;
+        c.n_experts = unfit[i].n_experts;
+        c.n_experts_per_tok = 4;
         forward_plan_resident(&f, &c, 132, 4);
         ck_assert_int_eq(f.resident_rows, unfit[i].most_rows);
     }

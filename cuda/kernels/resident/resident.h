@@ -19,11 +19,14 @@ enum {
     RESIDENT_MAX_COLUMNS = 128, /* of q, k, v or of the residual that one block computes */
     RESIDENT_COPIES = 4,        /* of exchanged data, so that fewer blocks poll one line of L2 */
     RESIDENT_MAX_RANKS = 2,
+    RESIDENT_MAX_EXPERTS = 128,
+    RESIDENT_MAX_PICKS = 16,
 };
 
 /* Of layer 0; those of layer i are i * layer_stride elements further. As in layer_weights. */
 struct resident_weights {
-    const uint16_t *attn_norm, *qkv, *qkv_bias, *q_norm, *k_norm, *o, *mlp_norm, *gate_up, *down;
+    const uint16_t *attn_norm, *qkv, *qkv_bias, *q_norm, *k_norm, *o, *mlp_norm, *router, *gate_up,
+        *down;
     int64_t layer_stride;
     const uint16_t *lm_head, *norm;
 };
@@ -31,8 +34,11 @@ struct resident_weights {
 struct resident {
     struct resident_weights w;
     struct embedding embedding;
-    int n_layers, hidden, ffn, n_heads;
-    int n_logits; /* rows of the LM head, even; of two ranks each has its own */
+    int n_layers, hidden, n_heads;
+    int ffn;                /* columns of the activation: those of all experts of a row */
+    int n_experts, n_picks; /* of a layer, of a row; 0 and 1: one FFN without a router */
+    bool norm_topk;         /* as in expert_route */
+    int n_logits;           /* rows of the LM head, even; of two ranks each has its own */
     float eps;
     const float *rope; /* rope_table() */
     struct kv_pool kv;
@@ -62,7 +68,8 @@ size_t resident_sum_bytes(const struct resident *r);
 size_t resident_sentinel_bytes(const struct resident *r);
 
 /* Whether the kernel can compute steps of up to r->max_rows rows: the model's shape, and whether
- * activations of so many rows leave shared memory for the weights on their way. */
+ * activations of so many rows leave shared memory for the weights on their way. With experts one
+ * row: several would go through different ones. */
 bool resident_supports(const struct resident *r);
 
 /* Tags for a run: counts->tag is the one after *last, 0 at first, and each layer takes one. No tag

@@ -35,13 +35,25 @@ struct exchange {
     uint4 *x_head;         // one of hidden
     tagged_word *squares_attn, *squares_mlp; // [rows, hidden / 8] sums of squares of the residual
     tagged_word *qkv;                        // [rows, qkv_dim / 2] bf16 pairs
-    tagged_word *parts; // [rows + groups, n_kv_heads, group, head_dim + 2] of split attention
-    uint32_t *flags;    // [2, n_blocks] of the grid barriers, in the first copy alone
+    tagged_word *parts;  // [rows + groups, n_kv_heads, group, head_dim + 2] of split attention
+    tagged_word *scores; // [n_experts] of the router
+    uint32_t *flags;     // [2, n_blocks] of the grid barriers, in the first copy alone
 };
+
+// Products in their order, in each layer and then the LM head; only a mixture of experts has a
+// router. A role's code for them is written once and branches on the kind: a copy for each would
+// not stay in the instruction cache.
+enum { QKV, OUT, ROUTER, GATE_UP, DOWN, LM_HEAD, N_KINDS };
 
 // Consecutive keys of one sequence, in units, that this block attends to.
 struct segment {
     int32_t seq, begin, end;
+};
+
+// An expert that the row goes through, and what it gives in the sum.
+struct pick {
+    int32_t expert;
+    float weight;
 };
 
 // What a model's shape and the rows make of shared memory.
@@ -62,11 +74,14 @@ struct resident_shared {
     int32_t source[RESIDENT_MAX_ROWS];      // rows that logits are wanted of
     struct segment segments[RESIDENT_MAX_ROWS];
     int32_t n_segments, n_groups;
-    int32_t kv_head, own; // the block's head in attention, and its number among those of that head
-    int32_t group;        // query heads of a KV head
-    int32_t mine[5];      // tiles of this block, by kind of product
+    int32_t kv_head, own;  // the block's head in attention, and its number among those of that head
+    int32_t group;         // query heads of a KV head
+    int32_t mine[N_KINDS]; // tiles of this block, by kind of product
     int32_t kv_len[RESIDENT_MAX_ROWS], first_part[RESIDENT_MAX_ROWS], n_parts[RESIDENT_MAX_ROWS];
     uint4 q[RESIDENT_MAX_GROUP * 128 / 8], key[128 / 8], value[128 / 8];
+    float scores[RESIDENT_MAX_EXPERTS]; // the producer's own, as are
+    struct pick picks[RESIDENT_MAX_PICKS];
+    float weights[2][RESIDENT_MAX_PICKS]; // of picks, for the consumers: of even and odd layers
 };
 
 // What a thread of any role works with.
@@ -93,6 +108,20 @@ static __host__ __device__ __forceinline__ int64_t packets_of_buffer(int k)
 
 // Warps that fetch operands for the consumers; one of them resets packets, too.
 static constexpr int HELPERS = 2;
+
+// Columns of one expert's activation.
+static __host__ __device__ __forceinline__ int columns_of_expert(const struct resident &a)
+{
+    return a.ffn / a.n_picks;
+}
+
+// k of a stage: no stage holds weights of two experts.
+static __host__ __device__ __forceinline__ int chunk_of_down(const struct resident &a)
+{
+    const int each = columns_of_expert(a);
+
+    return a.n_experts > 0 ? each / ((each + CHUNK - 1) / CHUNK) : CHUNK;
+}
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
@@ -209,27 +238,31 @@ static __device__ __forceinline__ int tile_of_block(int i)
     return (int)blockIdx.x + i * (int)gridDim.x;
 }
 
-// Products in their order, four a layer and then the LM head. A role's code for them is written
-// once and branches on the kind: five copies would not stay in the instruction cache.
-enum { QKV, OUT, GATE_UP, DOWN, LM_HEAD, N_KINDS };
+static __device__ __forceinline__ int jobs_of_layer(const struct resident &a)
+{
+    return a.n_experts > 0 ? 5 : 4;
+}
 
 struct job {
     int kind, layer;
-    const uint16_t *w; // [n, k]; GATE_UP: [2, n, k]
+    const uint16_t *w; // [n, k]; GATE_UP: [2, n, k]; those of experts one behind the other
     int n, k, mine;    // mine: tiles of this block
+    int chunk;         // k of a stage
 };
 
 static __device__ __forceinline__ struct job job_of(const struct frame &f, int i)
 {
     const struct resident &a = f.a;
-    const int layer = i / 4, kind = layer < a.n_layers ? i % 4 : (int)LM_HEAD;
+    const int each = jobs_of_layer(a), layer = i / each, at = i % each;
+    const int kind = layer == a.n_layers ? (int)LM_HEAD : at >= ROUTER && each == 4 ? at + 1 : at;
     const int attn_dim = a.n_heads * a.kv.head_dim;
     const uint16_t *w = kind == QKV       ? a.w.qkv
                         : kind == OUT     ? a.w.o
+                        : kind == ROUTER  ? a.w.router
                         : kind == GATE_UP ? a.w.gate_up
                         : kind == DOWN    ? a.w.down
                                           : a.w.lm_head;
-    struct job j = {kind, layer, w, a.hidden, a.hidden, f.s.mine[kind]};
+    struct job j = {kind, layer, w, a.hidden, a.hidden, f.s.mine[kind], CHUNK};
 
     if (kind != LM_HEAD)
         j.w += layer * a.w.layer_stride;
@@ -237,10 +270,14 @@ static __device__ __forceinline__ struct job job_of(const struct frame &f, int i
         j.n = attn_dim + 2 * a.kv.n_kv_heads * a.kv.head_dim;
     if (kind == OUT)
         j.k = attn_dim;
+    if (kind == ROUTER)
+        j.n = a.n_experts;
     if (kind == GATE_UP)
         j.n = a.ffn;
-    if (kind == DOWN)
+    if (kind == DOWN) {
         j.k = a.ffn;
+        j.chunk = chunk_of_down(a);
+    }
     if (kind == LM_HEAD)
         j.n = a.n_logits;
     return j;
@@ -257,6 +294,7 @@ static __device__ __forceinline__ const uint4 *buffer_of_x(const struct frame &f
 {
     const struct exchange &b = f.s.in;
     const uint4 *buffers = j.kind == OUT       ? b.attn
+                           : j.kind == ROUTER  ? b.x_mlp
                            : j.kind == GATE_UP ? b.x_mlp
                            : j.kind == DOWN    ? b.act
                                                : b.x_attn;

@@ -16,7 +16,25 @@ static constexpr int REGISTER_STAGES = 3; // stages of x that a warp has room fo
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
+// EXPERTS: a kernel that computes mixtures, too.
+template <int HALVES, bool WIDE, bool TWINS>
+constexpr bool has_experts = HALVES == 1 && WIDE && !TWINS;
+
+// Where the weights from k `at` on lie for a column of y, of GATE_UP for its gate or for its up.
+template <bool EXPERTS>
+static __device__ __forceinline__ const uint16_t *
+weights_at(const struct frame &f, const struct job &j, int column, bool up, int at)
+{
+    if (!EXPERTS || f.a.n_experts == 0 || (j.kind != GATE_UP && j.kind != DOWN))
+        return j.w + ((int64_t)(up ? j.n : 0) + column) * j.k + at;
+    const int each = columns_of_expert(f.a);
+    if (j.kind == DOWN)
+        return j.w + ((int64_t)f.s.picks[at / each].expert * j.n + column) * each + at % each;
+    return j.w + ((f.s.picks[column / each].expert * 2LL + up) * each + column % each) * j.k + at;
+}
+
 // The producer's side: each tile's rows of w.
+template <bool EXPERTS>
 static __device__ __forceinline__ void stream_weights(struct frame &f, const struct job &j,
                                                       uint64_t policy)
 {
@@ -25,20 +43,20 @@ static __device__ __forceinline__ void stream_weights(struct frame &f, const str
 
 #pragma unroll 1
     for (int i = 0; i < j.mine << both; i++) {
-        const int tile = tile_of_block(i >> both), rows = min(COLS, j.n - tile * COLS);
-        const uint16_t *from =
-            j.w + ((int64_t)tile * COLS + (both && i % 2 ? j.n : 0) + lane) * j.k;
+        const int column = tile_of_block(i >> both) * COLS, rows = min(COLS, j.n - column);
 
 #pragma unroll 1
-        for (int at = 0; at < j.k; at += CHUNK) {
-            const uint32_t bytes = (uint32_t)min(CHUNK, j.k - at) * 2;
+        for (int at = 0; at < j.k; at += j.chunk) {
+            const uint32_t bytes = (uint32_t)min(j.chunk, j.k - at) * 2;
+            const uint16_t *from =
+                weights_at<EXPERTS>(f, j, column + lane % COLS, both && i % 2, at);
 
             ring_wait_empty(r);
             if (lane == 0)
                 barrier_expect(r.full + (uint32_t)r.at * 8, bytes * (uint32_t)rows);
             __syncwarp();
             if (lane < rows)
-                bulk_copy(ring_stage(r) + (uint32_t)(lane * ROW_BYTES), from + at, bytes,
+                bulk_copy(ring_stage(r) + (uint32_t)(lane * ROW_BYTES), from, bytes,
                           r.full + (uint32_t)r.at * 8, policy);
             ring_next(r);
         }
@@ -161,7 +179,7 @@ static __device__ __forceinline__ void receive_shared(const struct frame &f, con
     __syncwarp();
 }
 
-// Past the end x is zero and w is any part of the row: no stale NaN.
+// Up to k; past it x is zero and w is any part of the row: no stale NaN.
 template <int HALVES>
 static __device__ __forceinline__ void load_x(struct x_part<HALVES> &x, const struct frame &f,
                                               int at, int k)
@@ -185,10 +203,9 @@ static __device__ __forceinline__ void load_x(struct x_part<HALVES> &x, const st
 }
 
 static __device__ __forceinline__ void load_w(struct w_part &w, const struct frame &f,
-                                              const struct ring &r, int at, int k)
+                                              const struct ring &r, int k)
 {
-    const int warp = warp_of(f), lane = lane_of(f);
-    const int mine = (k - at) / K_STEP - warp;
+    const int warp = warp_of(f), lane = lane_of(f), mine = k / K_STEP - warp;
     const uint32_t from = ring_stage(r) + (uint32_t)(lane / 4 * ROW_BYTES + lane % 4 * 16);
 
     ring_wait_full(r);
@@ -198,18 +215,17 @@ static __device__ __forceinline__ void load_w(struct w_part &w, const struct fra
             ld_shared(from + (uint32_t)(i * CONSUMERS < mine ? (warp + i * CONSUMERS) * 64 : 0));
 }
 
-// The stages of two tiles, or of one from `at` and `at_next` on, so that loads of the second
-// overlap sums of the first.
+// The next two stages, or one, of k and k_next columns: loads of the second overlap sums of the
+// first.
 static __device__ __forceinline__ void load_two(struct w_part &a, struct w_part &b,
-                                                const struct frame &f, int at, int at_next,
-                                                bool two, int k)
+                                                const struct frame &f, int k, int k_next, bool two)
 {
-    load_w(a, f, f.ring, at, k);
+    load_w(a, f, f.ring, k);
     if (two) {
         struct ring next = f.ring;
 
         ring_next(next);
-        load_w(b, f, next, at_next, k);
+        load_w(b, f, next, k_next);
     }
 }
 
@@ -259,7 +275,7 @@ static __device__ __forceinline__ void multiply_narrow(struct frame &f,
         float d[K_STEPS][4] = {}, e[K_STEPS][4] = {};
         const bool two = i + 1 < n;
 
-        load_two(a, b, f, 0, 0, two, k);
+        load_two(a, b, f, k, k, two);
         multiply<HALVES>(d, x, a);
         ring_release(f.ring);
         if (HALVES > 1)
@@ -289,7 +305,7 @@ multiply_registers(struct frame &f, const struct x_part<HALVES> (&x)[STAGES], in
             const bool one = c * CHUNK < k, two = c + 1 < STAGES && (c + 1) * CHUNK < k;
 
             if (one) {
-                load_two(a, b, f, c * CHUNK, (c + 1) * CHUNK, two, k);
+                load_two(a, b, f, k - c * CHUNK, k - (c + 1) * CHUNK, two);
                 multiply<HALVES>(d, x[c], a);
                 ring_release(f.ring);
             }
@@ -304,24 +320,25 @@ multiply_registers(struct frame &f, const struct x_part<HALVES> (&x)[STAGES], in
 
 // n tiles of several stages each, of x in shared memory.
 template <int HALVES>
-static __device__ __forceinline__ void multiply_shared(struct frame &f, int n, int k)
+static __device__ __forceinline__ void multiply_shared(struct frame &f, int n, int k, int chunk)
 {
 #pragma unroll 1
     for (int i = 0; i < n; i++) {
         float d[K_STEPS][4] = {};
 
 #pragma unroll 1
-        for (int at = 0; at < k; at += 2 * CHUNK) {
+        for (int at = 0; at < k; at += 2 * chunk) {
             struct x_part<HALVES> x;
             struct w_part a, b = {};
-            const bool two = at + CHUNK < k;
+            const int next = at + chunk;
+            const bool two = next < k;
 
-            load_two(a, b, f, at, at + CHUNK, two, k);
-            load_x<HALVES>(x, f, at, k);
+            load_two(a, b, f, min(next, k) - at, min(next + chunk, k) - next, two);
+            load_x<HALVES>(x, f, at, min(next, k));
             multiply<HALVES>(d, x, a);
             ring_release(f.ring);
             if (two) {
-                load_x<HALVES>(x, f, at + CHUNK, k);
+                load_x<HALVES>(x, f, next, min(next + chunk, k));
                 multiply<HALVES>(d, x, b);
                 ring_release(f.ring);
             }
@@ -361,7 +378,7 @@ static __device__ __forceinline__ struct place place_of(const struct frame &f, c
                       f.scratch + ((tile << both) * CONSUMERS * f.a.max_rows + row) * COLS +
                           pair * 2};
 
-    if (j.kind != QKV && j.kind != LM_HEAD)
+    if (j.kind == OUT || j.kind == GATE_UP || j.kind == DOWN)
         p.packet = copy_of_lane(f, buffer_of_y(f, j)) + packet_at(row, column);
     if (j.kind == OUT || j.kind == DOWN)
         p.square = (j.kind == OUT ? f.s.out.squares_mlp : f.s.out.squares_attn) +
@@ -422,8 +439,17 @@ static __device__ __forceinline__ float2 add_twins(const struct frame &f, const 
     return make_float2(p.residual.x + a.x + b.x, p.residual.y + a.y + b.y);
 }
 
+// Two scores of the router to all copies.
+static __device__ __forceinline__ void send_scores(const struct frame &f, int expert, float2 y)
+{
+#pragma unroll
+    for (int i = 0; i < COPIES; i++)
+        send_pair(f.s.out.scores + i * f.s.copy_stride + expert, __float_as_uint(y.x),
+                  __float_as_uint(y.y), f.tag);
+}
+
 // Turns sums into y and sends it. Called by whole warps.
-template <bool TWINS>
+template <bool TWINS, bool EXPERTS>
 static __device__ __forceinline__ void finish(const struct frame &f, const struct job &j,
                                               const struct place &p)
 {
@@ -446,11 +472,17 @@ static __device__ __forceinline__ void finish(const struct frame &f, const struc
     y.y *= scale;
     if (j.kind == GATE_UP) {
         const float2 up = p.there ? sum_of_warps(p.from + CONSUMERS * step, step) : y;
+        float factor = scale;
+
+        if (EXPERTS && f.a.n_experts > 0 && p.there)
+            factor *= f.s.weights[f.tag % 2][p.column / columns_of_expert(f.a)];
         const uint4 packet =
-            packet_of(bf16_pair(silu(y.x) * (up.x * scale), silu(y.y) * (up.y * scale)));
+            packet_of(bf16_pair(silu(y.x) * (up.x * factor), silu(y.y) * (up.y * factor)));
 
         if (p.there)
             store_packet(p.packet, packet);
+    } else if (EXPERTS && p.there && j.kind == ROUTER) {
+        send_scores(f, p.column, y);
     } else if (p.there && j.kind == LM_HEAD) {
         *(float2 *)(f.a.logits + p.to) = y;
     } else if (p.there) {
@@ -459,11 +491,11 @@ static __device__ __forceinline__ void finish(const struct frame &f, const struc
 }
 
 // The consumers' side; helpers synchronise with them at the first tiles, even where a block has
-// none. WIDE: x is too long for registers. TWINS: there are two ranks.
+// none. WIDE: as is_wide(). TWINS: there are two ranks.
 template <int HALVES, bool WIDE, bool TWINS>
 static __device__ __forceinline__ void product(struct frame &f, const struct job &j)
 {
-    const int both = j.kind == GATE_UP, n_tiles = j.mine << both;
+    const int both = j.kind == GATE_UP, n_tiles = j.mine << both, chunk = WIDE ? j.chunk : CHUNK;
     struct x_part<HALVES> x[WIDE ? 1 : REGISTER_STAGES];
     int at = 0, i = (int)f.thread;
     struct place p = place_of(f, j, i, 0, min(GROUP, n_tiles) >> both);
@@ -485,12 +517,12 @@ static __device__ __forceinline__ void product(struct frame &f, const struct job
         const int first = at, here = min(GROUP, n_tiles - at);
         const int all = (here >> both << (f.rows_log + 2)) + WARP - 1 & ~(WARP - 1);
 
-        if (WIDE && j.k <= CHUNK)
+        if (WIDE && j.k <= chunk)
             load_x<HALVES>(x[0], f, 0, j.k);
-        if (j.k <= CHUNK)
+        if (j.k <= chunk)
             multiply_narrow<HALVES>(f, x[0], here, j.k);
         else if (WIDE)
-            multiply_shared<HALVES>(f, here, j.k);
+            multiply_shared<HALVES>(f, here, j.k, chunk);
         else
             multiply_registers<HALVES>(f, x, here, j.k);
         if (first == 0) {
@@ -502,7 +534,7 @@ static __device__ __forceinline__ void product(struct frame &f, const struct job
 #pragma unroll 1
         while (at == first) {
             if (i < all)
-                finish<TWINS>(f, j, p);
+                finish<TWINS, has_experts<HALVES, WIDE, TWINS>>(f, j, p);
             i += CONSUMERS * WARP;
             if (i >= all) { /* on to the next tiles */
                 i = (int)f.thread;
@@ -524,7 +556,8 @@ static __device__ __forceinline__ void compute_scales(const struct frame &f, con
 
     const int lane = lane_of(f), helper = (int)(f.thread / WARP % HELPERS);
     const int pairs = f.a.hidden / (2 * COLS);
-    const tagged_word *squares = j.kind == GATE_UP ? f.s.in.squares_mlp : f.s.in.squares_attn;
+    const tagged_word *squares =
+        j.kind == ROUTER || j.kind == GATE_UP ? f.s.in.squares_mlp : f.s.in.squares_attn;
 
 #pragma unroll 1
     for (int first = helper * ROWS; first < f.m; first += HELPERS * ROWS) {
