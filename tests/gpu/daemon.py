@@ -246,6 +246,7 @@ PARTS["clients"] = clients.clients
 PARTS["formats"] = clients.formats
 PARTS["speed"] = speed.speed
 PARTS["large"] = speed.large
+PARTS["families"] = speed.families
 PARTS["host"] = tiers.host
 PARTS["disk"] = tiers.disk
 PARTS["offload"] = tiers.offload

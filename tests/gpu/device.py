@@ -55,6 +55,8 @@ def add_arguments(parser):
     parser.add_argument("--planted", type=pathlib.Path, help="gpu_planted_backend.so")
     parser.add_argument("--model", type=pathlib.Path, help="folder of the 0.6B shape")
     parser.add_argument("--large", type=pathlib.Path, help="folder of the 8B shape")
+    parser.add_argument("--like", type=pathlib.Path,
+                        help="folder of a shape that is to be as fast as the 8B shape")
     parser.add_argument("--copier", type=pathlib.Path,
                         help="folder of the 0.6B shape that goes from token i to i + 1 of 2,000")
     parser.add_argument("--shape", type=pathlib.Path, action="append", default=[],

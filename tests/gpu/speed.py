@@ -5,10 +5,11 @@ the speed at which nothing but bytes that must be read, and products, took time.
 import random
 import time
 
+import clients
 import random_lengths
 import roofline
-from device import (args, daemon, few, median, model_config, need_model, random_ids, reached, row,
-                    wire)
+from device import (Skip, args, daemon, few, median, model_config, need_model, random_ids, reached,
+                    row, wire)
 
 GREEDY = {"temperature": 0, "ignore_eos": True}
 OFF = "scheduler.speculation=off"  # greedy text of random weights goes round in circles
@@ -39,6 +40,26 @@ def large():
         if name == "32B":
             streams(w, config, name, 64, 512, 0)
         long_prompt(w, config, name, 16384, None)
+
+
+def families():
+    """A shape of another family beside the 8B shape, which has as many bytes of weights."""
+    if not args.large or not args.like:
+        raise Skip("no two folders of shapes of 8 billion parameters")
+    rates = []
+    for folder in args.large, args.like:
+        config = model_config(folder)
+        with daemon("cache.prefix_cache=off", OFF, model=folder) as d:
+            with d.connect() as w:
+                one = [stream_round(w, config, 1, few(384), few(256, 16), seed)[0]
+                       for seed in range(ROUNDS)][1:]
+            all_ = [clients.Client(d.connect(), random.Random(i), config["vocab_size"])
+                    for i in range(few(clients.CLIENTS))]
+            rates.append((one, clients.run(all_, clients.WARM_UP, clients.MEASURED)))
+    for name, theirs, ours in zip(("one stream", f"{len(all_)} clients"), *rates):
+        ratio = median(ours) / median(theirs)
+        row(f"speed, {args.like.name}, {name}", reached(ratio >= 0.95),
+            f"tok_per_s={spread(ours)}, {args.large.name} {spread(theirs)}: {ratio:.2f} (bar 0.95)")
 
 
 def spread(values, digits=0):
