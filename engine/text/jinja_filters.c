@@ -234,10 +234,12 @@ BUILTIN(filter_int)
         f = a[0].f;
     else if (a[0].type != V_STR || !parse_float(a[0].str, &f))
         return otherwise;
-    if (!isfinite(f) && a[0].type == V_STR)
+    if (isnan(f) || (isinf(f) && a[0].type == V_STR))
         return otherwise;
-    if (!(f > -9.2e18 && f < 9.2e18))
+    if (isinf(f))
         jinja_fail(r, "OverflowError: cannot convert float infinity to integer");
+    if (!(fabs(f) < 9.2e18))
+        jinja_fail(r, "OverflowError: a number does not fit in 64 bits");
     v.i = (int64_t)f;
     return v;
 }
