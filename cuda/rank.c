@@ -605,7 +605,7 @@ int rank_choose(struct rank *b, struct err *e)
     if (b->shard.tp_size > 1)
         r = load_kernels(b, e);
     if (r == 0 && !b->options.eager)
-        r = rank_prepare_graph(b, 1, false, e);
+        r = rank_prepare_graph(b, 1, false, false, e);
     return r < 0 ? r : cuda_check(cudaStreamSynchronize(b->device.launch.stream), "starting", e);
 }
 

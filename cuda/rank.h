@@ -27,10 +27,10 @@ struct rank_slot {
     bool offloaded;   /* one of its sequences is */
 };
 
-/* Decode steps as captured graphs of a few sizes; a batch runs in the smallest that holds it. Those
- * of a step with masks end where its logits are there. */
+/* Steps without prompts as captured graphs of a few sizes; a batch runs in the smallest that holds
+ * its rows. Those of a step with masks end where its logits are there. */
 struct graphs {
-    cudaGraphExec_t (*by_size)[2]; /* [size][with masks] NULL: not captured */
+    cudaGraphExec_t (*by_size)[2][2]; /* [size][with drafts][with masks] NULL: not captured */
     int n_captures;
     double longest; /* seconds of a capture */
     uint64_t bytes; /* that captures have taken */
@@ -116,9 +116,9 @@ int rank_take_tags(struct rank *r, uint32_t *tag, struct err *e);
 /* The ledger of the device's memory; what it has besides what was taken here is "other". */
 void rank_info(const struct rank *r, struct backend_info *out);
 
-/* Decodes of the graph that n run in, capturing it, and forgetting all of them. */
+/* Rows of the graph that n run in, capturing it, and forgetting all of them. */
 int rank_graph_size(int n);
-int rank_prepare_graph(struct rank *r, int size, bool masks, struct err *e);
+int rank_prepare_graph(struct rank *r, int size, bool drafts, bool masks, struct err *e);
 void rank_drop_graphs(struct rank *r);
 
 /* A look inside an open backend, for tests that are linked with it. */

@@ -1,9 +1,9 @@
 /* rank_step.c - a rank's steps: packed, enqueued as a graph or as kernels one by one, waited for.
  *
  * One stream for steps; copies of blocks have others (host_tier.h). A step is one copy of metadata
- * and then either a captured graph (decodes alone) or its kernels one by one; with masks these end
- * at the logits, and rank_sample() follows. Sampled ids come back by the last kernel's writes to
- * host memory. */
+ * and then either a captured graph (decodes and drafts alone) or its kernels one by one; with masks
+ * these end at the logits, and rank_sample() follows. Sampled ids come back by the last kernel's
+ * writes to host memory. */
 #include <math.h>
 #include <unistd.h>
 
@@ -17,7 +17,7 @@ enum {
     OFFLOADED_POLLS = 300000, /* it counts as alive for a minute */
 };
 
-/* Decodes of the graph that n run in: a power of two, above GRAPH_FINE a multiple of that. */
+/* Rows of the graph that n run in: a power of two, above GRAPH_FINE a multiple of that. */
 int rank_graph_size(int n)
 {
     int size = 1;
@@ -30,18 +30,19 @@ int rank_graph_size(int n)
 }
 
 /* Captures the graph of a size, a few milliseconds of host time, and notes the memory it takes. */
-int rank_prepare_graph(struct rank *b, int size, bool masks, struct err *e)
+int rank_prepare_graph(struct rank *b, int size, bool drafts, bool masks, struct err *e)
 {
     const struct step_room room = step_room_of_graph(&b->limits, size);
     const struct step_view view = step_view_at(&room, b->step_memory);
     const struct forward_shape shape = {.n_tokens = size,
                                         .n_decodes = size,
+                                        .n_drafted = drafts ? size : 0,
                                         .n_rows = size,
                                         .n_items = room.n_items,
-                                        .path = forward_path_of(&b->forward, size, false),
+                                        .path = forward_path_of(&b->forward, size, drafts),
                                         .logits_only = masks};
     struct graphs *g = &b->graphs;
-    cudaGraphExec_t *graph = &g->by_size[size][masks];
+    cudaGraphExec_t *graph = &g->by_size[size][drafts][masks];
     const double begin = monotonic_seconds();
     uint64_t before = 0, after = 0;
     int r;
@@ -62,8 +63,8 @@ int rank_prepare_graph(struct rank *b, int size, bool masks, struct err *e)
 void rank_drop_graphs(struct rank *b)
 {
     for (int i = 0; b->graphs.by_size && i <= b->limits.max_seqs; i++)
-        for (int masks = 0; masks < 2; masks++) {
-            cudaGraphExec_t *graph = &b->graphs.by_size[i][masks];
+        for (int kind = 0; kind < 4; kind++) {
+            cudaGraphExec_t *graph = &b->graphs.by_size[i][kind / 2][kind % 2];
 
             if (*graph)
                 (void)cudaGraphExecDestroy(*graph);
@@ -160,10 +161,11 @@ static int enqueue_step(struct rank *b, const struct batch *batch, int slot, str
 {
     cudaStream_t stream = b->device.launch.stream;
     const bool whole_rows = b->whole_rows && needs_whole_rows(b, batch);
-    const bool graph = !b->options.eager && batch->n_decodes > 0 && batch->n_offloaded == 0 &&
-                       batch->n_tokens == batch->n_decodes && batch->n_sums == 0 && !whole_rows;
-    const bool masks = batch->n_masks > 0;
-    const int size = graph ? rank_graph_size(batch->n_decodes) : 0;
+    const int n_decodes = batch_decode_rows(batch), n_drafted = n_decodes - batch->n_decodes;
+    const bool graph = !b->options.eager && n_decodes > 0 && batch->n_offloaded == 0 &&
+                       batch->n_tokens == n_decodes && batch->n_sums == 0 && !whole_rows;
+    const bool drafts = n_drafted > 0, masks = batch->n_masks > 0;
+    const int size = graph ? rank_graph_size(n_decodes) : 0;
     const struct step_room room =
         graph ? step_room_of_graph(&b->limits, size) : step_room_of(&b->limits, batch);
     const int n_tokens = graph ? size : batch->n_tokens;
@@ -182,13 +184,14 @@ static int enqueue_step(struct rank *b, const struct batch *batch, int slot, str
                         "step_copy", e)) < 0 ||
         (r = enqueue_updates(b, view, batch, e)) < 0)
         return r;
-    if (graph && b->graphs.by_size[size][masks])
-        return cuda_check(cudaGraphLaunch(b->graphs.by_size[size][masks], stream),
+    if (graph && b->graphs.by_size[size][drafts][masks])
+        return cuda_check(cudaGraphLaunch(b->graphs.by_size[size][drafts][masks], stream),
                           "launching a graph", e);
-    /* The first step of a size runs eagerly, which loads its kernels; then it is captured. */
+    /* The first step of a size runs eagerly, which loads its kernels; then it is captured. A graph
+     * stores the keys of all rows as those of drafts. */
     shape = (struct forward_shape){.n_tokens = n_tokens,
-                                   .n_decodes = graph ? size : batch_decode_rows(batch),
-                                   .n_drafted = batch_decode_rows(batch) - batch->n_decodes,
+                                   .n_decodes = graph ? size : n_decodes,
+                                   .n_drafted = graph && drafts ? size : n_drafted,
                                    .n_rows = graph ? size : batch->n_rows,
                                    .n_items = counts->n_items,
                                    .n_tiles = counts->n_tiles,
@@ -203,7 +206,7 @@ static int enqueue_step(struct rank *b, const struct batch *batch, int slot, str
     if (step_chunk_is_offloaded(&b->limits, batch))
         describe_chunk(&shape, b, batch, view, b->slots[slot].pinned);
     r = forward_run(&b->forward, view, &shape, e);
-    return r == 0 && graph ? rank_prepare_graph(b, size, masks, e) : r;
+    return r == 0 && graph ? rank_prepare_graph(b, size, drafts, masks, e) : r;
 }
 
 /* All of it is enqueued. */

@@ -124,9 +124,15 @@ void step_cost_learn(struct step_cost *c, int32_t n_decodes, int32_t n_rows, dou
     }
 }
 
+/* A device computes few rows as the next power of two. */
+static int point_of_drafted(int32_t n_rows)
+{
+    return point_of(n_rows - 1);
+}
+
 void step_cost_learn_drafts(struct step_cost *c, int32_t n_rows, double us)
 {
-    const int k = point_of(n_rows);
+    const int k = point_of_drafted(n_rows);
     double *at = &c->drafted[k].us;
 
     c->last_decodes = 0;
@@ -139,7 +145,7 @@ void step_cost_learn_drafts(struct step_cost *c, int32_t n_rows, double us)
 
 double step_cost_draft_us(const struct step_cost *c, int32_t n_decodes, int32_t n_drafts)
 {
-    int k = point_of(n_decodes + n_drafts);
+    int k = point_of_drafted(n_decodes + n_drafts);
 
     while (k > 0 && c->drafted[k].us <= 0)
         k--;

@@ -22,7 +22,7 @@ struct step_cost {
     struct {
         double us;
         bool seen;               /* the first step of a size is not learnt: it may load code */
-    } drafted[STEP_COST_POINTS]; /* by powers of two of rows; 0: unknown */
+    } drafted[STEP_COST_POINTS]; /* of at most 2, 4, 8, … rows, as graphs have; 0: unknown */
     int32_t last_decodes;        /* of the last step, if it showed what decodes cost; else 0 */
     double last_us;              /* what they took */
     int32_t since_look;          /* steps since one that showed it */

@@ -338,11 +338,13 @@ TEST(measuring_changes_nothing, .n = 2)
 }
 END_TEST
 
-/* One sequence's rows first .. first + n - 1, of which the last n_wanted are sampled. */
-static void run_rows(struct backend *b, uint64_t step, int first, int n, int n_wanted, int32_t *out,
-                     float *out_logprobs)
+enum { MAX_ROWS = 48, TEXT = 37, OTHER_TEXT = 41 };
+
+/* A text's rows first .. first + n - 1, of which the last n_wanted are sampled. */
+static void run_rows(struct backend *b, uint64_t step, int text, int first, int n, int n_wanted,
+                     int32_t *out, float *out_logprobs)
 {
-    enum { BLOCK = 2, MAX_ROWS = 48 };
+    enum { BLOCK = 2 };
     static const int32_t table[] = {BLOCK, BLOCK + 1, BLOCK + 2};
     const struct sampling sampling = {.temperature = 0.9f,
                                       .top_p = 1.0f,
@@ -360,7 +362,7 @@ static void run_rows(struct backend *b, uint64_t step, int first, int n, int n_w
     for (int i = 0; i < n; i++) {
         positions[i] = first + i;
         slots[i] = BLOCK * 16 + positions[i];
-        tokens[i] = positions[i] * 37 % 1990;
+        tokens[i] = positions[i] * text % 1990;
     }
     for (int i = 0; i < n_wanted; i++)
         rows[i] = (struct batch_row){.row = n - n_wanted + i,
@@ -392,7 +394,7 @@ static void run_rows(struct backend *b, uint64_t step, int first, int n, int n_w
 }
 
 /* Rows of drafts give what decodes one after another give, to the bit, also across a block's end
- * and where the splits of attention differ. */
+ * and where the splits of attention differ; kernel by kernel, and then as a graph. */
 TEST(drafts_are_computed_as_decodes)
 {
     enum { MAX_DRAFTED = 20 };
@@ -418,13 +420,16 @@ TEST(drafts_are_computed_as_decodes)
     for (size_t k = 0; k < sizeof(cases) / sizeof(*cases); k++) {
         const int first = cases[k].first, n = cases[k].n;
 
-        run_rows(b, ++step, 0, first, 0, alone, alone_logprobs);
+        run_rows(b, ++step, TEXT, 0, first, 0, alone, alone_logprobs);
         for (int i = 0; i < n; i++)
-            run_rows(b, ++step, first + i, 1, 1, &alone[i], &alone_logprobs[i]);
-        run_rows(b, ++step, 0, first, 0, together, own_logprobs);
-        run_rows(b, ++step, first, n, n, together, own_logprobs);
-        ck_assert_mem_eq(alone, together, (size_t)n * sizeof(*alone));
-        ck_assert_mem_eq(alone_logprobs, own_logprobs, (size_t)n * sizeof(*own_logprobs));
+            run_rows(b, ++step, TEXT, first + i, 1, 1, &alone[i], &alone_logprobs[i]);
+        for (int times = 0; times < 2; times++) {
+            run_rows(b, ++step, OTHER_TEXT, 0, MAX_ROWS, 0, together, own_logprobs);
+            run_rows(b, ++step, TEXT, 0, first, 0, together, own_logprobs);
+            run_rows(b, ++step, TEXT, first, n, n, together, own_logprobs);
+            ck_assert_mem_eq(alone, together, (size_t)n * sizeof(*alone));
+            ck_assert_mem_eq(alone_logprobs, own_logprobs, (size_t)n * sizeof(*own_logprobs));
+        }
     }
     cuda_backend->close(b);
 }

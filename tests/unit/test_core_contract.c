@@ -6,7 +6,7 @@
 #include "tests/unit/core_rig.h"
 #include "tests/unit/run_suite.h"
 
-enum { N = 12 }; /* tokens of an answer */
+enum { N = 18 }; /* tokens of an answer */
 
 static int32_t answer[N]; /* what request() is told */
 

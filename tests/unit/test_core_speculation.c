@@ -143,6 +143,7 @@ TEST(one_of_many_gains_too_little)
     for (int i = 0; i < 3; i++) {
         step_cost_learn(&cost, 1, 0, 100);
         step_cost_learn(&cost, 8, 0, 100);
+        step_cost_learn_drafts(&cost, 1 + 3, 125); /* as are few rows more */
         step_cost_learn_drafts(&cost, 1 + 4, 125);
         step_cost_learn_drafts(&cost, 8 + 4, 125);
     }
@@ -201,7 +202,7 @@ TEST(drafts_pay)
     run();
     for (int i = 0; i < 40; i++)
         step_cost_learn(&cost, 1, 0, 100);
-    for (int rows = 3; rows <= 15; rows += rows + 1)
+    for (int rows = 2; rows <= 16; rows *= 2)
         for (int i = 0; i < 3; i++)
             step_cost_learn_drafts(&cost, rows, 100 * rows);
     core_set_cost(rig.core, &cost);
@@ -215,7 +216,7 @@ TEST(drafts_pay)
     run();
     before = rig_stats().draft_tokens;
     ck_assert_uint_gt(before, 0);
-    for (int rows = 3; rows <= 15; rows += rows + 1)
+    for (int rows = 2; rows <= 16; rows *= 2)
         for (int i = 0; i < 30; i++)
             step_cost_learn_drafts(&cost, rows, 100);
     core_set_cost(rig.core, &cost);

@@ -201,7 +201,8 @@ TEST(drafts_have_points_of_their_own)
     ck_assert_double_eq(step_cost_draft_us(&cost, 1, 8), 100);
     step_cost_learn_drafts(&cost, 9, 300);
     ck_assert_double_eq(step_cost_draft_us(&cost, 1, 8), 300);
-    ck_assert_double_eq(step_cost_draft_us(&cost, 1, 2), 100);
+    ck_assert_double_eq(step_cost_draft_us(&cost, 1, 15), 300);
+    ck_assert_double_eq(step_cost_draft_us(&cost, 1, 7), 100);
     ck_assert_double_eq(step_cost_us(&cost, 9, 0), 900); /* of what decodes showed */
     step_cost_learn_drafts(&cost, 9, 1e9);
     ck_assert_double_lt(step_cost_draft_us(&cost, 1, 8), 340);
