@@ -85,7 +85,8 @@ struct inspect_request {
     int32_t blocks, shared; /* in use; of those, also by other requests */
     int32_t preemptions;
     int32_t draft_tokens, accepted_tokens;
-    uint64_t arrival_us, start_us, first_us; /* CLOCK_MONOTONIC; 0: not yet */
+    int32_t model_draft_tokens, model_accepted_tokens; /* of these */
+    uint64_t arrival_us, start_us, first_us;           /* CLOCK_MONOTONIC; 0: not yet */
 };
 
 struct inspect_client_blocks {

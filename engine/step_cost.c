@@ -16,6 +16,7 @@ enum {
     FEWEST_BESIDE = 16, /* prompt rows beside decodes, whatever they cost: prompts go on */
     FEWEST_ALONE = 128, /* without decodes: one row tile */
     FIRST_ROWS = 512,   /* until the cost of a row is known */
+    LOOKS = 4,          /* at steps of the draft model, of which the shortest counts at first */
     LOOK_AFTER = 64,    /* long steps, until one with a single prompt row shows what decodes take */
 };
 
@@ -150,6 +151,24 @@ double step_cost_draft_us(const struct step_cost *c, int32_t n_decodes, int32_t 
     while (k > 0 && c->drafted[k].us <= 0)
         k--;
     return fmax(c->drafted[k].us, step_cost_us(c, n_decodes, 0));
+}
+
+void step_cost_learn_model(struct step_cost *c, double us)
+{
+    const double at = c->model_us;
+
+    if (us <= 0)
+        return;
+    if (c->n_model > LOOKS)
+        us = fmin(fmax(us, (1 - moves) * at), (1 + moves) * at);
+    else if (c->n_model++ > 1)
+        us = fmin(us, at);
+    c->model_us = us;
+}
+
+double step_cost_model_us(const struct step_cost *c)
+{
+    return c->n_model > LOOKS ? c->model_us : 0;
 }
 
 int32_t step_cost_rows(const struct step_cost *c, int32_t n_decodes)

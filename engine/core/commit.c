@@ -96,8 +96,9 @@ static void commit_rows(struct core *c, const struct step_entry *e, const struct
 {
     struct sequence *s = e->sequence;
     const int32_t row = e->first_row;
+    int32_t i = 0; /* drafts that were right */
 
-    for (int32_t i = 0;; i++) {
+    for (;; i++) {
         bool accepted = i < e->n_drafts && (r->ids[row + i] == s->drafts[i] ||
                                             (PLANT(PLANT_DRAFT_AFTER_MISMATCH) && i > 0));
 
@@ -107,13 +108,17 @@ static void commit_rows(struct core *c, const struct step_entry *e, const struct
             break;
         s->n_written++;
         s->request->usage.accepted_tokens++;
+        s->request->usage.model_accepted_tokens += e->by_model;
         c->stats.accepted_tokens++;
+        c->stats.model_accepted_tokens += e->by_model;
         core_list_blocks(c, s, s->n_written);
     }
     if (e->n_drafts > 0) {
         s->n_planned = s->n_written; /* the others' positions are computed and charged again */
         s->n_charged = least(s->n_charged, s->n_planned);
     }
+    if (e->by_model)
+        core_judge_model(c, s, i, e->n_drafts);
     if (s->state != SEQ_ENDED)
         core_speculate(c, s);
 }

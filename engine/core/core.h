@@ -40,7 +40,8 @@ struct core_options {
                      * are found: where chunks and decodes round differently, a sequence's numbers do
                      * not change with preemptions and hits */
     bool speculate; /* the core proposes drafts by itself, see speculation.c */
-    bool offload;   /* requests too large for the device have their blocks in the host tier */
+    int32_t draft_seqs; /* sequences for which a draft model can be asked at a time; 0: none is */
+    bool offload;       /* requests too large for the device have their blocks in the host tier */
     int32_t tier_blocks[N_TIERS]; /* of the tiers below the device, 0: none; [TIER_DEVICE] unused */
     bool restores;                /* core_restore() is called: until core_restored() nothing goes to
                                    * disk */
@@ -94,9 +95,10 @@ struct core_usage {
     int32_t completion_tokens;
     int32_t preemptions;
     int32_t draft_tokens, accepted_tokens; /* drafts computed, and those told as tokens */
-    uint64_t arrival_us;                   /* core_admit */
-    uint64_t start_us;                     /* first slot taken; 0: never ran */
-    uint64_t first_us;                     /* first token committed; 0: none */
+    int32_t model_draft_tokens, model_accepted_tokens; /* of these, by the draft model */
+    uint64_t arrival_us;                               /* core_admit */
+    uint64_t start_us;                                 /* first slot taken; 0: never ran */
+    uint64_t first_us;                                 /* first token committed; 0: none */
     uint64_t end_us;
 };
 
@@ -140,6 +142,7 @@ struct core_stats {
     uint64_t steps;
     uint64_t prompt_tokens, output_tokens;  /* computed (recomputed ones included), committed */
     uint64_t draft_tokens, accepted_tokens; /* of all requests */
+    uint64_t model_draft_tokens, model_accepted_tokens;
 };
 
 int core_new(struct core **out, const struct core_options *options); /* -ENOMEM, -EINVAL */
@@ -186,6 +189,24 @@ int32_t core_propose(struct core *c, uint64_t id, int32_t choice, int32_t *token
 /* The same of tokens that are certain to come: how many drafts would pay now. Both say at most 1
  * while the next token is being sampled: core_draft() would keep none. */
 int32_t core_certain(struct core *c, uint64_t id, int32_t choice, int32_t most);
+
+/* With options.draft_seqs: a choice of which nothing is in flight, and whose next tokens the draft
+ * model should be asked for. It holds until the next call of any other core function. */
+struct core_wish {
+    uint64_t request;
+    int32_t choice;
+    int32_t n_drafts; /* at most CORE_MAX_DRAFTS */
+    int32_t n_tokens; /* of the text so far */
+    uint32_t counter; /* of the next token, as in a batch_row */
+    const struct sampling *sampling;
+    const struct sequence *sequence;
+};
+/* All there are [draft_seqs]; how many. While there are some and a step is in flight, the caller
+ * commits it and looks again; then it calls core_draft() for each, maybe with no tokens, before
+ * core_next(). */
+int32_t core_wishes(const struct core *c, struct core_wish *out);
+/* Copies the tokens [from, n_tokens) of the text. */
+void core_wish_tokens(const struct core_wish *w, int32_t from, int32_t *out);
 
 /* Sets which tokens may come next in a choice of a request with masks: masks [n][mask_words] as in
  * backend.h, the first for the next token, the others for those after its drafts. The first is due

@@ -23,6 +23,7 @@ struct step_entry {
     int32_t n;         /* positions */
     int32_t token;     /* a decode's input: an id or ~row */
     int32_t n_drafts;  /* a chunk's last positions hold the sequence's drafts, so many */
+    bool by_model;     /* that the draft model proposed */
     int32_t wanted;    /* its last rows, so many, are sampled from */
     int32_t first_row; /* of these in batch.rows, once built */
     int32_t n_summed;  /* the hidden states of its last rows, so many, are summed */
@@ -103,9 +104,11 @@ struct core {
 
     /* The schedule's memory from one step to the next. */
     struct step_cost cost;
-    int32_t n_short;   /* blocks that the step being planned needs and did not get */
-    int32_t n_ahead;   /* decoding sequences that may have two steps in flight */
-    int32_t watermark; /* blocks kept free on admission, after a preemption */
+    int32_t n_short;     /* blocks that the step being planned needs and did not get */
+    int32_t n_ahead;     /* decoding sequences that may have two steps in flight */
+    double model_chance; /* that a token of the draft model comes, in all sequences */
+    int32_t n_alone;     /* of the same, those for which the draft model is never asked */
+    int32_t watermark;   /* blocks kept free on admission, after a preemption */
 
     struct trace *trace; /* NULL: none */
 
@@ -246,8 +249,13 @@ int32_t core_n_drafts(const struct step *st, const struct sequence *s);
 void core_want_rows(struct step *st, struct step_entry *e, int32_t n_drafts);
 
 /* speculation.c */
+extern const double core_first_chance; /* of the draft model */
+/* The draft model may be asked for s, were it to pay. */
+bool core_may_wish(const struct sequence *s);
+/* Of n drafts of the draft model so many were right. */
+void core_judge_model(struct core *c, struct sequence *s, int32_t n_right, int32_t n);
 /* A token has been added to the text of s. */
-void core_learn(const struct core *c, struct sequence *s);
+void core_learn(struct core *c, struct sequence *s);
 /* After a commit: proposes drafts for s, unless it has masks. */
 void core_speculate(struct core *c, struct sequence *s);
 

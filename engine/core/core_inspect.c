@@ -169,6 +169,8 @@ static void add_request(struct core *c, const struct inspect_query *query, const
         .preemptions = q->usage.preemptions,
         .draft_tokens = q->usage.draft_tokens,
         .accepted_tokens = q->usage.accepted_tokens,
+        .model_draft_tokens = q->usage.model_draft_tokens,
+        .model_accepted_tokens = q->usage.model_accepted_tokens,
         .arrival_us = q->usage.arrival_us,
         .start_us = q->usage.start_us,
         .first_us = q->usage.first_us,

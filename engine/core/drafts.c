@@ -26,7 +26,12 @@ int32_t core_draft(struct core *c, uint64_t id, int32_t choice, const int32_t *t
 {
     struct sequence *s = core_choice(c, id, choice);
 
-    return s ? core_set_drafts(s, tokens, n) : 0;
+    if (!s)
+        return 0;
+    s->by_model = s->wishes;
+    s->n_modelled = s->wishes ? sequence_n_tokens(s) : s->n_modelled;
+    s->wishes = false;
+    return core_set_drafts(s, tokens, n);
 }
 
 bool core_set_mask(struct core *c, uint64_t id, int32_t choice, const uint32_t *masks, int32_t n)
@@ -62,6 +67,7 @@ void core_want_rows(struct step *st, struct step_entry *e, int32_t n_drafts)
 
     e->wanted = 1 + n_drafts;
     e->n_drafts = n_drafts;
+    e->by_model = n_drafts > 0 && s->by_model;
     e->counter = (uint32_t)(s->n_generated + s->n_sampling++);
     st->n_drafts += n_drafts;
     st->head.n_masks += s->request->masks ? e->wanted : 0;

@@ -161,6 +161,10 @@ static int32_t plan_decode(struct core *c, struct step *st, struct sequence *s, 
     s->n_planned += e->n;
     s->request->usage.draft_tokens += n_drafts;
     c->stats.draft_tokens += (uint64_t)n_drafts;
+    if (e->by_model) {
+        s->request->usage.model_draft_tokens += n_drafts;
+        c->stats.model_draft_tokens += (uint64_t)n_drafts;
+    }
     if (!PLANT(PLANT_NO_TURNS)) {
         list_remove(&s->link);
         list_append(&c->decoding, &s->link);
@@ -406,9 +410,10 @@ static void count_running(struct core *c, const struct step *st)
 {
     SEQUENCE_EACH (s, &c->prefilling)
         core_count_runnable(c, s);
-    c->n_ahead = 0;
+    c->n_ahead = c->n_alone = 0;
     SEQUENCE_EACH (s, &c->decoding) {
         c->n_ahead += !s->waits;
+        c->n_alone += !core_may_wish(s);
         if (!may_decode(st, s))
             continue;
         core_count_runnable(c, s);

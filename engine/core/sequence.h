@@ -49,6 +49,10 @@ struct sequence {
     /* What the host says of the tokens after generated. */
     int32_t drafts[CORE_MAX_DRAFTS];
     int32_t n_drafts;
+    bool wishes;           /* the draft model is to be asked for the next tokens */
+    bool by_model;         /* the drafts are its */
+    double model_chance;   /* that one of its tokens comes */
+    int32_t n_modelled;    /* tokens of the text that it has seen */
     struct lookup *lookup; /* while it runs, from its next token on; NULL: none */
     bool waits;            /* has drafts or is to have some: one step in flight at a time */
     const uint32_t *masks; /* [n_masks, mask_words] of the next token that is told, and of those

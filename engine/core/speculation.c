@@ -1,7 +1,8 @@
 /* speculation.c - which drafts the core proposes, and for whom they pay; see core.h.
  *
  * A prediction is what the prefix cache has behind the whole text so far, where the same prefix has
- * been computed before; else what followed the last tokens earlier in the text (lookup.h).
+ * been computed before; else what followed the last tokens earlier in the text (lookup.h). Where
+ * that gives no drafts, a draft model may be asked, if there is one.
  *
  * How many of it become drafts follows one rule: as many as give the most tokens a microsecond.
  * With k drafts, each of which comes with chance p if those before it came, a step gives 1 + p + ..
@@ -12,7 +13,11 @@
  * measured. Where others keep two in flight, a sequence with drafts has a part in every second step
  * alone. What a response format forces says nothing of the others, and a draft's mask keeps them
  * waiting: there the rule counts the gain of one sequence among all. Beside a prompt's chunks none
- * are proposed: the time is the prompt's. */
+ * are proposed: the time is the prompt's.
+ *
+ * A draft model is asked while no step is in flight, for all sequences at once. So a wish for it
+ * counts what its steps take, with what it has still to read of the text; and there are none where
+ * a sequence decodes that would only wait for it. */
 #include <string.h>
 
 #include "engine/core/core_impl.h"
@@ -20,6 +25,14 @@
 enum { MAX_CONTINUATIONS = 8 }; /* of a prefix, that are compared with the text */
 
 static const double least_gain = 1.05; /* below, the estimate may be wrong */
+
+/* A sequence's chance with the draft model begins at what it was in others, and returns there while
+ * it has no such drafts; that one begins high, and returns there, so that both are tried again. */
+const double core_first_chance = 0.8;
+static const double newest = 0.125; /* the share of the last draft in a sequence's chance */
+static const double newest_of_all = 0.0625;
+static const double returns = 0.001953125; /* with each token */
+static const double all_return = 0.000244140625;
 
 /* Predicts what the prefix cache has behind the text, as far as the block goes. */
 static bool predict_cached(struct core *c, struct sequence *s)
@@ -49,22 +62,28 @@ static bool predict_cached(struct core *c, struct sequence *s)
     return false;
 }
 
-/* How many drafts of such a chance give the most tokens a microsecond. */
-static int32_t best_length(const struct core *c, const struct sequence *s, double chance,
-                           int32_t most)
+/* Who makes drafts, and what that takes beside the step: each, and for each token of the answer. */
+struct source {
+    double chance, draft_us, token_us;
+    bool holds_others; /* they have no second step in flight either */
+};
+
+/* How many drafts give the most tokens a microsecond. */
+static int32_t best_length(const struct core *c, const struct sequence *s,
+                           const struct source *from, int32_t most)
 {
-    const bool others_ahead = c->n_ahead > !s->waits;
+    const bool others_ahead = !from->holds_others && c->n_ahead > !s->waits;
     const int32_t n = c->n_decoding, n_alike = s->request->masks ? 1 : n;
     const double plain = step_cost_us(&c->cost, n, 0);
     double tokens = 1, part = 1, best_gain = least_gain;
     int32_t best = 0;
 
     for (int32_t k = 1; k <= most && n + n_alike * k <= c->steps[0].max.n_seqs; k++) {
-        const double us = step_cost_draft_us(&c->cost, n, n_alike * k);
-        double gain;
+        double us = step_cost_draft_us(&c->cost, n, n_alike * k), gain;
 
-        part *= chance;
+        part *= from->chance;
         tokens += part;
+        us += k * from->draft_us + tokens * from->token_us;
         gain = (n - n_alike + n_alike * (others_ahead ? tokens / 2 : tokens)) / n;
         gain = us > plain ? gain * plain / us : gain;
         if (gain > best_gain) {
@@ -80,33 +99,109 @@ static bool may_have_drafts(const struct core *c, const struct sequence *s)
     return c->n_prefilling == 0 && !core_is_offloaded(s) && s->state == SEQ_DECODE;
 }
 
+static int32_t tokens_left(const struct sequence *s)
+{
+    return s->request->max_tokens - s->n_generated - 1;
+}
+
 /* Predicts what comes next, and returns how much of it may be drafts, at most. */
 static int32_t predict(struct core *c, struct sequence *s, int32_t most)
 {
     struct lookup *l = s->lookup;
-    const int32_t left = s->request->max_tokens - s->n_generated - 1;
 
     if (!l)
         return 0;
     if (!predict_cached(c, s))
         lookup_predict(l, s);
-    most = least(most, least(l->n_predicted, left));
-    return may_have_drafts(c, s) ? best_length(c, s, l->chance, most) : 0;
+    most = least(most, least(l->n_predicted, tokens_left(s)));
+    return may_have_drafts(c, s) ? best_length(c, s, &(struct source){.chance = l->chance}, most)
+                                 : 0;
 }
 
-void core_learn(const struct core *c, struct sequence *s)
+/* ---- the draft model */
+
+bool core_may_wish(const struct sequence *s)
+{
+    return s->lookup && !s->request->masks && !core_is_offloaded(s);
+}
+
+/* How many drafts of the model pay. What it has to read first is divided among the tokens that may
+ * still come; a row of it takes as much less than one of the model as a step does. */
+static int32_t model_length(const struct core *c, const struct sequence *s)
+{
+    const double draft_us = step_cost_model_us(&c->cost), one_us = step_cost_us(&c->cost, 1, 0);
+    const int32_t n_unread = sequence_n_tokens(s) - s->n_modelled, left = tokens_left(s);
+    struct source model = {.chance = s->model_chance, .draft_us = draft_us, .holds_others = true};
+
+    if (c->n_decoding > c->options.draft_seqs || c->n_alone > 0 || !core_may_wish(s) ||
+        !may_have_drafts(c, s) || left <= 0)
+        return 0;
+    if (one_us > 0)
+        model.token_us = c->cost.row_us * (draft_us / one_us) * n_unread / left;
+    return best_length(c, s, &model, least(CORE_MAX_DRAFTS, left));
+}
+
+int32_t core_wishes(const struct core *c, struct core_wish *out)
+{
+    int32_t n = 0;
+
+    SEQUENCE_EACH (s, &c->decoding)
+        if (!core_may_wish(s)) /* since the last step was planned */
+            return 0;
+    SEQUENCE_EACH (s, &c->decoding) {
+        const int32_t n_drafts = s->wishes && s->n_sampling == 0 ? model_length(c, s) : 0;
+
+        if (n_drafts > 0)
+            out[n++] = (struct core_wish){.request = s->request->id,
+                                          .choice = s->choice,
+                                          .n_drafts = n_drafts,
+                                          .n_tokens = sequence_n_tokens(s),
+                                          .counter = (uint32_t)s->n_generated,
+                                          .sampling = &s->sampling,
+                                          .sequence = s};
+    }
+    return n;
+}
+
+void core_wish_tokens(const struct core_wish *w, int32_t from, int32_t *out)
+{
+    sequence_copy_tokens(w->sequence, from, w->n_tokens - from, out);
+}
+
+void core_judge_model(struct core *c, struct sequence *s, int32_t n_right, int32_t n)
+{
+    for (int32_t i = 0; i < n && i <= n_right; i++) {
+        s->model_chance += newest * ((i < n_right) - s->model_chance);
+        c->model_chance += newest_of_all * ((i < n_right) - c->model_chance);
+    }
+}
+
+/* ---- what the core calls */
+
+void core_learn(struct core *c, struct sequence *s)
 {
     if (!s->lookup && c->options.speculate && sequence_runs(s) &&
         !sampling_needs_history(&s->sampling))
         s->lookup = lookup_new(s->request->n_prompt, s->request->max_tokens);
     if (s->lookup)
         lookup_told(s->lookup, s);
+    if (s->n_generated == 1)
+        s->model_chance = c->model_chance;
+    s->model_chance += returns * (c->model_chance - s->model_chance);
+    c->model_chance += all_return * (core_first_chance - c->model_chance);
 }
 
 void core_speculate(struct core *c, struct sequence *s)
 {
-    if (s->lookup && !s->request->masks)
-        (void)core_set_drafts(s, s->lookup->predicted, predict(c, s, CORE_MAX_DRAFTS));
+    int32_t n;
+
+    if (!s->lookup || s->request->masks)
+        return;
+    n = predict(c, s, CORE_MAX_DRAFTS);
+    (void)core_set_drafts(s, s->lookup->predicted, n);
+    s->by_model = false;
+    s->wishes = n == 0 && model_length(c, s) > 0;
+    s->waits |= s->wishes;
 }
 
 /* With a row in flight it matters only whether there would be any: none is kept. */
@@ -129,5 +224,7 @@ int32_t core_certain(struct core *c, uint64_t id, int32_t choice, int32_t most)
 {
     const struct sequence *s = core_choice(c, id, choice);
 
-    return s && may_have_drafts(c, s) ? in_time(s, best_length(c, s, 1, most)) : 0;
+    return s && may_have_drafts(c, s)
+               ? in_time(s, best_length(c, s, &(struct source){.chance = 1}, most))
+               : 0;
 }

@@ -225,4 +225,156 @@ TEST(drafts_pay)
     ck_assert_uint_gt(rig_stats().draft_tokens - before, N / 2);
 }
 
+/* ---- a draft model */
+
+/* A request whose answer the cache does not have. */
+static uint64_t ask_anew(char salt)
+{
+    struct core_request r = rig_request(1, 10, N);
+
+    r.cache_salt = (struct text){&salt, 1};
+    return rig_ask(&r);
+}
+
+static int32_t n_asked; /* for how many sequences the model was asked in the last run */
+
+/* As run(), with a draft model that proposes the tokens of `answer`, or what they are not. */
+static int run_with_model(uint64_t answer, bool right)
+{
+    struct core_wish wishes[8];
+    int32_t drafts[CORE_MAX_DRAFTS];
+    int in_flight = 0, n = 0;
+
+    n_asked = 0;
+    while (in_flight > 0 || core_busy(rig.core)) {
+        const int32_t n_wishes = core_wishes(rig.core, wishes);
+
+        for (int32_t i = 0; i < n_wishes && in_flight == 0; i++, n_asked++) {
+            ck_assert_int_eq(wishes[i].n_tokens, 10 + (int32_t)wishes[i].counter);
+            ck_assert_int_ge(wishes[i].n_drafts, 1);
+            for (int32_t k = 0; k < wishes[i].n_drafts; k++)
+                drafts[k] = rig_token(answer, 0, (int32_t)wishes[i].counter + k) + !right;
+            ck_assert_int_eq(core_draft(rig.core, wishes[i].request, wishes[i].choice, drafts,
+                                        wishes[i].n_drafts),
+                             wishes[i].n_drafts);
+        }
+        if (!(n_wishes > 0 && in_flight > 0) && in_flight < BACKEND_IN_FLIGHT && rig_next()) {
+            in_flight++;
+            n++;
+        } else {
+            ck_assert_int_gt(in_flight, 0);
+            rig_commit();
+            in_flight--;
+        }
+    }
+    return n;
+}
+
+static void restart_with_model(void)
+{
+    rig.options.draft_seqs = 4;
+    rig_restart();
+}
+
+/* Where nothing is known the model is asked: its right drafts save steps, and are counted apart. */
+TEST(a_model_drafts_where_nothing_is_known)
+{
+    uint64_t first, again;
+
+    restart_with_model();
+    first = ask_anew('a');
+    run();
+    ck_assert_uint_eq(rig_stats().draft_tokens, 0);
+    again = ask_anew('b');
+    ck_assert_int_lt(run_with_model(first, true), N / 2);
+    check_same(first, again);
+    ck_assert_uint_gt(rig_stats().model_accepted_tokens, N / 2);
+    ck_assert_uint_eq(rig_stats().model_draft_tokens, rig_stats().draft_tokens);
+    ck_assert_uint_eq(rig_stats().model_accepted_tokens, rig_stats().model_draft_tokens);
+    ck_assert_int_eq(rig_finished(again)->usage.model_accepted_tokens,
+                     rig_finished(again)->usage.accepted_tokens);
+}
+
+/* A model that is wrong is asked a few times, in the next sequence fewer; the tokens are the same.
+ */
+TEST(a_wrong_model_is_left_alone)
+{
+    int32_t asked;
+    uint64_t first, again;
+
+    restart_with_model();
+    first = ask_anew('a');
+    run();
+    again = ask_anew('b');
+    run_with_model(first, false);
+    check_same(first, again);
+    ck_assert_uint_gt(rig_stats().model_draft_tokens, 0);
+    ck_assert_uint_eq(rig_stats().accepted_tokens, 0);
+    asked = n_asked;
+    ck_assert_int_lt(asked, N / 2);
+    for (char salt = 'c'; salt < 'm'; salt++) {
+        ask_anew(salt);
+        run_with_model(first, false);
+    }
+    ck_assert_int_lt(n_asked, asked);
+}
+
+/* One that takes as long as the model does not pay, however right it is. */
+TEST(a_slow_model_is_not_asked)
+{
+    struct step_cost cost = {.row_us = 1};
+    uint64_t first;
+
+    restart_with_model();
+    first = ask_anew('a');
+    run();
+    for (int i = 0; i < 40; i++)
+        step_cost_learn(&cost, 1, 0, 100);
+    for (int i = 0; i < 10; i++)
+        step_cost_learn_model(&cost, 100);
+    core_set_cost(rig.core, &cost);
+    ask_anew('b');
+    run_with_model(first, true);
+    ck_assert_int_eq(n_asked, 0);
+    for (int i = 0; i < 100; i++)
+        step_cost_learn_model(&cost, 10);
+    core_set_cost(rig.core, &cost);
+    ask_anew('c');
+    run_with_model(first, true);
+    ck_assert_int_gt(n_asked, 0);
+}
+
+static void check_no_wishes(int n_steps)
+{
+    struct core_wish wishes[8];
+
+    for (int i = 0; i < n_steps; i++) {
+        rig_step();
+        ck_assert_int_eq(core_wishes(rig.core, wishes), 0);
+    }
+}
+
+/* Nobody waits for a model that it cannot have: one with penalties, more sequences than it may be
+ * asked for. */
+TEST(nobody_waits_for_the_model)
+{
+    enum { TOKENS = 30 };
+    struct core_request r;
+
+    restart_with_model();
+    r = rig_request(3, 10, 4 * N);
+    rig.sampling.presence_penalty = 1;
+    rig_ask(&r);
+    rig.sampling.presence_penalty = 0;
+    ask_anew('b');
+    check_no_wishes(N);
+    rig_run();
+    for (int i = 0; i < 5; i++)
+        rig_ask_for(10 + i, 10, TOKENS);
+    while (rig.core->n_decoding < 5)
+        rig_step();
+    check_no_wishes(TOKENS / 2);
+    rig_run();
+}
+
 RUN_TESTS("core_speculation", set_up, rig_end)

@@ -210,4 +210,22 @@ TEST(drafts_have_points_of_their_own)
     ck_assert_double_eq_tol(step_cost_draft_us(&cost, 1, 8), 100, 5);
 }
 
+/* What a draft model takes is unknown until it has been seen a few times, and then the shortest of
+ * them; later it follows what comes, a little at a time. */
+TEST(a_draft_model_is_looked_at_first)
+{
+    static const double looks[] = {90000, 400, 100, 300, 200};
+
+    for (int i = 0; i < 5; i++) {
+        ck_assert_double_eq(step_cost_model_us(&cost), 0);
+        step_cost_learn_model(&cost, looks[i]);
+    }
+    ck_assert_double_eq(step_cost_model_us(&cost), 100);
+    step_cost_learn_model(&cost, 1e9);
+    ck_assert_double_lt(step_cost_model_us(&cost), 120);
+    for (int i = 0; i < 100; i++)
+        step_cost_learn_model(&cost, 50);
+    ck_assert_double_eq_tol(step_cost_model_us(&cost), 50, 1);
+}
+
 RUN_TESTS("step_cost", set_up, NULL)
