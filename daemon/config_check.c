@@ -18,6 +18,7 @@
 #include "daemon/listener.h"
 #include "daemon/metrics.h"
 #include "engine/cpu/cpu_backend.h"
+#include "engine/drafter.h"
 #include "engine/engine.h"
 #include "engine/model/weights.h"
 #include "proto/program.h"
@@ -328,6 +329,33 @@ static bool check_reach(struct checking *c, const char *path)
     return true;
 }
 
+/* The draft model, beside a model that is right. */
+static void check_draft(struct checking *c, const struct backend_options *backend)
+{
+    const struct options *o = c->check->options;
+    struct problems problems = {.line = say_line, .arg = c};
+    struct tokenizer *tokenizer = NULL;
+    int32_t vocab_size;
+    struct err e;
+    int r;
+
+    if (!check_reach(c, o->draft))
+        return;
+    model_check(&vocab_size, o->draft, &problems);
+    if (problems.n > 0)
+        return;
+    r = drafter_check_options(backend, o->speculation != 0, &e);
+    if (r == 0)
+        r = tokenizer_load(&tokenizer, o->model_path, &e);
+    if (r == 0)
+        r = drafter_check_vocabulary(o->draft, tokenizer, &e);
+    tokenizer_free(tokenizer);
+    if (r < 0)
+        say(c, WRONG, "model", edit(c, 0), "%s", e.text);
+    else
+        say(c, OK, "draft", NULL, "%s", o->draft);
+}
+
 static void check_model(struct checking *c, const struct backend_choice *choice)
 {
     const struct options *o = c->check->options;
@@ -357,6 +385,8 @@ static void check_model(struct checking *c, const struct backend_choice *choice)
     else if (backend.tp_size > 1)
         say_ranks(c, model, backend.tp_size);
     model_close(model);
+    if (*o->draft)
+        check_draft(c, &backend);
 }
 
 /* Which process of which cluster this would be. */

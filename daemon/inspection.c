@@ -70,7 +70,13 @@ static const char *why_waiting(const struct inspect_report *r, struct sources *f
     char *text = from->text;
     int n;
 
-    if (r->why == INSPECT_WHY_RUNS && q->draft_tokens > 0)
+    if (r->why == INSPECT_WHY_RUNS && q->model_draft_tokens > 0)
+        n = snprintf(text, size,
+                     "it is running: %d of %d prompt tokens computed, %d tokens generated; %d of "
+                     "%d drafts were right, of the draft model %d of %d",
+                     q->computed_tokens, q->prompt_tokens, q->generated_tokens, q->accepted_tokens,
+                     q->draft_tokens, q->model_accepted_tokens, q->model_draft_tokens);
+    else if (r->why == INSPECT_WHY_RUNS && q->draft_tokens > 0)
         n = snprintf(text, size,
                      "it is running: %d of %d prompt tokens computed, %d tokens generated; %d of "
                      "%d drafts were right",
@@ -191,7 +197,7 @@ FILLER(session_info, SessionInfo, session_info, struct chat_session, SESSION_INF
 _Static_assert((int)INSPECT_ENDING == (int)NVLLM__V1__REQUEST_STATE__REQUEST_ENDING, "states");
 _Static_assert((int)SLEEP_ALL == (int)NVLLM__V1__SLEEP_LEVEL__SLEEP_ALL, "levels");
 _Static_assert((int)TRACE_PART == (int)NVLLM__V1__TRACE_KIND__TRACE_PART, "kinds");
-_Static_assert((int)ENGINE_PART_OTHER == (int)NVLLM__V1__ENGINE_PART__PART_OTHER, "parts");
+_Static_assert((int)ENGINE_PART_DRAFT == (int)NVLLM__V1__ENGINE_PART__PART_DRAFT, "parts");
 _Static_assert((int)INSPECT_WHY_OFFLOADED == (int)NVLLM__V1__WAIT_REASON__WAIT_OFFLOADED,
                "reasons");
 

@@ -115,6 +115,10 @@ static void write_loads(struct exposition *x, const struct metrics_parts *parts,
     count(x, "nvllm_draft_tokens", COUNTER, "Tokens computed ahead as drafts.", c->draft_tokens);
     count(x, "nvllm_accepted_tokens", COUNTER, "Of these, those that were right.",
           c->accepted_tokens);
+    count(x, "nvllm_model_draft_tokens", COUNTER, "Drafts of the draft model.",
+          c->model_draft_tokens);
+    count(x, "nvllm_model_accepted_tokens", COUNTER, "Of these, those that were right.",
+          c->model_accepted_tokens);
     count(x, "nvllm_preemptions", COUNTER, "Sequences preempted.", c->preemptions);
     count(x, "nvllm_steps", COUNTER, "Steps computed.", c->steps);
 }
@@ -157,6 +161,7 @@ static void write_parts(struct exposition *x, const struct engine_metrics *m)
         [ENGINE_PART_SCHEDULE] = "part=\"schedule\"", [ENGINE_PART_SUBMIT] = "part=\"submit\"",
         [ENGINE_PART_WAIT] = "part=\"wait\"",         [ENGINE_PART_COMMIT] = "part=\"commit\"",
         [ENGINE_PART_PUBLISH] = "part=\"publish\"",   [ENGINE_PART_OTHER] = "part=\"other\"",
+        [ENGINE_PART_DRAFT] = "part=\"draft\"",
     };
 
     exposition_family(x, "nvllm_engine_part_seconds", COUNTER,
@@ -201,6 +206,7 @@ static void write_memory(struct exposition *x, const struct engine_status *s)
     exposition_count(x, "use=\"weights\"", b->weight_bytes);
     exposition_count(x, "use=\"kv\"", b->tiers[TIER_DEVICE].bytes);
     exposition_count(x, "use=\"workspace\"", b->workspace_bytes);
+    exposition_count(x, "use=\"draft\"", s->draft_bytes);
     if (b->total_bytes) {
         exposition_count(x, "use=\"graphs\"", b->graph_bytes);
         exposition_count(x, "use=\"other\"", b->other_bytes);

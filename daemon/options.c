@@ -55,6 +55,9 @@ static const struct option table[] = {
      "folder of the model, as downloaded from a hub"},
     {"model.chat_template", KIND_TEXT, AT(chat_template), 0, 0, NULL, "",
      "file of a chat template (Jinja) to use instead of the folder's"},
+    {"model.draft", KIND_TEXT, AT(draft), 0, 0, NULL, "",
+     "folder of a smaller model of the same vocabulary that drafts what may come next; empty: "
+     "none"},
     {"model.tensor_parallel", KIND_CHOICE, AT(tensor_parallel), 0, 0, "auto|1|2|4|8", "auto",
      "ranks that each hold a part of every layer and compute it together; auto: 1, or in a cluster "
      "all devices"},

@@ -130,6 +130,7 @@ struct device_list {
 struct options {
     char *model_path;
     char *chat_template;     /* "": the folder's */
+    char *draft;             /* "": no draft model */
     int64_t tensor_parallel; /* 0: auto, else 1 + log2 of the number of ranks */
     char *socket;
     int64_t socket_mode;

@@ -26,6 +26,7 @@ int engine_new(struct engine **out, const struct engine_options *options, struct
     const char *cache_folder = options->backend_options.cache_folder;
     const char *disk_folder = options->disk_folder;
     const char *chat_template = options->chat_template;
+    const char *draft_folder = options->draft_folder;
     struct engine *g;
     int r;
 
@@ -38,6 +39,7 @@ int engine_new(struct engine **out, const struct engine_options *options, struct
     g->options.backend_options.cache_folder = cache_folder ? strdup(cache_folder) : NULL;
     g->options.disk_folder = disk_folder ? strdup(disk_folder) : NULL;
     g->options.chat_template = chat_template ? strdup(chat_template) : NULL;
+    g->options.draft_folder = draft_folder ? strdup(draft_folder) : NULL;
     g->idle_sleep_us = (uint64_t)options->idle_sleep_s * 1000000u;
     list_init(&g->inbox);
     work_queue_init(&g->inspects);
@@ -49,7 +51,8 @@ int engine_new(struct engine **out, const struct engine_options *options, struct
     g->event_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     r = g->event_fd < 0 ? -errno : 0;
     if (!g->options.model_folder || (cache_folder && !g->options.backend_options.cache_folder) ||
-        (disk_folder && !g->options.disk_folder) || (chat_template && !g->options.chat_template))
+        (disk_folder && !g->options.disk_folder) || (chat_template && !g->options.chat_template) ||
+        (draft_folder && !g->options.draft_folder))
         r = -ENOMEM;
     if (r == 0)
         r = work_pool_new(&g->pool, options->n_tokenizer_threads);
@@ -86,6 +89,7 @@ void engine_free(struct engine *g)
     engine_events_free(g->out.head);
     engine_close_disk(g);                  /* which reads and writes the backend's memory */
     g->options.backend->close(g->backend); /* before the core: steps in flight read its batches */
+    drafter_free(g->drafter);
     core_free(g->core);
     engine_free_formats(g);
     tokenizer_free(g->tokenizer);
@@ -93,6 +97,7 @@ void engine_free(struct engine *g)
     model_close(g->model);
     free((char *)(uintptr_t)g->options.model_folder);
     free((char *)(uintptr_t)g->options.chat_template);
+    free((char *)(uintptr_t)g->options.draft_folder);
     free((char *)(uintptr_t)g->options.backend_options.cache_folder);
     free((char *)(uintptr_t)g->options.disk_folder);
     free(g->shares);
@@ -390,6 +395,8 @@ static void *load_text_side(void *arg)
         else if (r < 0)
             s->e = g->chat_why;
     }
+    if (r == 0 && g->options.draft_folder)
+        r = drafter_check_vocabulary(g->options.draft_folder, g->tokenizer, &s->e);
     s->r = r;
     return NULL;
 }
@@ -411,9 +418,13 @@ void engine_read_memory(struct engine *g)
 {
     struct backend_info info;
 
+    const uint64_t draft_bytes = g->drafter ? drafter_bytes(g->drafter) : 0;
+
     g->options.backend->info(g->backend, &info);
+    info.other_bytes -= draft_bytes < info.other_bytes ? draft_bytes : info.other_bytes;
     pthread_mutex_lock(&g->lock);
     g->status.backend = info;
+    g->status.draft_bytes = draft_bytes;
     pthread_mutex_unlock(&g->lock);
 }
 
@@ -437,6 +448,8 @@ static int new_core(struct engine *g, struct err *e)
     int r;
 
     g->speculates = options.speculate = g->options.speculate && info->drafts;
+    if (g->speculates && g->drafter)
+        options.draft_seqs = DRAFTER_SEQS;
     g->has_masks = info->masks;
     options.offload = info->offloads;
     if (info->masks)
@@ -502,7 +515,9 @@ int engine_load(struct engine *g, struct err *e)
     o->progress = on_progress;
     o->progress_ctx = g;
     o->beat = &g->beat;
-    r = g->options.backend->open(&g->backend, g->model, o, e);
+    r = engine_open_drafter(g, e);
+    if (r == 0)
+        r = g->options.backend->open(&g->backend, g->model, o, e);
     pthread_join(thread, NULL);
     if (r < 0)
         return r;

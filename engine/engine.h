@@ -39,6 +39,7 @@ struct engine_options {
     bool prefix_cache;
     bool share_all;
     bool speculate;                            /* drafts, where the backend takes them */
+    const char *draft_folder;                  /* of a model that makes some; NULL: none */
     uint8_t cache_secret[PREFIX_CACHE_SECRET]; /* of cache_secret_load() */
     uint64_t disk_bytes;                       /* of KV blocks on disk; 0: none */
     const char *disk_folder;                   /* with disk_bytes */
@@ -186,6 +187,8 @@ struct engine_status {
     struct backend_info backend; /* from READY on, as what follows; of when it was last idle */
     int32_t n_ranks;             /* with a device of their own; 0: there is one device */
     const struct backend_device *ranks; /* the devices of this struct's backend */
+    uint64_t
+        draft_bytes; /* of the device's memory, by the draft model: not in backend.other_bytes */
     struct core_stats core;
     int32_t block_len;
     int32_t max_seq_len;

@@ -584,9 +584,13 @@ static int iterate(struct engine *g, struct err *e)
         return r;
     deadline_us = core_expire(g->core, engine_now_us());
     collect(g);
-    if (g->in_flight < BACKEND_IN_FLIGHT)
+    r = engine_draft(g, e);
+    if (r < 0)
+        return r;
+    if (r == 0 && g->in_flight < BACKEND_IN_FLIGHT)
         next = core_next(g->core, &batch, engine_now_us());
     engine_spend(g, ENGINE_PART_SCHEDULE);
+    r = 0;
     if (next == CORE_OK) {
         r = submit(g, batch, e);
         engine_spend(g, ENGINE_PART_SUBMIT);

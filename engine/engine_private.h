@@ -1,6 +1,7 @@
 /* engine_private.h - the engine's own state, shared by engine.c (the face, and the load),
  * engine_jobs.c (the pool's work), engine_loop.c (the engine thread), engine_sleep.c,
- * engine_inspect.c, engine_watch.c, engine_format.c, generation.c and embedding.c. */
+ * engine_inspect.c, engine_watch.c, engine_format.c, engine_draft.c, generation.c and embedding.c.
+ */
 #ifndef NVLLM_ENGINE_ENGINE_PRIVATE_H
 #define NVLLM_ENGINE_ENGINE_PRIVATE_H
 
@@ -9,6 +10,7 @@
 
 #include "engine/step_cost.h"
 #include "engine/disk_tier.h"
+#include "engine/drafter.h"
 #include "engine/engine.h"
 #include "engine/text/text_stream.h"
 #include "engine/util/id_map.h"
@@ -113,6 +115,8 @@ struct engine {
     uint64_t resumed_us;     /* end of the last pause: earlier steps' times are not learnt */
     struct engine_end *ends; /* [max_seqs] */
     int in_flight;
+    struct drafter *drafter; /* NULL: there is no draft model */
+    uint64_t drafting_us;    /* that it has taken since the last step was read back */
 
     struct engine_metrics counts;
     uint64_t lap_us;     /* until when its time has been counted */
@@ -191,6 +195,13 @@ void engine_forget_cleared(struct engine *g);
 /* engine_inspect.c */
 /* Takes the job over. computed: the core has computed the prompt that it pins; else NULL. */
 void engine_answer(struct engine *g, struct job *j, const struct core_event *computed);
+
+/* engine_draft.c */
+/* Before the model's backend, which takes what memory is left. */
+int engine_open_drafter(struct engine *g, struct err *e);
+/* Gives the core drafts of the model that it wishes. 1: it will, once the steps in flight have
+ * ended, and none may be planned before; 0; or a negative errno. */
+int engine_draft(struct engine *g, struct err *e);
 
 /* engine_watch.c */
 /* Counts the time since the last call as that of a part; N_ENGINE_PARTS: of none. */

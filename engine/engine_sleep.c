@@ -20,7 +20,8 @@ static uint64_t taken_bytes(const struct engine *g)
     struct backend_info i;
 
     g->options.backend->info(g->backend, &i);
-    return i.weight_bytes + i.tiers[TIER_DEVICE].bytes + i.graph_bytes + i.workspace_bytes;
+    return i.weight_bytes + i.tiers[TIER_DEVICE].bytes + i.graph_bytes + i.workspace_bytes +
+           (g->drafter ? drafter_bytes(g->drafter) : 0);
 }
 
 /* Forgets the device's blocks, and says of how many a tier below has copies. */
@@ -58,6 +59,8 @@ static int go_to_sleep(struct engine *g, enum sleep_level level, bool may_lose,
         else if (r > 0)
             forget_device(g, out);
     }
+    if (r >= 0 && g->asleep == SLEEP_NONE && g->drafter)
+        r = drafter_sleep(g->drafter, e);
     if (r >= 0 && g->asleep < level) {
         r = g->options.backend->sleep(g->backend, level != SLEEP_ALL, e);
         if (r == 0)
@@ -71,6 +74,22 @@ static int go_to_sleep(struct engine *g, enum sleep_level level, bool may_lose,
     return 1;
 }
 
+/* -ENOMEM: both sleep on. */
+static int wake_drafter(struct engine *g, struct err *e)
+{
+    int r = drafter_wake(g->drafter, e), slept;
+    struct err why;
+
+    if (r != -ENOMEM)
+        return r;
+    slept = g->options.backend->sleep(g->backend, g->asleep != SLEEP_ALL, &why);
+    if (slept < 0) {
+        *e = why;
+        r = slept;
+    }
+    return r;
+}
+
 /* -ENOMEM: it sleeps on. */
 static int wake(struct engine *g, struct err *e)
 {
@@ -79,7 +98,9 @@ static int wake(struct engine *g, struct err *e)
     if (!g->asleep)
         return 0;
     r = g->options.backend->wake(g->backend, e);
-    if (r == 0 && model_has_changed(g->model))
+    if (r == 0 && g->drafter)
+        r = wake_drafter(g, e);
+    if (r == 0 && (model_has_changed(g->model) || (g->drafter && drafter_has_changed(g->drafter))))
         r = err_set(e, -ESTALE, "the model's files have changed since they were opened");
     if (r < 0)
         return r;

@@ -40,6 +40,7 @@ enum engine_part {
     ENGINE_PART_COMMIT,       /* takes the results over, makes text of them */
     ENGINE_PART_PUBLISH,      /* hands events to the daemon's loop */
     ENGINE_PART_OTHER,        /* answers what is asked about its state; restores; sleeps, wakes */
+    ENGINE_PART_DRAFT,        /* the draft model works */
     N_ENGINE_PARTS,
 };
 

@@ -59,6 +59,7 @@
     F(COUNT, kv_bytes,        q->backend.tiers[TIER_DEVICE].bytes, kv_bytes,        kv_bytes) \
     F(COUNT, graph_bytes,     q->backend.graph_bytes,     graph_bytes,     graph_bytes) \
     F(COUNT, workspace_bytes, q->backend.workspace_bytes, workspace_bytes, workspace_bytes) \
+    F(COUNT, draft_bytes,     q->draft_bytes,             draft_bytes,     draft_bytes) \
     F(COUNT, other_bytes,     q->backend.other_bytes,     other_bytes,     other_bytes) \
     F(COUNT, total_bytes,     q->backend.total_bytes,     total_bytes,     total_bytes) \
     F(COUNT, free_bytes,      q->backend.free_bytes,      free_bytes,      free_bytes)
@@ -95,6 +96,9 @@
     F(COUNT, output_tokens, q->core.output_tokens,       output_tokens,   output_tokens) \
     F(COUNT, draft_tokens,  q->core.draft_tokens,        draft_tokens,    draft_tokens) \
     F(COUNT, accepted_tokens, q->core.accepted_tokens,   accepted_tokens, accepted_tokens) \
+    F(COUNT, model_draft_tokens, q->core.model_draft_tokens, model_draft_tokens, model_draft_tokens) \
+    F(COUNT, model_accepted_tokens, q->core.model_accepted_tokens, model_accepted_tokens, \
+      model_accepted_tokens) \
     F(SLEEP_LEVEL, asleep,  q->asleep,                   asleep,          asleep) \
     F(COUNT, tensor_parallel, q->backend.tp_size,        tensor_parallel, tensor_parallel) \
     F(COUNT, processes,     q->backend.n_processes,      processes,       processes) \
@@ -119,6 +123,9 @@
     F(COUNT, preemptions,      q->preemptions,            preemptions,      preemptions) \
     F(COUNT, draft_tokens,     q->draft_tokens,           draft_tokens,     draft_tokens) \
     F(COUNT, accepted_tokens,  q->accepted_tokens,        accepted_tokens,  accepted_tokens) \
+    F(COUNT, model_draft_tokens, q->model_draft_tokens,   model_draft_tokens, model_draft_tokens) \
+    F(COUNT, model_accepted_tokens, q->model_accepted_tokens, model_accepted_tokens, \
+      model_accepted_tokens) \
     F(MS,    age_us,           since(q->arrival_us, from), age_us,          age_ms) \
     F(MS,    run_us,           since(q->start_us, from),  run_us,           run_ms) \
     F(REAL,  tokens_per_s,     decode_rate(q, from),      tokens_per_s,     tok_s)

@@ -36,6 +36,8 @@ static void print_memory(const struct nvllm_status *s)
 {
     printf("%-14s%.1f MiB of weights, %.1f MiB of KV cache, %.1f MiB of workspaces", "memory",
            show_mib(s->weight_bytes), show_mib(s->kv_bytes), show_mib(s->workspace_bytes));
+    if (s->draft_bytes > 0)
+        printf(", %.1f MiB of the draft model", show_mib(s->draft_bytes));
     if (s->total_bytes > 0)
         printf(", %.1f MiB of graphs, %.1f MiB of other use\n%-14s%.1f MiB of %.1f MiB free",
                show_mib(s->graph_bytes), show_mib(s->other_bytes), "", show_mib(s->free_bytes),
@@ -82,6 +84,11 @@ static void print_numbers(const struct nvllm_status *s)
         printf("%-14s%llu of %llu drafts were right (%.0f %%)\n", "speculation",
                (unsigned long long)s->accepted_tokens, (unsigned long long)s->draft_tokens,
                show_percent(s->accepted_tokens, s->draft_tokens));
+    if (s->model_draft_tokens > 0)
+        printf("%-14s%llu of %llu of these by the draft model (%.0f %%)\n", "",
+               (unsigned long long)s->model_accepted_tokens,
+               (unsigned long long)s->model_draft_tokens,
+               show_percent(s->model_accepted_tokens, s->model_draft_tokens));
     print_memory(s);
     printf("%-14s%u tokens\n", "longest", s->max_seq_len);
     if (s->embedding_dim > 0)

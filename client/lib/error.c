@@ -109,7 +109,7 @@ NAMES(nvllm_sleep_level_name, enum nvllm_sleep_level, "unknown", [NVLLM_SLEEP_NO
 NAMES(nvllm_engine_part_name, enum nvllm_engine_part,
       "unknown", [NVLLM_PART_UNKNOWN] = "unknown", [NVLLM_PART_SCHEDULE] = "schedule",
       [NVLLM_PART_SUBMIT] = "submit", [NVLLM_PART_WAIT] = "wait", [NVLLM_PART_COMMIT] = "commit",
-      [NVLLM_PART_PUBLISH] = "publish", [NVLLM_PART_OTHER] = "other")
+      [NVLLM_PART_PUBLISH] = "publish", [NVLLM_PART_OTHER] = "other", [NVLLM_PART_DRAFT] = "draft")
 
 struct nvllm_text nvllm_str(const char *s)
 {

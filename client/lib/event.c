@@ -350,7 +350,7 @@ static enum nvllm_code read_trace(struct event *e, const Nvllm__V1__TraceChunk *
             .decode_tokens = r->decode_tokens,
             .prompt_tokens = r->prompt_tokens,
             .sequences = r->sequences,
-            .part = enum_of((int)r->part, NVLLM_PART_OTHER),
+            .part = enum_of((int)r->part, NVLLM_PART_DRAFT),
         };
     }
     e->trace.n_records = in->n_records;

@@ -53,6 +53,7 @@ struct nvllm_request_info {
     uint64_t run_us;                        /* since its first step; 0: none yet */
     double tokens_per_s;                    /* generated since the first token */
     uint32_t draft_tokens, accepted_tokens; /* as in nvllm_status */
+    uint32_t model_draft_tokens, model_accepted_tokens;
 };
 
 struct nvllm_request_list {
@@ -309,6 +310,7 @@ enum nvllm_engine_part {
     NVLLM_PART_COMMIT = 4,   /* takes its results over, makes text of them */
     NVLLM_PART_PUBLISH = 5,  /* hands events to the daemon's loop */
     NVLLM_PART_OTHER = 6,    /* answers what is asked about its state; sleeps, wakes */
+    NVLLM_PART_DRAFT = 7,    /* the draft model works */
 };
 
 /* "schedule", "submit", …, "unknown". */

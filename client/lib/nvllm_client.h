@@ -578,6 +578,9 @@ struct nvllm_status {
      * those that were right. */
     uint64_t draft_tokens;
     uint64_t accepted_tokens;
+    uint64_t model_draft_tokens; /* of both, by the draft model, see model.draft there */
+    uint64_t model_accepted_tokens;
+    uint64_t draft_bytes; /* that it takes; on a device it adds up with those above */
 };
 
 enum nvllm_code nvllm_get_status(struct nvllm_client *client, int timeout_ms,

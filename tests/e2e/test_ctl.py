@@ -124,13 +124,13 @@ class Status(SharedDaemon):
         self.assertEqual(s["preemptions"], 0)
         memory = s["memory"]
         self.assertEqual(set(memory), {f"{part}_bytes" for part in (
-            "weight", "kv", "graph", "workspace", "other", "total", "free")})
+            "weight", "kv", "graph", "workspace", "draft", "other", "total", "free")})
         self.assertEqual(memory["kv_bytes"] % blocks["total"], 0)
         # On the CPU what is taken lies in the process, and the rest of the machine is not counted.
         taken = sum(memory[f"{part}_bytes"] for part in ("weight", "kv", "workspace"))
         self.assertGreater(memory["workspace_bytes"], 0)
         self.assertGreaterEqual(self.daemon.memory_kib("VmSize") * 1024, taken)
-        for part in "graph", "other", "total", "free":
+        for part in "graph", "draft", "other", "total", "free":
             self.assertEqual(memory[f"{part}_bytes"], 0)
         self.assertEqual(s["driver"], "")
         self.assertEqual(s["tensor_parallel"], 1)

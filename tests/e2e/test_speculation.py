@@ -1,9 +1,13 @@
 """Speculation changes nothing: every request is told the same with drafts as without, and drafts of
 text that repeats itself are right."""
 
+import json
+import pathlib
 import random
+import subprocess
+import tempfile
 
-from harness import GOOD, Case, Daemon, at_once, scaled, wait_for
+from harness import GOOD, MODEL, Case, Daemon, at_once, config, model_folder, scaled, wait_for
 from test_batching import some_request
 from test_format import CHOICES, EXPRESSION, PERSON, REGEXES, SCHEMAS, ask, choice, schema
 
@@ -38,6 +42,14 @@ def formats():
 def outcome(answer):
     """With the usage: tokens behind the end of an answer do not count."""
     return answer.outcome(), answer.done and answer.done["usage"].get("completion_tokens", 0)
+
+
+def first_layers(target, n):
+    """The bundled model cut off behind n layers: several times faster, and often wrong."""
+    shape = json.loads((MODEL / "config.json").read_text())
+    shape["num_hidden_layers"] = n
+    shape["layer_types"] = shape["layer_types"][:n]
+    return model_folder(target, config=json.dumps(shape))
 
 
 class Speculation(Case):
@@ -84,6 +96,66 @@ class Speculation(Case):
         self.assertGreater(stats[1]["preemptions"], 0, "the pool was too large to show anything")
         for s in stats:
             self.assertLessEqual(s["accepted_tokens"], s["draft_tokens"])
+
+    def test_draft_model(self):
+        """The model itself as its draft model, always right where there is no rounding, and its first
+        layer, often wrong: with both every request is told the same, also preempted, with host memory
+        and together."""
+        rng = random.Random(19)
+        requests = [some_request(rng, i) for i in range(scaled(60, 12))]
+        requests += [repeating(rng, i) for i in range(scaled(40, 8))]
+        requests += [ask(f, i) for i, f in enumerate(formats())][:scaled(12, 3)]
+        small = (f"cache.kv_memory={scaled(72, 48) * BLOCK_BYTES}", "scheduler.max_seqs=32")
+        with tempfile.TemporaryDirectory() as folder:
+            itself, worse = f"model.draft={MODEL}", f"model.draft={first_layers(pathlib.Path(folder), 1)}"
+            stats = self.compare(requests, ((itself,), 1), ((worse,), 1), ((worse, *small), 6),
+                                 ((worse, "cache.host_memory=64M", *small), 24),
+                                 ((itself, "scheduler.max_batch_tokens=48"), 3))
+        print("; ".join(f"{s['model_accepted_tokens']} of {s['model_draft_tokens']} drafts of a model right"
+                        for s in stats))
+        self.assertEqual(stats[0]["model_draft_tokens"], 0)
+        for s in stats[1:]:
+            self.assertGreater(s["model_draft_tokens"], 0)
+            self.assertLessEqual(s["model_accepted_tokens"], s["model_draft_tokens"])
+            self.assertLessEqual(s["model_draft_tokens"], s["draft_tokens"])
+            self.assertGreater(s["memory"]["draft_bytes"], 0)
+        self.assertGreater(stats[1]["model_accepted_tokens"], 0.8 * stats[1]["model_draft_tokens"])
+
+    def test_draft_model_sleeps(self):
+        """Its memory is given back with the model's, and it reads texts again."""
+        request = {"prompt": "Once upon a time", "max_tokens": 60,
+                   "sampling": {"temperature": 0.8, "seed": 3, "ignore_eos": True}}
+        with Daemon(f"model.draft={MODEL}", "cache.prefix_cache=off") as d, d.connect() as w:
+            first = outcome(w.generate(**request))
+            awake = d.status()["memory"]["draft_bytes"]
+            d.ctl("sleep")
+            self.assertLess(d.status()["memory"]["draft_bytes"], awake)
+            self.assertEqual(outcome(w.generate(**request)), first)
+            self.assertEqual(d.status()["memory"]["draft_bytes"], awake)
+            self.assertRegex(d.ctl("status").stdout.decode(), r"MiB of the draft model")
+
+    def test_draft_model_refused(self):
+        """By name, at the start and by check-config."""
+        with tempfile.TemporaryDirectory() as folder:
+            tokenizer = (MODEL / "tokenizer.json").read_text()
+            other = model_folder(pathlib.Path(folder) / "other",
+                                 tokenizer=tokenizer.replace("<|im_start|>", "<|im_other|>"))
+            for options, why in (
+                    ([f"model.draft={other}"], "vocabulary"),
+                    ([f"model.draft={folder}/none"], "none"),
+                    ([f"model.draft={MODEL}", "model.tensor_parallel=2"], "model.tensor_parallel"),
+                    ([f"model.draft={MODEL}", OFF], "scheduler.speculation")):
+                with self.subTest(options=options):
+                    d = Daemon(*options, wait=False)
+                    self.assertEqual(d.process.wait(timeout=scaled(30, 120)), 2)
+                    self.assertIn("model.draft", d.log())
+                    self.assertIn(why, d.log())
+                    d.close()
+                    checked = subprocess.run(
+                        [config.nvllmd, "check-config", "--model", MODEL, "--backend", "cpu",
+                         *(f"--set={o}" for o in options)], capture_output=True)
+                    self.assertNotEqual(checked.returncode, 0)
+                    self.assertIn(why, checked.stdout.decode())
 
     def test_formats(self):
         """Each draft is held to the mask of its own place; where one token can come it is drafted."""

@@ -662,7 +662,7 @@ TEST(words, .no_fixture = true)
     ck_assert_str_eq(nvllm_sleep_level_name(NVLLM_SLEEP_WEIGHTS), "weights");
     ck_assert_str_eq(nvllm_sleep_level_name((enum nvllm_sleep_level)99), "unknown");
     ck_assert_str_eq(nvllm_priority_name(NVLLM_PRIORITY_HIGH), "high");
-    for (int i = NVLLM_PART_SCHEDULE; i <= NVLLM_PART_OTHER; i++)
+    for (int i = NVLLM_PART_SCHEDULE; i <= NVLLM_PART_DRAFT; i++)
         ck_assert_str_ne(nvllm_engine_part_name((enum nvllm_engine_part)i),
                          nvllm_engine_part_name((enum nvllm_engine_part)(i - 1)));
     ck_assert_str_eq(nvllm_engine_part_name((enum nvllm_engine_part)99), "unknown");
