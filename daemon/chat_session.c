@@ -138,7 +138,8 @@ void chat_sessions_deinit(struct accounts *accounts)
 
 /* ---- turns */
 
-/* The messages of the session and those to append, as one chat. */
+/* The messages of the session and those to append, as one chat, with what the turn says of calls.
+ */
 static int join(struct chat_turn *t, const struct chat *held, const struct chat *added)
 {
     const size_t n = held->n_messages + added->n_messages;
@@ -154,6 +155,10 @@ static int join(struct chat_turn *t, const struct chat *held, const struct chat 
     t->chat = *held;
     t->chat.messages = t->messages;
     t->chat.n_messages = n;
+    t->chat.n_tools = added->no_tools ? 0 : held->n_tools;
+    t->chat.must_call = added->must_call;
+    t->chat.called_tool = added->called_tool;
+    t->chat.one_call = added->one_call;
     t->n_added = added->n_messages;
     return 0;
 }
@@ -173,6 +178,9 @@ static int check_turn(const struct chat_session *c, const struct chat *added,
     if (added->n_messages == 0 && (last.len == 0 || memcmp(last.data, "assistant", last.len) == 0))
         return refusal_of_field(e, CODE(INVALID), "chat.messages",
                                 "is empty, and the session has no message to answer");
+    if (added->must_call && held->n_tools == 0)
+        return refusal_of_field(e, CODE(INVALID), "chat.tool_choice",
+                                "a call is required, but the session has no tools");
     if (bytes > limit_value(o, LIMIT_PROMPT_BYTES))
         return limit_refuse(e, o, LIMIT_PROMPT_BYTES, "session", bytes);
     return chat_session_check(c->account, o, 0,

@@ -328,7 +328,7 @@ static void take_common(struct checker *c, struct engine_request *r, Nvllm__V1__
     r->most_prompt_tokens = (int32_t)c->rules->options->max_prompt_tokens;
 }
 
-/* The messages that a turn appends to its session, which has all else of a chat. */
+/* The messages that a turn appends to its session, and which of its tools the answer may call. */
 static void take_turn(struct checker *c, struct engine_request *r, const Nvllm__V1__Generate *g)
 {
     static const Nvllm__V1__Chat none = NVLLM__V1__CHAT__INIT;
@@ -340,8 +340,8 @@ static void take_turn(struct checker *c, struct engine_request *r, const Nvllm__
     if (m->n_tools || m->n_documents || m->has_chat_template_kwargs || m->has_enable_thinking ||
         m->has_add_generation_prompt)
         refuse(c, CODE(INVALID), "chat",
-               "has messages alone in a session: all else was set when that was created");
-    request_take_no_tool_choice(c, m);
+               "has messages and a choice of tools in a session: all else was set when that was "
+               "created");
     if (r->n != 1)
         refuse(c, CODE(INVALID), "n", "a session takes one answer a turn");
     if (r->raw_text || r->keep_special)

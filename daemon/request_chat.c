@@ -47,13 +47,11 @@ static void take_tool_choice(struct checker *c, struct chat *chat, const Nvllm__
     case NVLLM__V1__TOOL_CHOICE__TOOL_CHOICE_AUTO:
         break;
     case NVLLM__V1__TOOL_CHOICE__TOOL_CHOICE_NONE:
+        chat->no_tools = true;
         chat->n_tools = 0;
         break;
     case NVLLM__V1__TOOL_CHOICE__TOOL_CHOICE_REQUIRED:
         chat->must_call = true;
-        if (chat->n_tools == 0)
-            refuse(c, CODE(INVALID), "chat.tool_choice",
-                   "a call is required, but there are no tools");
         break;
     default:
         refuse(c, CODE(INVALID), "chat.tool_choice", "%d is not a choice", (int)m->tool_choice);
@@ -101,19 +99,13 @@ const struct chat *request_take_prompt(struct checker *c, const Nvllm__V1__Chat 
 {
     const struct chat *chat = request_take_chat(c, m);
 
+    if (chat && chat->must_call && chat->n_tools == 0)
+        refuse(c, CODE(INVALID), "chat.tool_choice", "a call is required, but there are no tools");
     if (m->n_messages == 0)
         refuse(c, CODE(INVALID), "chat.messages", "is empty");
     if (chat)
         check_limit(c, LIMIT_PROMPT_BYTES, chat_bytes(chat), "chat");
     return chat;
-}
-
-void request_take_no_tool_choice(struct checker *c, const Nvllm__V1__Chat *m)
-{
-    if (m->has_tool_choice || m->has_called_tool)
-        refuse(c, CODE(INVALID), "chat.tool_choice", "cannot be set in a session");
-    if (m->has_parallel_tool_calls)
-        refuse(c, CODE(INVALID), "chat.parallel_tool_calls", "cannot be set in a session");
 }
 
 int request_chat(const struct chat **out, const Nvllm__V1__Chat *m, struct unpacked *u,
@@ -125,7 +117,10 @@ int request_chat(const struct chat **out, const Nvllm__V1__Chat *m, struct unpac
 
     if (m->has_add_generation_prompt)
         refuse(&c, CODE(INVALID), "chat.add_generation_prompt", "is not of a session");
-    request_take_no_tool_choice(&c, m);
+    if (m->has_tool_choice || m->has_called_tool)
+        refuse(&c, CODE(INVALID), "chat.tool_choice", "is of a turn, not of a session");
+    if (m->has_parallel_tool_calls)
+        refuse(&c, CODE(INVALID), "chat.parallel_tool_calls", "is of a turn, not of a session");
     if (c.r == 0 && chat->n_messages > 0 && chat_check(chat, &why) < 0) { /* "field: text" */
         c.r = refusal_set(e, CODE(INVALID), "%s", why.text);
         snprintf(e->field, sizeof(e->field), "%.*s", (int)strcspn(why.text, ":"), why.text);

@@ -97,7 +97,4 @@ static inline struct text *take_texts(struct checker *c, const ProtobufCBinaryDa
 const struct chat *request_take_chat(struct checker *c, const Nvllm__V1__Chat *m);
 const struct chat *request_take_prompt(struct checker *c, const Nvllm__V1__Chat *m);
 
-/* Refuses what a chat of a session has no choice of: it has tools, which a turn may use or not. */
-void request_take_no_tool_choice(struct checker *c, const Nvllm__V1__Chat *m);
-
 #endif

@@ -285,8 +285,8 @@ struct nvllm_request {
     const struct nvllm_text *format_choices; /* [n_format_choices] of NVLLM_FORMAT_CHOICE */
     size_t n_format_choices;
     const char *session; /* the session that this is a turn of, see nvllm_sessions.h; NULL: none.
-                            chat has the messages to append alone, or is NULL: none. Not with n,
-                            keep_special and raw_text */
+                            chat has the messages to append and the choice of tools alone, or is
+                            NULL: none. Not with n, keep_special and raw_text */
 };
 
 void nvllm_request_init_size(struct nvllm_request *request, size_t size);

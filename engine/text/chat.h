@@ -52,6 +52,7 @@ struct chat {
     size_t n_messages;
     const struct text *tools; /* [n_tools] one JSON object each */
     size_t n_tools;
+    bool no_tools; /* nor are there those of a session that it is appended to */
     /* Of the answer, not of the prompt: */
     bool must_call;               /* it is nothing but calls */
     struct text called_tool;      /* then: the name of the one to call; empty: any */

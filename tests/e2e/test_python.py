@@ -192,6 +192,8 @@ class Talk(SharedDaemon):
                 (nvllm.InvalidError, "name", lambda: client.session(7)),
                 (nvllm.InvalidError, "turns", lambda: client.rewind_session("py", 1)),
                 (nvllm.InvalidError, "session", lambda: client.chat(say, session="no").answer()),
+                (nvllm.InvalidError, "chat.tool_choice",
+                 lambda: client.chat(say, session="py", tool_choice="required").answer()),
                 (nvllm.InvalidError, "chat", lambda: client.chat(say, session="py", tools=["{}"]).answer())):
             with self.assertRaises(error) as caught:
                 call()

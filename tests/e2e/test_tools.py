@@ -123,6 +123,41 @@ class Tools(SharedDaemon):
             self.assertRegex(c.text.decode(), "^$" if c.tool_calls else "^[a-f]{3}$")
         self.assertGreater(n_calls, 0)
 
+    def test_turns_of_a_session(self):
+        """Each says which of the session's tools its answer calls; the next is not held to it."""
+        required, one = {"tool_choice": "TOOL_CHOICE_REQUIRED"}, {"parallel_tool_calls": False}
+        chat = request()["chat"]
+        with self.daemon.connect() as w:
+            def turn(name="a", **choice):
+                return w.generate(session=name, **{**request(), "chat": {"messages": MESSAGES, **choice}})
+
+            def refused(reply, field, text):
+                error = reply["error"] if isinstance(reply, dict) else reply.error
+                self.assertEqual(error["field"], field, error)
+                self.assertIn(text, error["message"])
+
+            w.ask(create_session={"name": "a", "chat": {
+                "tools": chat["tools"], "enable_thinking": False}})
+            for tool in STRICT:
+                made, = turn(called_tool=tool.encode(), **required).choices[0].tool_calls
+                self.assertEqual(made["name"].decode(), tool)
+                self.assertTrue(obeys(tool, made["arguments"]), made)
+            self.assertEqual(len(turn(**required, **one).choices[0].tool_calls), 1)
+            before = turn()
+            self.assertIsNone(before.error)
+            self.assertGreater(before.done["usage"]["cached_tokens"], 100)
+            untold = turn(tool_choice="TOOL_CHOICE_NONE")
+            self.assertEqual(untold.choices[0].tool_calls, [])
+            self.assertLess(untold.done["usage"]["prompt_tokens"], before.done["usage"]["prompt_tokens"])
+            self.assertGreater(len(turn(**required).choices[0].tool_calls), 0)
+            refused(turn(called_tool=b"come", **required), "chat.tool_choice", "come")
+            refused(turn(called_tool=b"go_to"), "chat.called_tool", "TOOL_CHOICE_REQUIRED")
+            self.assertIn("session_info", w.ask(create_session={"name": "b"}))
+            refused(turn("b", **required), "chat.tool_choice", "no tools")
+            for choice, field in (required, "chat.tool_choice"), (one, "chat.parallel_tool_calls"):
+                refused(w.ask(create_session={"name": "c", "chat": {"tools": chat["tools"], **choice}}),
+                        field, "of a turn")
+
     def test_none(self):
         """The model is not told of the tools."""
         with self.daemon.connect() as w:

@@ -451,8 +451,8 @@ class Client:
         parameters; tool_choice is "auto", "none", "required" or {"type": "function", "function":
         {"name": NAME}}; without parallel_tool_calls there is one call at most.
 
-        With session=NAME the messages are appended to that session, which has the rest: see
-        create_session()."""
+        With session=NAME the messages are appended to that session, which has the rest but for
+        tool_choice and parallel_tool_calls: see create_session()."""
         frame = ClientFrame()
         set_chat(frame.generate.chat, messages, tools, documents, chat_template_kwargs,
                   {"add_generation_prompt": add_generation_prompt,
