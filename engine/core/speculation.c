@@ -29,8 +29,7 @@ static const double least_gain = 1.05; /* below, the estimate may be wrong */
 /* A sequence's chance with the draft model begins at what it was in others, and returns there while
  * it has no such drafts; that one begins high, and returns there, so that both are tried again. */
 const double core_first_chance = 0.8;
-static const double newest = 0.125; /* the share of the last draft in a sequence's chance */
-static const double newest_of_all = 0.0625;
+static const double newest = 0.125;        /* the share of the last draft in both */
 static const double returns = 0.001953125; /* with each token */
 static const double all_return = 0.000244140625;
 
@@ -172,7 +171,7 @@ void core_judge_model(struct core *c, struct sequence *s, int32_t n_right, int32
 {
     for (int32_t i = 0; i < n && i <= n_right; i++) {
         s->model_chance += newest * ((i < n_right) - s->model_chance);
-        c->model_chance += newest_of_all * ((i < n_right) - c->model_chance);
+        c->model_chance += newest * ((i < n_right) - c->model_chance);
     }
 }
 
