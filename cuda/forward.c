@@ -403,35 +403,34 @@ static int prefill_offloaded(const struct pass *p, const struct attn *a)
 }
 
 /* Prompts are normed, rotated and stored by rope_store(); decodes in the attention kernel, which
- * reads keys of earlier steps before the kernel ahead of it ends. So keys of drafts are stored
+ * reads keys of earlier steps before the kernel ahead of it ends. With drafts all keys are stored
  * first, and then it waits. */
 static int attention(const struct pass *p, const struct layer_weights *w, int layer)
 {
     const struct forward *f = p->f;
     const int n_decodes = p->s->n_decodes, n_prompts = p->s->n_tokens - n_decodes;
-    const int n_drafted = p->s->n_drafted;
     struct launch decode = *f->launch;
     const struct attn a = {.out = f->attn,
                            .q = f->qkv,
                            .q_stride = qkv_dim(f),
                            .n_heads = f->config->n_heads,
                            .layer = layer,
-                           .kv = &f->kv};
+                           .kv = &f->kv,
+                           .drafts = p->s->drafts && !f->invariant};
     const struct rope rope = {.q_norm = w->q_norm.data,
                               .k_norm = w->k_norm.data,
                               .table = f->rope,
                               .eps = f->config->rms_norm_eps};
     int r;
 
-    decode.chained = decode.chained && n_drafted == 0;
+    decode.chained = decode.chained && !p->s->drafts;
     if (n_prompts > 0 && (r = cuda_check(rope_store(f->launch, f->qkv, &rope, &f->kv, layer, p->v,
                                                     n_decodes, n_prompts, f->config->n_heads, true),
                                          "rope_store", p->e)) < 0)
         return r;
-    if (n_drafted > 0 &&
-        (r = cuda_check(rope_store(f->launch, f->qkv, &rope, &f->kv, layer, p->v,
-                                   n_decodes - n_drafted, n_drafted, f->config->n_heads, false),
-                        "rope_store", p->e)) < 0)
+    if (p->s->drafts && (r = cuda_check(rope_store(f->launch, f->qkv, &rope, &f->kv, layer, p->v, 0,
+                                                   n_decodes, f->config->n_heads, false),
+                                        "rope_store", p->e)) < 0)
         return r;
     if (p->s->n_items > 0 && (r = cuda_check(attn_decode(&decode, &a, &rope, p->v, f->partial,
                                                          f->counters, p->s->n_items),

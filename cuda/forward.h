@@ -102,7 +102,7 @@ struct forward {
 /* What of a step the launches depend on; counts of a captured graph are upper bounds. */
 struct forward_shape {
     int n_tokens, n_decodes, n_rows;
-    int n_drafted; /* the last of n_decodes: their keys and those before them are of this step */
+    bool drafts; /* among the decodes: keys that they attend to are of this step */
     int n_items, n_tiles;
     int max_kv_len; /* of the sequences with tiles */
     /* An offloaded sequence's chunk, which is then the only one: its block table, blocks of earlier

@@ -59,6 +59,7 @@ static int set_limits(struct rank *b, struct err *e)
         .max_seqs = seqs,
         .max_blocks = (o->max_seq_len + o->block_len - 1) / o->block_len,
         .block_len = o->block_len,
+        .draft_rows = o->invariant ? 1 : attn_rows(c->n_heads, c->n_kv_heads),
         .target_items = wanted < 1                 ? 1
                         : wanted > ATTN_MAX_SPLITS ? ATTN_MAX_SPLITS
                                                    : wanted,

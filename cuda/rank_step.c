@@ -36,7 +36,7 @@ int rank_prepare_graph(struct rank *b, int size, bool drafts, bool masks, struct
     const struct step_view view = step_view_at(&room, b->step_memory);
     const struct forward_shape shape = {.n_tokens = size,
                                         .n_decodes = size,
-                                        .n_drafted = drafts ? size : 0,
+                                        .drafts = drafts,
                                         .n_rows = size,
                                         .n_items = room.n_items,
                                         .path = forward_path_of(&b->forward, size, drafts),
@@ -161,10 +161,10 @@ static int enqueue_step(struct rank *b, const struct batch *batch, int slot, str
 {
     cudaStream_t stream = b->device.launch.stream;
     const bool whole_rows = b->whole_rows && needs_whole_rows(b, batch);
-    const int n_decodes = batch_decode_rows(batch), n_drafted = n_decodes - batch->n_decodes;
+    const int n_decodes = batch_decode_rows(batch);
     const bool graph = !b->options.eager && n_decodes > 0 && batch->n_offloaded == 0 &&
                        batch->n_tokens == n_decodes && batch->n_sums == 0 && !whole_rows;
-    const bool drafts = n_drafted > 0, masks = batch->n_masks > 0;
+    const bool drafts = batch->n_drafted > 0, masks = batch->n_masks > 0;
     const int size = graph ? rank_graph_size(n_decodes) : 0;
     const struct step_room room =
         graph ? step_room_of_graph(&b->limits, size) : step_room_of(&b->limits, batch);
@@ -187,11 +187,10 @@ static int enqueue_step(struct rank *b, const struct batch *batch, int slot, str
     if (graph && b->graphs.by_size[size][drafts][masks])
         return cuda_check(cudaGraphLaunch(b->graphs.by_size[size][drafts][masks], stream),
                           "launching a graph", e);
-    /* The first step of a size runs eagerly, which loads its kernels; then it is captured. A graph
-     * stores the keys of all rows as those of drafts. */
+    /* The first step of a size runs eagerly, which loads its kernels; then it is captured. */
     shape = (struct forward_shape){.n_tokens = n_tokens,
                                    .n_decodes = graph ? size : n_decodes,
-                                   .n_drafted = graph && drafts ? size : n_drafted,
+                                   .drafts = drafts,
                                    .n_rows = graph ? size : batch->n_rows,
                                    .n_items = counts->n_items,
                                    .n_tiles = counts->n_tiles,

@@ -78,6 +78,34 @@ static int keys_of(const struct batch *b, int row)
     return row < b->n_decodes ? batch_kv_len(b)[row] : batch_positions(b)[row] + 1;
 }
 
+/* Rows whose attention is planned as one: a decode, or drafts that follow one another. */
+struct query {
+    int seq, row, n_rows; /* 0: there are no more */
+    int keys;             /* of the last row */
+};
+
+static struct query query_at(const struct step_limits *l, const struct batch *b, int seq, int row)
+{
+    struct query q = {.seq = seq, .row = row};
+
+    if (row >= batch_decode_rows(b))
+        return q;
+    while (row >= b->n_decodes && batch_q_start(b)[q.seq + 1] <= row)
+        q.seq++;
+    q.n_rows = 1;
+    if (row >= b->n_decodes) {
+        const int left = batch_q_start(b)[q.seq + 1] - row;
+
+        q.n_rows = left < l->draft_rows ? left : l->draft_rows;
+    }
+    q.keys = keys_of(b, row + q.n_rows - 1);
+    return q;
+}
+
+#define QUERY_EACH(q, l, b)                                                                        \
+    for (struct query q = query_at(l, b, (b)->n_decodes, 0); q.n_rows > 0;                         \
+         q = query_at(l, b, q.seq, q.row + q.n_rows))
+
 struct step_room step_room_of(const struct step_limits *l, const struct batch *b)
 {
     struct step_room r = {.n_tokens = b->n_tokens,
@@ -175,14 +203,12 @@ static int plan_runs(struct attn_item *items, const int32_t *table_start,
 {
     int left = 0, share = 0, room = 0, n_runs = 0, n_partial = 0, last = 0;
     int n = l->target_items; /* where items go that do not begin a run */
-    const int n_decodes = batch_decode_rows(b);
 
-    for (int i = 0; i < n_decodes; i++)
-        left += ceil_div(keys_of(b, i), ATTN_UNIT);
-    for (int i = 0; i < n_decodes; i++) {
-        const int n_units = ceil_div(keys_of(b, i), ATTN_UNIT);
-        const int split_units =
-            l->invariant ? ceil_div(split_length(l, 0, keys_of(b, i)), ATTN_UNIT) : 0;
+    QUERY_EACH (q, l, b)
+        left += ceil_div(q.keys, ATTN_UNIT);
+    QUERY_EACH (q, l, b) {
+        const int n_units = ceil_div(q.keys, ATTN_UNIT);
+        const int split_units = l->invariant ? ceil_div(split_length(l, 0, q.keys), ATTN_UNIT) : 0;
         int at[ATTN_MAX_SPLITS], n_items = 0;
 
         for (int unit = 0; unit < n_units; n_items++) {
@@ -200,18 +226,19 @@ static int plan_runs(struct attn_item *items, const int32_t *table_start,
             must(n_items < ATTN_MAX_SPLITS);
             at[n_items] = begins ? n_runs++ : n++;
             if (!begins)
-                items[last].next = at[n_items];
+                items[last].next = (uint16_t)at[n_items];
             last = at[n_items];
             items[last] =
-                (struct attn_item){.seq = i,
+                (struct attn_item){.seq = q.row,
+                                   .n_rows = (uint16_t)q.n_rows,
                                    .begin = unit * ATTN_UNIT,
-                                   .end = unit + take < n_units ? (unit + take) * ATTN_UNIT
-                                                                : keys_of(b, i),
+                                   .end =
+                                       unit + take < n_units ? (unit + take) * ATTN_UNIT : q.keys,
                                    .split = (uint8_t)(split_units ? unit / split_units : n_items),
                                    .units = (uint16_t)(split_units ? split_units : take),
                                    .partial = n_partial,
-                                   .table = table_start[i],
-                                   .kv_len = keys_of(b, i)};
+                                   .table = table_start[q.row],
+                                   .kv_len = q.keys};
             unit += take;
             room -= take;
             left -= take;
@@ -229,11 +256,10 @@ static int plan_runs(struct attn_item *items, const int32_t *table_start,
  * as leave no block without one. */
 static int splits_per_block(const struct step_limits *l, const struct batch *b)
 {
-    const int n_decodes = batch_decode_rows(b);
     int n = 0;
 
-    for (int i = 0; i < n_decodes; i++)
-        n += ceil_div(keys_of(b, i), split_length(l, 0, keys_of(b, i)));
+    QUERY_EACH (q, l, b)
+        n += ceil_div(q.keys, split_length(l, 0, q.keys));
     n = ceil_div(n, l->target_items);
     return n < INVARIANT_SPLITS ? n : INVARIANT_SPLITS;
 }
@@ -248,13 +274,13 @@ static int plan_splits(struct attn_item *items, const int32_t *table_start,
     int at[SIZE_CLASSES + 1] = {0};
     int n_partial = 0, longest = 1;
 
-    for (int i = 0; i < n_decodes; i++) {
-        const int length = split_length(l, total, keys_of(b, i)) * per_block;
+    QUERY_EACH (q, l, b) {
+        const int length = split_length(l, total, q.keys) * per_block;
 
         longest = length > longest ? length : longest;
     }
-    for (int i = 0; i < n_decodes; i++) {
-        const int kv_len = keys_of(b, i), length = split_length(l, total, kv_len) * per_block;
+    QUERY_EACH (q, l, b) {
+        const int kv_len = q.keys, length = split_length(l, total, kv_len) * per_block;
         const int n_whole = kv_len / length;
 
         at[size_class(length, longest) + 1] += n_whole;
@@ -264,8 +290,8 @@ static int plan_splits(struct attn_item *items, const int32_t *table_start,
     for (int i = 1; i <= SIZE_CLASSES; i++)
         at[i] += at[i - 1]; /* where class i begins */
     must(at[SIZE_CLASSES] <= step_max_items(l, n_decodes));
-    for (int i = 0; i < n_decodes; i++) {
-        const int kv_len = keys_of(b, i), split_keys = split_length(l, total, kv_len);
+    QUERY_EACH (q, l, b) {
+        const int kv_len = q.keys, split_keys = split_length(l, total, kv_len);
         const int n_splits = ceil_div(kv_len, split_keys), length = split_keys * per_block;
 
         must(n_splits <= ATTN_MAX_SPLITS);
@@ -273,14 +299,15 @@ static int plan_splits(struct attn_item *items, const int32_t *table_start,
             const int end = begin + length < kv_len ? begin + length : kv_len;
 
             items[at[size_class(end - begin, longest)]++] =
-                (struct attn_item){.seq = i,
+                (struct attn_item){.seq = q.row,
+                                   .n_rows = (uint16_t)q.n_rows,
                                    .begin = begin,
                                    .end = end,
                                    .split = (uint8_t)(begin / split_keys),
                                    .n_splits = (uint8_t)n_splits,
                                    .units = (uint16_t)ceil_div(split_keys, ATTN_UNIT),
                                    .partial = n_partial,
-                                   .table = table_start[i],
+                                   .table = table_start[q.row],
                                    .kv_len = kv_len};
         }
         n_partial += n_splits;
@@ -295,8 +322,8 @@ static int plan_items(struct attn_item *items, const int32_t *table_start,
     const int n_decodes = batch_decode_rows(b);
     int64_t total = 0;
 
-    for (int i = 0; i < n_decodes; i++)
-        total += keys_of(b, i);
+    QUERY_EACH (q, l, b)
+        total += q.keys;
     return l->target_items + n_decodes <= step_max_items(l, n_decodes) &&
                    total >= (int64_t)RUN_KEYS * l->target_items &&
                    total <= (int64_t)LONG_SPLIT * l->target_items

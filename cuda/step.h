@@ -18,6 +18,7 @@ struct step_limits {
     int max_tokens, max_seqs, max_blocks; /* of a step, of a step, of a sequence */
     int block_len;
     int target_items; /* of attention, that fill the machine */
+    int draft_rows;   /* of a sequence that one of these takes, at most */
     bool invariant;   /* a sequence is cut by its own length alone */
     int n_blocks;     /* of the device */
 };

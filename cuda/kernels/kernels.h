@@ -46,14 +46,15 @@ struct kv_pool {
 /* A split-KV work item: one split of a decoding sequence's keys, or consecutive ones, which yield
  * the bits of an item each. Blocks begin at the first n_items of a step and go on by next. */
 struct attn_item {
-    int32_t seq;             /* also its row */
+    int32_t seq;             /* also its row, or the first of n_rows */
     int32_t begin, end;      /* multiples of ATTN_UNIT except at the sequence's end */
     uint8_t split, n_splits; /* the first split is number split of n_splits */
     uint16_t units;  /* of a split: so many times ATTN_UNIT keys, fewer in the sequence's last */
     int32_t partial; /* where the sequence's partial results begin, in items */
     int32_t table;   /* where its block table begins in tables */
-    int32_t kv_len;  /* key kv_len - 1 is written by this step */
-    int32_t next;    /* the item that the same block takes next, or 0 */
+    int32_t kv_len;  /* key kv_len - 1 is written by this step; of several rows the last one's */
+    uint16_t next;   /* the item that the same block takes next, or 0 */
+    uint16_t n_rows; /* 1; with drafts up to attn_rows(), each with one key more than that before */
 };
 
 /* One tile of query rows of one prefill chunk. */
@@ -232,7 +233,16 @@ struct attn {
     int64_t q_stride;
     int n_heads, layer;
     const struct kv_pool *kv;
+    bool drafts; /* the keys of this step are in the pool: nothing is stored, items may have rows */
 };
+
+/* Rows of drafts that one pass over the keys takes. */
+static inline int attn_rows(int n_heads, int n_kv_heads)
+{
+    const int group = n_heads / n_kv_heads;
+
+    return group < ATTN_GROUP ? ATTN_GROUP / group : 1;
+}
 
 /* Of decodes. Row i of a->q is q, k and v of sequence i as the product gave them; norm, rotation
  * and storing are done here. Keys before kv_len - 1 must be of earlier steps, with a copy or

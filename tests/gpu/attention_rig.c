@@ -62,16 +62,17 @@ static void make_rooms(struct run *r, const struct scene *s, const struct step_l
 {
     const size_t passes =
         (size_t)(s->n_kv * ((s->n_heads / s->n_kv + ATTN_GROUP - 1) / ATTN_GROUP));
-    const size_t partials = (size_t)step_max_partials(l, s->n_seqs);
+    const int n_seqs = scene_decode_rows(s) + s->n_seqs - s->n_decodes - s->n_drafted;
+    const size_t partials = (size_t)step_max_partials(l, n_seqs);
 
     r->partial = array_new(partials * passes * ATTN_GROUP * (size_t)(s->dim + 2) * 4).device;
-    r->counters = device_new((size_t)s->n_seqs * passes * sizeof(*r->counters));
+    r->counters = device_new((size_t)n_seqs * passes * sizeof(*r->counters));
     r->prefill =
         (struct attn_prefill){.partial = array_new(attn_prefill_partial_bytes(s->dim)).device,
                               .counters = device_new(ATTN_PREFILL_COUNTERS * sizeof(int32_t)),
                               .n_tiles = r->counts.n_tiles,
                               .n_splits = s->n_splits ? s->n_splits : 1};
-    for (int i = s->n_decodes; i < s->n_seqs; i++)
+    for (int i = s->n_decodes + s->n_drafted; i < s->n_seqs; i++)
         if (s->kv_len[i] > r->prefill.max_kv_len)
             r->prefill.max_kv_len = s->kv_len[i];
 }
@@ -80,10 +81,11 @@ void run_pack(struct run *r, const struct scene *s, const struct paged *p, bool 
 {
     const size_t n = (size_t)r->n_tokens;
     const struct step_limits limits = {.max_tokens = r->n_tokens,
-                                       .max_seqs = s->n_seqs,
+                                       .max_seqs = scene_decode_rows(s) + s->n_seqs,
                                        .max_blocks = p->max_blocks,
                                        .block_len = 1 << s->block_shift,
                                        .target_items = s->n_items ? s->n_items : 40,
+                                       .draft_rows = attn_rows(s->n_heads, s->n_kv),
                                        .invariant = s->invariant};
     const struct device_array step = array_new(step_max_bytes(&limits));
     int32_t *positions = host_new(n, sizeof(*positions)), *slots = host_new(n, sizeof(*slots));
@@ -91,6 +93,7 @@ void run_pack(struct run *r, const struct scene *s, const struct paged *p, bool 
                                       .n_tokens = r->n_tokens,
                                       .n_seqs = s->n_seqs,
                                       .n_decodes = s->n_decodes,
+                                      .n_drafted = s->n_drafted,
                                       .max_blocks = p->max_blocks,
                                       .tokens = host_new(n, sizeof(int32_t)),
                                       .positions = positions,
@@ -99,19 +102,21 @@ void run_pack(struct run *r, const struct scene *s, const struct paged *p, bool 
                                       .kv_len = s->kv_len,
                                       .block_table = p->table};
 
-    for (int i = 0; i < s->n_decodes; i++) {
-        const int at = s->kv_len[i] - 1;
+    for (int i = 0; i < s->n_decodes + s->n_drafted; i++)
+        for (int row = r->q_start[i]; row < r->q_start[i + 1]; row++) {
+            const int at = s->kv_len[i] - r->q_start[i + 1] + row;
 
-        positions[i] = at;
-        slots[i] = (p->table[i * p->max_blocks + (at >> s->block_shift)] << s->block_shift) +
-                   (at & (limits.block_len - 1));
-    }
+            positions[row] = at;
+            slots[row] = (p->table[i * p->max_blocks + (at >> s->block_shift)] << s->block_shift) +
+                         (at & (limits.block_len - 1));
+        }
     r->room = pack_parts(step.host, &r->view, step.device, &limits, &parts, 0);
     r->counts = *(struct step_counts *)step.host;
     array_to_device(&step);
     make_rooms(r, s, &limits);
     r->attn.kv = &p->kv;
     r->attn.layer = p->layer;
+    r->attn.drafts = s->n_drafted > 0;
     r->maps.usable = false;
     if (hopper) {
         cuda_must(attn_maps_init(&r->maps, &p->kv, p->n_blocks, r->q.device, r->attn.q_stride,

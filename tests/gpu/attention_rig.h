@@ -12,10 +12,21 @@ struct scene {
     int n_seqs, n_decodes;
     const int32_t *q_len, *kv_len; /* [n_seqs] */
     bool invariant;
-    int n_splits; /* of prefill tiles; 0: one */
-    bool bare;    /* decodes' heads are rotated, but not normed */
-    int n_items;  /* that the plan of decodes aims at; 0: 40 */
+    int n_splits;  /* of prefill tiles; 0: one */
+    bool bare;     /* decodes' heads are rotated, but not normed */
+    int n_items;   /* that the plan of decodes aims at; 0: 40 */
+    int n_drafted; /* sequences behind the decodes with rows of drafts; 0: none */
 };
+
+/* Rows of decodes and drafts. */
+static inline int scene_decode_rows(const struct scene *s)
+{
+    int n = s->n_decodes;
+
+    for (int i = s->n_decodes; i < s->n_decodes + s->n_drafted; i++)
+        n += s->q_len[i];
+    return n;
+}
 
 /* Where the sequences' keys lie. */
 struct paged {

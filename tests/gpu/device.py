@@ -59,6 +59,8 @@ def add_arguments(parser):
                         help="folder of a shape that is to be as fast as the 8B shape")
     parser.add_argument("--copier", type=pathlib.Path,
                         help="folder of the 0.6B shape that goes from token i to i + 1 of 2,000")
+    parser.add_argument("--drafter", type=pathlib.Path,
+                        help="folder of two layers that does the same, of the same vocabulary")
     parser.add_argument("--shape", type=pathlib.Path, action="append", default=[],
                         help="folder of another shape, for the part that compares backends")
     parser.add_argument("--minutes", type=float, default=8.0, help="of the stress part")

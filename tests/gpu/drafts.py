@@ -19,6 +19,8 @@ def drafts():
     if not args.copier:
         raise Skip("no folder of a copier")
     same("a copier", args.copier)
+    drafter = f"model.draft={args.drafter}"
+    same("a copier, a draft model", args.copier, drafter)
     vocab = model_config(args.copier)["vocab_size"]
     for n, bar in (1, 2.5), (8, 0), (64, 0):
         compare(f"drafts, a file repeated, {n} streams", args.copier, n, bar,
@@ -29,6 +31,12 @@ def drafts():
     compare("drafts, greedy text of random weights", need_model(), 1, 0,
             lambda rng: {**random_request(rng, vocab), "sampling": GREEDY})
     compare("drafts, nvllm-tiny repeats digits", harness.MODEL, 1, 0, digits_request)
+    for n in 1, 8:
+        compare(f"drafts, a draft model that is right, {n} streams", args.copier, n, 0,
+                lambda rng: count_request(rng, vocab), drafter)
+    for n in 1, 16:
+        compare(f"drafts, a draft model that is wrong, {n} streams", need_model(), n, 0.97,
+                lambda rng: random_request(rng, vocab), drafter)
 
 
 GREEDY = {"temperature": 0, "ignore_eos": True}
@@ -40,6 +48,12 @@ def copy_request(rng, vocab):
     n = few(FILE, 100)
     ids = [rng.randrange(FILE, vocab) if rng.randrange(EDITED) == 0 else i for i in range(n)]
     return {"prompt_ids": {"ids": [*ids, FILE - 1]}, "max_tokens": n, "sampling": GREEDY}
+
+
+def count_request(rng, vocab):
+    """What follows has not been there."""
+    return {"prompt_ids": {"ids": [*random_ids(rng, few(200, 16), vocab), 0]},
+            "max_tokens": few(FILE // 2, 100), "sampling": GREEDY}
 
 
 def random_request(rng, vocab):
@@ -54,17 +68,18 @@ def digits_request(rng, vocab=None):
             "sampling": GREEDY}
 
 
-def same(name, model):
+def same(name, model, *more):
     """One by one and together, preempted and cached: with drafts as without, to the bit where the
     backend promises it. Half of the prompts are what a copier goes on with, the others random."""
-    options = [] if args.backend == "cpu" else ["cuda.invariant=on"]
+    plain = [] if args.backend == "cpu" else ["cuda.invariant=on"]
+    options = [*plain, *more]
     requests = seeded_requests(model, few(48, 6))
     for i, r in enumerate(requests):
         ids = r["prompt_ids"]["ids"]
         if i % 2:
             r["prompt_ids"]["ids"] = [*((i + j) % FILE for j in range(len(ids) + 60)), i - 1]
             r["sampling"] = {**r["sampling"], "temperature": 0.0 if i % 4 == 1 else 0.5}
-    with daemon(OFF, *options, model=model) as d, d.connect() as w:
+    with daemon(OFF, *plain, model=model) as d, d.connect() as w:
         without = [w.generate(**r).outcome() for r in requests]
         assert d.status()["draft_tokens"] == 0
     with daemon(AUTO, *options, "cache.prefix_cache=off", model=model) as d, d.connect() as w:
@@ -89,11 +104,12 @@ def count(name, d, expected, got):
         f"preemptions={s['preemptions']}")
 
 
-def compare(name, model, n, bar, make):
+def compare(name, model, n, bar, make, *more):
     """Tokens a second of n answers at a time without drafts and with them, and their ratio."""
     rates, right = [], ""
     for option in OFF, AUTO:
-        with daemon(option, "cache.prefix_cache=off", model=model) as d, d.connect() as w:
+        options = [option, *more] if option == AUTO else [option]
+        with daemon(*options, "cache.prefix_cache=off", model=model) as d, d.connect() as w:
             rates.append([rate(w, n, random.Random(seed), make) for seed in range(ROUNDS)][1:])
             if option == AUTO:
                 s = d.status()

@@ -82,10 +82,11 @@ static void row_twin(double *out, const uint16_t *q, const struct keys *k, int s
 }
 
 /* Launches twice. Returns q with decodes' rows as rope_store() leaves them; the keys of this step
- * are what it makes of them. */
+ * are what it makes of them, with drafts before the launch. */
 static const uint16_t *launch(struct run *r, const struct scene *s, struct keys *k, bool hopper)
 {
-    const size_t decoded = (size_t)(s->n_decodes * s->n_heads * s->dim) * 2; /* bytes of out */
+    const int n_rows = scene_decode_rows(s);
+    const size_t decoded = (size_t)(n_rows * s->n_heads * s->dim) * 2; /* bytes of out */
     const struct device_array stored = array_of(k->pool.host, k->pool.bytes);
     const struct device_array rotated = array_of(r->q.host, r->q.bytes);
     struct kv_pool kv = k->paged.kv;
@@ -93,11 +94,15 @@ static const uint16_t *launch(struct run *r, const struct scene *s, struct keys 
 
     run_pack(r, s, &k->paged, hopper);
     kv.base = stored.device;
-    if (s->n_decodes)
+    if (n_rows)
         cuda_must(rope_store(&device.launch, rotated.device, &r->rope, &kv, k->paged.layer,
-                             &r->view, 0, s->n_decodes, s->n_heads, true));
+                             &r->view, 0, n_rows, s->n_heads, true));
     array_to_host(&stored);
     array_to_host(&rotated);
+    if (s->n_drafted) {
+        memcpy(k->pool.host, stored.host, stored.bytes);
+        array_to_device(&k->pool);
+    }
     for (int i = 0; i < 2; i++) { /* twice: counters must be as they were */
         device_fill(r->out.device, 0xff, r->out.bytes);
         /* few blocks have more loads in flight; then so many that they have not */
@@ -148,7 +153,7 @@ static void check_kernel(const struct scene *s, bool hopper)
 static void check_scene(const struct scene *s)
 {
     check_kernel(s, false);
-    if (device.compute == 90 && s->n_decodes < s->n_seqs)
+    if (device.compute == 90 && s->n_decodes + s->n_drafted < s->n_seqs)
         check_kernel(s, true);
 }
 
@@ -167,6 +172,7 @@ static int check_run(const struct attn_item *items, int first, int n_first, int 
         ck_assert(i->begin >= 0 && i->begin % 16 == 0 && i->begin < i->end);
         ck_assert(i->end == kv_len[i->seq] || (i->end % 16 == 0 && i->end < kv_len[i->seq]));
         ck_assert_int_eq(i->kv_len, kv_len[i->seq]);
+        ck_assert_int_eq(i->n_rows, 1);
         ck_assert_int_gt(i->units, 0);
         n_pieces = (i->end - i->begin + i->units * 16 - 1) / (i->units * 16);
         ck_assert_int_le(i->split + n_pieces, i->n_splits);
@@ -306,6 +312,38 @@ TEST(decode_in_runs_follows_twin)
     check_scene(&(struct scene){4, 2, 128, 4, 63, 63, q_len, kv_len, .n_splits = 1});
     check_scene(&(struct scene){12, 1, 64, 5, 60, 60, q_len, kv_len, .bare = true});
     check_scene(&(struct scene){16, 8, 64, 4, 63, 63, q_len, kv_len, .n_items = 49});
+}
+END_TEST
+
+/* Rows of drafts that share a pass over the keys, as many as there is room for, beside decodes and
+ * a chunk; over a block's and a unit's end, split and not. */
+TEST(drafts_follow_twin, .n = N(decode_heads))
+{
+    static const int32_t q_len[] = {1, 1, 2, 16, 3, 5, 9, 7, 40};
+    static const int32_t kv_len[] = {33, 700, 2, 2000, 17, 68, 1025, 2016, 140};
+    static const int n_items[] = {0, 3, 13};
+
+    for (int dim = 64; dim <= 128; dim += 64)
+        for (int i = 0; i < 3; i++)
+            check_scene(&(struct scene){decode_heads[_i][0], decode_heads[_i][1], dim,
+                                        _i % 2 ? 4 : 6, 9, 2, q_len, kv_len, .bare = _i == 3,
+                                        .n_splits = 1, .n_items = n_items[i], .n_drafted = 6});
+}
+END_TEST
+
+/* The same cut into equal runs. */
+TEST(drafts_in_runs_follow_twin)
+{
+    int32_t kv_len[MAX_SEQS], q_len[MAX_SEQS];
+
+    for (int i = 0; i < MAX_SEQS; i++) {
+        q_len[i] = 1 + i % 9;
+        kv_len[i] = q_len[i] + 300 + i * 131 % 400;
+    }
+    check_scene(
+        &(struct scene){4, 2, 128, 4, 40, 0, q_len, kv_len, .n_items = 30, .n_drafted = 40});
+    check_scene(
+        &(struct scene){16, 8, 64, 4, 30, 0, q_len, kv_len, .n_items = 49, .n_drafted = 30});
 }
 END_TEST
 

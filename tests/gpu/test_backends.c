@@ -393,15 +393,28 @@ static void run_rows(struct backend *b, uint64_t step, int text, int first, int 
     free(batch);
 }
 
-/* Rows of drafts give what decodes one after another give, to the bit, also across a block's end
- * and where the splits of attention differ; kernel by kernel, and then as a graph. */
-TEST(drafts_are_computed_as_decodes)
+static void check_rounded(const int32_t *a, const float *a_logprobs, const int32_t *b,
+                          const float *b_logprobs, int n)
+{
+    int n_same = 0;
+
+    for (int i = 0; i < n; i++) {
+        n_same += a[i] == b[i];
+        ck_assert(a[i] != b[i] || fabsf(a_logprobs[i] - b_logprobs[i]) < 0.1f);
+    }
+    ck_assert_int_ge(n_same, n - 1);
+}
+
+/* Rows of drafts give what decodes one after another give, also across a block's end and where the
+ * splits of attention differ; kernel by kernel, and then as a graph. Where nothing may depend on
+ * others that is to the bit, else up to rounding. */
+TEST(drafts_are_computed_as_decodes, .n = 2)
 {
     enum { MAX_DRAFTED = 20 };
     static const struct {
         int first, n;
     } cases[] = {{12, 2}, {12, 9}, {1, 3}, {20, MAX_DRAFTED}};
-    const struct backend_options o = {.invariant = true,
+    const struct backend_options o = {.invariant = _i == 0,
                                       .block_len = 16,
                                       .max_batch_tokens = 256,
                                       .max_seqs = N,
@@ -427,8 +440,11 @@ TEST(drafts_are_computed_as_decodes)
             run_rows(b, ++step, OTHER_TEXT, 0, MAX_ROWS, 0, together, own_logprobs);
             run_rows(b, ++step, TEXT, 0, first, 0, together, own_logprobs);
             run_rows(b, ++step, TEXT, first, n, n, together, own_logprobs);
-            ck_assert_mem_eq(alone, together, (size_t)n * sizeof(*alone));
-            ck_assert_mem_eq(alone_logprobs, own_logprobs, (size_t)n * sizeof(*own_logprobs));
+            if (o.invariant) {
+                ck_assert_mem_eq(alone, together, (size_t)n * sizeof(*alone));
+                ck_assert_mem_eq(alone_logprobs, own_logprobs, (size_t)n * sizeof(*own_logprobs));
+            }
+            check_rounded(alone, alone_logprobs, together, own_logprobs, n);
         }
     }
     cuda_backend->close(b);
