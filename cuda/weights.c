@@ -16,7 +16,7 @@ const struct weights_layout cuda_weights_layout = {.vectors = DTYPE_BF16,
 
 struct copier {
     cudaStream_t stream;
-    uint16_t *buffers[2];
+    void *buffers[2];
     cudaEvent_t copied[2];
     int next; /* buffer */
 };
@@ -24,10 +24,11 @@ struct copier {
 struct loader {
     const struct model *model;
     int device;
+    size_t piece_bytes;
     struct copier copiers[MAX_THREADS]; /* of each thread, opened by itself */
 };
 
-static int copier_open(struct copier *c, int device, struct err *e)
+static int copier_open(struct copier *c, int device, size_t piece_bytes, struct err *e)
 {
     int r;
 
@@ -36,8 +37,7 @@ static int copier_open(struct copier *c, int device, struct err *e)
                         "creating a stream", e)) < 0)
         return r;
     for (int i = 0; i < 2; i++)
-        if ((r = cuda_check(cudaHostAlloc((void **)&c->buffers[i], PIECE * sizeof(uint16_t),
-                                          cudaHostAllocDefault),
+        if ((r = cuda_check(cudaHostAlloc(&c->buffers[i], piece_bytes, cudaHostAllocDefault),
                             "pinning memory", e)) < 0 ||
             (r = cuda_check(cudaEventCreateWithFlags(&c->copied[i], cudaEventDisableTiming),
                             "creating an event", e)) < 0)
@@ -66,15 +66,18 @@ static int load_piece(void *ctx, int thread, const struct weight_piece *p, struc
 {
     struct loader *l = ctx;
     struct copier *c = &l->copiers[thread];
+    const struct matrix to = weight_piece_rows(p);
+    struct matrix from;
     const int b = c->next;
     int r;
 
     c->next = !b;
-    if ((!c->stream && (r = copier_open(c, l->device, e)) < 0) ||
-        (r = cuda_check(cudaEventSynchronize(c->copied[b]), "copying weights", e)) < 0 ||
-        (r = weight_piece_read(l->model, p, c->buffers[b], e)) < 0 ||
-        (r = cuda_check(cudaMemcpyAsync(matrix_row(p->to, p->part.to_row), c->buffers[b],
-                                        (size_t)(p->part.n_rows * p->to->ld) * sizeof(uint16_t),
+    if ((!c->stream && (r = copier_open(c, l->device, l->piece_bytes, e)) < 0) ||
+        (r = cuda_check(cudaEventSynchronize(c->copied[b]), "copying weights", e)) < 0)
+        return r;
+    from = weight_piece_buffer(p, c->buffers[b]);
+    if ((r = weight_piece_read(l->model, p, &from, e)) < 0 ||
+        (r = cuda_check(cudaMemcpyAsync(to.data, from.data, matrix_bytes(&from),
                                         cudaMemcpyHostToDevice, c->stream),
                         "copying weights", e)) < 0)
         return r;
@@ -106,6 +109,7 @@ int cuda_weights_load(struct weights *w, struct device *d, const struct model *m
         r = device_take(d, DEVICE_WEIGHTS, w->bytes, e);
     if (r == 0) {
         weights_place(w, d->memory[DEVICE_WEIGHTS]);
+        l.piece_bytes = w->piece_bytes;
         r = load_all(w, &l, o, e);
     }
     if (r < 0)

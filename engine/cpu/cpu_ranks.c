@@ -119,8 +119,10 @@ static void on_progress(void *ctx, double done)
 
 static int load_piece(void *model, int thread, const struct weight_piece *p, struct err *e)
 {
+    const struct matrix to = weight_piece_rows(p);
+
     (void)thread;
-    return weight_piece_read(model, p, matrix_row(p->to, p->part.to_row), e);
+    return weight_piece_read(model, p, &to, e);
 }
 
 /* One rank after the other, each by as many threads as all have. */

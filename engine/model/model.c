@@ -290,11 +290,11 @@ static int check_tensor(const struct tensor *t, const struct tensor *wanted, con
         return err_set(e, -EINVAL, "%s: %s: shape: is %s, but config.json implies %s", file,
                        t->name, is, asked);
     }
-    if (t->dtype == N_DTYPES)
+    if (t->dtype > DTYPE_F32)
         return err_set(e, -ENOTSUP,
                        "%s: %s: dtype: %s is not supported for weights; BF16, F16 and F32 are",
                        file, t->name, t->type);
-    must(t->bytes == tensor_elements(t) * dtype_info[t->dtype].bytes); /* the header was checked */
+    must(t->bytes == dtype_bytes(t->dtype, tensor_elements(t))); /* the header was checked */
     return 0;
 }
 
@@ -567,7 +567,7 @@ int model_read(const struct model *m, const struct tensor *t, uint64_t offset, v
 int model_read_bf16(const struct model *m, const struct tensor *t, uint64_t first, uint16_t *dst,
                     size_t n, struct err *e)
 {
-    const uint32_t size = dtype_info[t->dtype].bytes;
+    const uint32_t size = dtype_info[t->dtype].bits / 8;
     const uint64_t n_elements = t->bytes / size;
     union {
         float f32[CONVERT_BYTES / sizeof(float)];

@@ -21,35 +21,82 @@ enum {
     MODEL_MAX_HEAD_DIM = 1024,
 };
 
-enum dtype { DTYPE_BF16, DTYPE_F16, DTYPE_F32, N_DTYPES };
+/* E4M3 is a byte of sign, four bits of exponent and three of mantissa, without infinities: what
+ * PyTorch calls float8_e4m3fn. INT4 is 0 .. 15. */
+enum dtype { DTYPE_BF16, DTYPE_F16, DTYPE_F32, DTYPE_E4M3, DTYPE_INT4, N_DTYPES };
 
 struct dtype_info {
     const char *name;        /* in reports: "bf16" */
-    const char *safetensors; /* "BF16" */
-    const char *torch;       /* in config.json: "bfloat16" */
-    uint32_t bytes;
+    const char *safetensors; /* "BF16"; NULL: files have no such type, but pack it into another */
+    const char *torch;       /* in config.json: "bfloat16"; NULL: likewise */
+    uint32_t bits;
 };
 
 extern const struct dtype_info dtype_info[N_DTYPES];
 
-/* A weight in memory: y [n] = w [n, k] * x [k]. A vector (a norm, a bias) has k = 1. */
+static inline uint64_t dtype_bytes(enum dtype dtype, uint64_t n_elements)
+{
+    return n_elements * dtype_info[dtype].bits / 8;
+}
+
+/* A weight in memory: y [n] = w [n, k] * x [k]. A vector (a norm, a bias) has k = 1.
+ *
+ * Element (r, c) of a quantized one, E4M3 or INT4, counts as (element - zero) * scale, both of the
+ * group (r / scale_rows, c / scale_cols). Of INT4, eight consecutive elements of a row are one
+ * little-endian word of 32 bits, and those of even place come first: from the lowest bits on 0, 2,
+ * 4, 6, 1, 3, 5, 7. So bits 4 i and 4 i + 16 have neighbours. */
 struct matrix {
     void *data; /* NULL: the model has no such weight */
     enum dtype dtype;
-    void *scales; /* of a quantized dtype; NULL for those above */
     int32_t n;    /* outputs */
     int32_t k;    /* inputs */
     int64_t ld;   /* elements from one row to the next; those beyond k are zeros */
+    void *scales; /* [n / scale_rows, k / scale_cols] both rounded up; NULL: it is not quantized */
+    enum dtype scale_dtype; /* of E4M3 f32; of INT4 f16 or bf16 */
+    uint8_t *zeros;     /* of INT4, as scales: 0 .. 16; NULL: all are 8; of E4M3 there are none */
+    int32_t scale_rows; /* 128, of E4M3 alone, or 1; 0: it is not quantized */
+    int32_t scale_cols; /* 32, 64, 128, or k: one for the whole row; 0 likewise */
 };
+
+enum { INT4_ZERO = 8, INT4_IN_WORD = 8 };
 
 static inline void *matrix_row(const struct matrix *m, int64_t row)
 {
-    return (char *)m->data + row * m->ld * dtype_info[m->dtype].bytes;
+    return (char *)m->data + dtype_bytes(m->dtype, (uint64_t)(row * m->ld));
 }
 
+/* Of the elements alone. */
 static inline uint64_t matrix_bytes(const struct matrix *m)
 {
-    return (uint64_t)m->n * (uint64_t)m->ld * dtype_info[m->dtype].bytes;
+    return dtype_bytes(m->dtype, (uint64_t)m->n * (uint64_t)m->ld);
+}
+
+/* Scales of a row. */
+static inline int64_t matrix_groups(const struct matrix *m)
+{
+    return m->scale_cols ? (m->k + (int64_t)m->scale_cols - 1) / m->scale_cols : 0;
+}
+
+/* All scales, which are as many as the zeros, if there are any. */
+static inline int64_t matrix_scales(const struct matrix *m)
+{
+    return m->scale_rows ? (m->n + (int64_t)m->scale_rows - 1) / m->scale_rows * matrix_groups(m)
+                         : 0;
+}
+
+/* Rows first .. first + n - 1; first is a multiple of scale_rows. */
+static inline struct matrix matrix_rows(const struct matrix *m, int32_t first, int32_t n)
+{
+    struct matrix rows = *m;
+    const int64_t at = m->scale_rows ? first / m->scale_rows * matrix_groups(m) : 0;
+
+    rows.n = n;
+    rows.data = matrix_row(m, first);
+    if (m->scales)
+        rows.scales = (char *)m->scales + dtype_bytes(m->scale_dtype, (uint64_t)at);
+    if (m->zeros)
+        rows.zeros = m->zeros + at;
+    return rows;
 }
 
 /* How rotary frequencies are changed for contexts beyond the original one; see rope.h. */
@@ -63,6 +110,8 @@ struct rope_scaling {
     double beta_fast, beta_slow;              /* YARN */
     double attention_factor;                  /* YARN: of cosine and sine */
 };
+
+struct quantization; /* see quantization.h */
 
 /* The network's shape and features, from config.json. */
 struct model_config {
@@ -86,6 +135,7 @@ struct model_config {
     bool norm_topk;            /* the chosen experts' weights are divided by their sum */
     bool block_sparse_moe;     /* the files name experts as Mixtral's do */
     struct rope_scaling rope;
+    const struct quantization *quant; /* of the projections; NULL: none. The model owns it */
 };
 
 /* Sampling parameters that a request leaves out, from generation_config.json; neutral where that

@@ -341,7 +341,7 @@ static void parse_layer_types(const struct model_config *c, const struct fields 
 static bool is_dtype(const char *torch_name)
 {
     for (int i = 0; i < N_DTYPES; i++)
-        if (strcmp(torch_name, dtype_info[i].torch) == 0)
+        if (dtype_info[i].torch && strcmp(torch_name, dtype_info[i].torch) == 0)
             return true;
     return false;
 }

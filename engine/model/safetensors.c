@@ -11,9 +11,9 @@
 #include "engine/util/json_util.h"
 
 const struct dtype_info dtype_info[N_DTYPES] = {
-    [DTYPE_BF16] = {"bf16", "BF16", "bfloat16", 2},
-    [DTYPE_F16] = {"f16", "F16", "float16", 2},
-    [DTYPE_F32] = {"f32", "F32", "float32", 4},
+    [DTYPE_BF16] = {"bf16", "BF16", "bfloat16", 16}, [DTYPE_F16] = {"f16", "F16", "float16", 16},
+    [DTYPE_F32] = {"f32", "F32", "float32", 32},     [DTYPE_E4M3] = {"fp8", "F8_E4M3", NULL, 8},
+    [DTYPE_INT4] = {"int4", NULL, NULL, 4},
 };
 
 /* Every type of the format, those of weights first, in their order: a file may hold tensors that
@@ -22,7 +22,7 @@ static const struct {
     const char *name;
     uint32_t bits;
 } types[] = {
-    {"BF16", 16},       {"F16", 16},        {"F32", 32},    {"F64", 64},    {"F8_E4M3", 8},
+    {"BF16", 16},       {"F16", 16},        {"F32", 32},    {"F8_E4M3", 8}, {"F64", 64},
     {"F8_E5M2", 8},     {"F8_E8M0", 8},     {"F6_E2M3", 6}, {"F6_E3M2", 6}, {"F4", 4},
     {"I64", 64},        {"I32", 32},        {"I16", 16},    {"I8", 8},      {"U64", 64},
     {"U32", 32},        {"U16", 16},        {"U8", 8},      {"BOOL", 8},    {"C64", 64},
@@ -30,6 +30,8 @@ static const struct {
 };
 
 enum { N_TYPES = sizeof(types) / sizeof(types[0]) };
+
+_Static_assert(DTYPE_INT4 == N_DTYPES - 1, "of the types of weights only the last is in no file");
 
 static const char *const metadata_key = "__metadata__";
 
@@ -80,7 +82,7 @@ static int parse_dtype(struct tensor *t, uint32_t *bits, const char *file, const
     if (i == N_TYPES)
         return REFUSE(-ENOTSUP, "dtype: \"%.40s\" is not a known type", name);
     t->type = types[i].name;
-    t->dtype = i < N_DTYPES ? (enum dtype)i : N_DTYPES;
+    t->dtype = i < DTYPE_INT4 ? (enum dtype)i : N_DTYPES;
     *bits = types[i].bits;
     return 0;
 }

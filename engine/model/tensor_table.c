@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "engine/model/quantization.h"
 #include "engine/util/must.h"
 
 #define LAYER "model.layers.{layer}."
@@ -156,10 +157,17 @@ static int64_t share_of(int64_t all, int32_t tp_size, int64_t unit)
     return (tp_size - 1) * share < all ? share : 0;
 }
 
+/* Columns that are quantized together; 0: none are, or whole rows. */
+static int32_t group_of(const struct model_config *c)
+{
+    return c->quant ? c->quant->scale_cols : 0;
+}
+
 void shard_range(int64_t *first, int64_t *n, const struct model_config *c, enum tensor_dim dim,
                  struct shard s)
 {
     const int64_t all = tensor_dim_size(c, dim);
+    const int32_t group = group_of(c);
     int64_t share = 0;
 
     must(s.tp_size > 0 && s.rank >= 0 && s.rank < s.tp_size);
@@ -170,9 +178,9 @@ void shard_range(int64_t *first, int64_t *n, const struct model_config *c, enum 
     }
     if (dim == DIM_VOCAB && s.tp_size > 1)
         share = (all + s.tp_size * VOCAB_UNIT - 1) / (s.tp_size * VOCAB_UNIT) * VOCAB_UNIT;
-    if (dim == DIM_FFN && (all % FFN_UNIT == 0 || all % s.tp_size != 0))
-        share = share_of(all, s.tp_size, FFN_UNIT);
-    if (share == 0 && (dim != DIM_FFN || all % s.tp_size == 0))
+    if (dim == DIM_FFN && (group > 0 || all % FFN_UNIT == 0 || all % s.tp_size != 0))
+        share = share_of(all, s.tp_size, group > FFN_UNIT ? group : FFN_UNIT);
+    if (share == 0 && (dim != DIM_FFN || (group == 0 && all % s.tp_size == 0)))
         share = (all + s.tp_size - 1) / s.tp_size;
     *first = min64(s.rank * share, all);
     *n = min64(share, all - *first);
@@ -180,6 +188,7 @@ void shard_range(int64_t *first, int64_t *n, const struct model_config *c, enum 
 
 int shard_check(const struct model_config *c, int32_t tp_size, struct err *e)
 {
+    const int32_t group = group_of(c);
     int64_t first, n;
 
     if (c->n_heads % tp_size != 0)
@@ -192,6 +201,12 @@ int shard_check(const struct model_config *c, int32_t tp_size, struct err *e)
     if (n == 0)
         return err_set(e, -ENOTSUP, "an FFN of %d cannot be divided among %d ranks", c->ffn_dim,
                        tp_size);
+    shard_range(&first, &n, c, DIM_Q, (struct shard){0, tp_size});
+    if (group > 0 && tp_size > 1 && n % group != 0)
+        return err_set(e, -ENOTSUP,
+                       "o_proj is quantized in groups of %d columns, and %d ranks have %d each: "
+                       "fewer ranks may do",
+                       group, tp_size, (int)n);
     return 0;
 }
 

@@ -17,7 +17,7 @@ struct weights_layout {
     enum dtype vectors;     /* bf16 or f32; matrices are bf16 */
     int32_t k_align;        /* ld is k rounded up to a multiple */
     uint32_t align;         /* each matrix begins at a multiple of so many bytes */
-    int64_t piece_elements; /* of a piece, at most; but at least one row */
+    int64_t piece_elements; /* of a piece, at most; but at least scale_rows rows */
 };
 
 /* Dimensions are those of the rank. */
@@ -49,9 +49,11 @@ struct weights {
     };
     struct layer_weights *layers; /* [n_layers] */
     uint64_t bytes;
+    uint64_t piece_bytes;        /* of a buffer for any piece */
     struct weight_piece *pieces; /* [n_pieces] */
     int32_t n_pieces;
     size_t pieces_cap;
+    const struct quantization *quant; /* the model's */
     struct weights_layout layout;
     bool tied;
 };
@@ -73,9 +75,14 @@ int weights_measure(uint64_t *out, const struct model_config *c, struct shard s,
                     const struct weights_layout *layout, struct err *e);
 void weights_deinit(struct weights *w); /* the memory stays the caller's */
 
-/* Reads a piece into dst, in the layout of its matrix (dtype, ld): matrix_row(to, part.to_row), or
- * a buffer to be copied there. */
-int weight_piece_read(const struct model *m, const struct weight_piece *p, void *dst,
+/* The rows of its matrix that a piece becomes. */
+struct matrix weight_piece_rows(const struct weight_piece *p);
+/* The same in a buffer, `piece_bytes` of memory aligned to 64: elements, scales and zeros are to be
+ * copied to the rows above, each in one piece. */
+struct matrix weight_piece_buffer(const struct weight_piece *p, void *buffer);
+
+/* Reads a piece into `to`, one of these two. */
+int weight_piece_read(const struct model *m, const struct weight_piece *p, const struct matrix *to,
                       struct err *e);
 
 /* Brings a piece to where it belongs. Several threads call it, `thread` numbers them. */

@@ -148,7 +148,7 @@ static int write_cycle(const struct job *j, const struct tensor *t, void *buf)
 {
     const uint64_t key = key_of(j, "model.embed_tokens.weight"), n = j->cycle;
     const uint64_t dim = (uint64_t)j->w->config.hidden_dim,
-                   bytes = dim * dtype_info[t->dtype].bytes;
+                   bytes = dim * dtype_info[t->dtype].bits / 8;
     int rc = 0;
 
     for (uint64_t i = 0; i < n && !rc; i++) {
@@ -164,7 +164,7 @@ static int write_tensor(const struct job *j, const struct tensor *t, void *buf)
                                   : j->cycle > 0 && adds_to_residual(t->name) ? j->faint
                                                                               : j->weights;
     const uint64_t key = key_of(j, t->name);
-    const uint64_t all = tensor_elements(t), size = dtype_info[t->dtype].bytes;
+    const uint64_t all = tensor_elements(t), size = dtype_info[t->dtype].bits / 8;
     int rc = 0;
 
     for (uint64_t at = 0, n; at < all && !rc; at += n) {

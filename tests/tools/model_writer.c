@@ -223,7 +223,7 @@ static int list_tensors(struct writer *w, struct err *e)
 /* Equal shares in the order of names; a tensor larger than a share leaves fewer shards. */
 static void assign_shards(struct writer *w)
 {
-    const uint32_t size = dtype_info[w->dtype].bytes;
+    const uint32_t size = dtype_info[w->dtype].bits / 8;
     const uint64_t total = w->tensors.n_elements * size, wanted = w->n_shards;
     uint64_t before = 0, share = 0;
     size_t shard = 0;

@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "engine/model/quantization.h"
 #include "engine/model/weights.h"
 #include "tests/tools/model_writer.h"
 #include "tests/unit/run_suite.h"
@@ -178,14 +179,62 @@ TEST(rank_configurations_agree_with_weights, .n = 8)
     ck_assert_int_eq(vocab, c->vocab_size);
 }
 
-/* Matrices lie aligned, one behind another; pieces are small and cover each row once. */
-TEST(pieces_cover_the_memory, .n = 4 * N_SHAPES)
+/* o and down of the first layer, and all projections of the second. */
+static uint16_t some_layers[] = {1 << (WEIGHT_O - N_MODEL_WEIGHTS) |
+                                     1 << (WEIGHT_DOWN - N_MODEL_WEIGHTS),
+                                 1 << (WEIGHT_QKV - N_MODEL_WEIGHTS) |
+                                     1 << (WEIGHT_O - N_MODEL_WEIGHTS) |
+                                     1 << (WEIGHT_GATE_UP - N_MODEL_WEIGHTS) |
+                                     1 << (WEIGHT_DOWN - N_MODEL_WEIGHTS)};
+
+static const struct quantization channels = {.dtype = DTYPE_E4M3,
+                                             .scale_dtype = DTYPE_F32,
+                                             .scale_rows = 1,
+                                             .layers = some_layers};
+static const struct quantization blocks = {.dtype = DTYPE_E4M3,
+                                           .scale_dtype = DTYPE_F32,
+                                           .scale_rows = QUANT_BLOCK,
+                                           .scale_cols = QUANT_BLOCK,
+                                           .layers = some_layers};
+static const struct quantization groups = {.dtype = DTYPE_INT4,
+                                           .scale_dtype = DTYPE_F16,
+                                           .zeros = true,
+                                           .scale_rows = 1,
+                                           .scale_cols = 32,
+                                           .layers = some_layers};
+
+/* Wide enough for groups on eight ranks. In blocks of 128 rows q, k and v begin on one rank and on
+ * two, gate and up on one and on four. */
+static const struct model_config quantized[] = {
+    {"", 2, 16, 8, 32, 64, 768, 37, .quant = &channels},
+    {"", 2, 16, 16, 64, 192, 1024, 37, .quant = &blocks},
+    {"", 2, 8, 8, 128, 256, 1000, 37, .quant = &blocks, .n_experts = 3, .n_experts_per_tok = 1},
+    {"", 2, 16, 8, 32, 64, 768, 37, .quant = &groups},
+    {"", 2, 8, 8, 32, 64, 256, 37, .quant = &groups, .n_experts = 3, .n_experts_per_tok = 1},
+};
+
+enum { N_QUANTIZED = N(quantized) };
+
+static void cover(uint8_t *covered, const void *base, const void *from, uint64_t bytes)
 {
+    const size_t at = (size_t)((const uint8_t *)from - (const uint8_t *)base);
+
+    for (uint64_t k = 0; from && k < bytes; k++)
+        if (covered[at + k]++)
+            ck_abort_msg("byte %llu is of two pieces", (unsigned long long)(at + k));
+}
+
+/* Matrices lie aligned, one behind another, with scales and zeros; pieces are small and cover each
+ * row once. */
+TEST(pieces_cover_the_memory, .n = 4 * (N_SHAPES + N_QUANTIZED))
+{
+    enum { ELEMENTS = 20 };
     const struct weights_layout layout = {.vectors = DTYPE_F32,
                                           .k_align = 8,
                                           .align = 64,
-                                          .piece_elements = 20};
-    const struct model_config *c = &shapes[_i / 4];
+                                          .piece_elements = ELEMENTS};
+    const struct model_config *c =
+        _i < 4 * N_SHAPES ? &shapes[_i / 4] : &quantized[_i / 4 - N_SHAPES];
     const int tp_size = 1 << _i % 4;
 
     for (int rank = 0; rank < tp_size; rank++) {
@@ -199,19 +248,23 @@ TEST(pieces_cover_the_memory, .n = 4 * N_SHAPES)
         weights_place(&w, base);
         for (int32_t i = 0; i < w.n_pieces; i++) {
             const struct weight_piece *p = &w.pieces[i];
-            const size_t row_bytes = (size_t)p->to->ld * dtype_info[p->to->dtype].bytes;
-            const size_t at = (size_t)((uint8_t *)matrix_row(p->to, p->part.to_row) - base);
+            const struct matrix rows = weight_piece_rows(p);
+            const uint64_t n_scales = (uint64_t)matrix_scales(&rows);
 
             ck_assert((uintptr_t)p->to->data % 64 == 0 && p->to->ld >= p->to->k);
-            ck_assert(p->part.n_rows == 1 || p->part.n_rows * p->part.n_cols <= 20);
+            ck_assert((uintptr_t)p->to->scales % 64 == 0 && (uintptr_t)p->to->zeros % 64 == 0);
+            ck_assert(p->part.n_rows <= 1 || p->part.n_rows <= rows.scale_rows ||
+                      p->part.n_rows * p->part.n_cols <= ELEMENTS);
             ck_assert_int_eq(p->part.n_cols, p->to->k);
-            ck_assert_uint_le(at + (size_t)p->part.n_rows * row_bytes, w.bytes);
-            for (size_t k = 0; k < (size_t)p->part.n_rows * row_bytes; k++)
-                ck_assert_int_eq(covered[at + k]++, 0);
+            ck_assert_int_eq(!rows.scales, n_scales == 0);
+            cover(covered, base, rows.data, matrix_bytes(&rows));
+            cover(covered, base, rows.scales, dtype_bytes(rows.scale_dtype, n_scales));
+            cover(covered, base, rows.zeros, n_scales);
         }
         for (size_t k = 0, gap = 0; k < w.bytes; k++) {
             gap = covered[k] ? 0 : gap + 1;
-            ck_assert_uint_lt(gap, 64);
+            if (gap == 64)
+                ck_abort_msg("byte %zu is of no piece", k);
         }
         ck_assert_int_eq(w.lm_head.data == w.embed.data, c->tied || w.embed.n == 0);
         ck_assert(!w.layers[0].qkv_bias.data == !c->qkv_bias &&
@@ -295,8 +348,10 @@ static const char *named(const char *format, int layer, int expert)
 
 static int read_piece(void *model, int thread, const struct weight_piece *p, struct err *e)
 {
+    const struct matrix to = weight_piece_rows(p);
+
     (void)thread;
-    return weight_piece_read(model, p, matrix_row(p->to, p->part.to_row), e);
+    return weight_piece_read(model, p, &to, e);
 }
 
 /* Every byte of every expert is in its place on every rank: gate above up, expert after expert, of
