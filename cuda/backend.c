@@ -50,6 +50,10 @@ static int check_model(const struct model_config *c, int tp_size, struct err *e)
     r = shard_check(c, tp_size, e);
     if (r < 0)
         return r;
+    if (c->quant)
+        return err_set(e, -ENOTSUP,
+                       "CUDA: quantized weights are not supported; daemon.backend=cpu computes "
+                       "them");
     if (c->head_dim != 64 && c->head_dim != 128)
         return err_set(e, -ENOTSUP, "CUDA: head_dim %d is not supported, only 64 and 128 are",
                        c->head_dim);

@@ -223,7 +223,7 @@ static void product_task(void *ctx, int task, int thread)
     (void)thread;
     m.y += (size_t)g->row * m.y_stride + (size_t)out;
     m.x += (size_t)g->row * m.x_stride;
-    m.w += ((size_t)g->expert * (size_t)m.n_outs + (size_t)out) * (size_t)m.k;
+    m.first = g->expert * m.n_outs + out;
     m.n_rows = g->n_rows;
     m.n_outs = min_int(m.n_outs - out, p->outs);
     p->f->o.ops->matmul(&m);
@@ -237,17 +237,16 @@ static void grouped_product(const struct forward *f, float *y, size_t y_stride, 
     const int n_outs = w->n / groups->n_experts, n_threads = cpu_pool_threads(f->o.pool);
     const int64_t share =
         (int64_t)n_outs * groups->n / (8 * n_threads); /* several tasks a thread */
-    const int64_t least = MATMUL_BYTES / (2 * w->ld);
+    const int64_t least = MATMUL_BYTES / (int64_t)dtype_bytes(w->dtype, (uint64_t)w->ld);
     int64_t outs = ((share > least ? share : least) + 7) & ~7;
     struct product p = {
         .f = f,
         .whole = {.y = y,
                   .x = x,
-                  .w = w->data,
+                  .w = w,
                   .y_stride = y_stride,
                   .x_stride = x_stride,
                   .n_outs = n_outs,
-                  .k = (int)w->ld,
                   .add = add},
         .groups = groups->all,
     };

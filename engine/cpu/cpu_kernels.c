@@ -21,45 +21,139 @@ enum { TILE_ROWS = 3, TILE_OUTS = 2, QUERY_ROWS = 2, QUERY_VECS = 1 };
 enum {
     GROUP = CPU_KV_GROUP,
     ONE_ROW_OUTS = 4, /* rows of weights read side by side for a single row of x */
-    LINE = 32,        /* bf16 values in a cache line */
+    LINE = 64,        /* bytes of a cache line */
 };
 
-/* rows x outs results; both are constants after inlining. */
-VEC_FUNC void matmul_tile(const struct matmul *m, int row, int out, int rows, int outs)
+/* The bytes that n elements take; the type is a constant after inlining, as in all that follows. */
+VEC_FUNC size_t packed_bytes(enum dtype type, size_t n)
 {
-    struct vec acc[TILE_ROWS * ONE_ROW_OUTS];
-    const float *x = m->x + (size_t)row * m->x_stride;
-    const uint16_t *w = m->w + (size_t)out * (size_t)m->k;
-    float sums[TILE_ROWS * ONE_ROW_OUTS];
+    return type == DTYPE_BF16 ? 2 * n : type == DTYPE_E4M3 ? n : n / 2;
+}
 
-    VEC_UNROLL
-    for (int i = 0; i < rows * outs; i++)
-        acc[i] = vec_zero();
-    for (int k = 0; k < m->k; k += VEC) {
+VEC_FUNC struct vec load_weights(enum dtype type, const char *at, struct vec zero)
+{
+    const void *p = at;
+
+    return type == DTYPE_BF16   ? vec_load_bf16(p)
+           : type == DTYPE_E4M3 ? vec_load_e4m3(p)
+                                : vec_load_int4(p, zero);
+}
+
+VEC_FUNC struct vec load_inputs(enum dtype type, const float *x)
+{
+    const struct vec v = vec_load(x);
+
+    return type == DTYPE_BF16   ? v
+           : type == DTYPE_E4M3 ? vec_mul(v, vec_set1(0x1p64f))
+                                : vec_to_int4_lanes(v);
+}
+
+/* Adds the products of columns from .. to - 1. */
+VEC_FUNC void add_columns(struct vec *acc, const struct matmul *m, int row, int out, int rows,
+                          int outs, enum dtype type, const struct vec *zeros, int from, int to)
+{
+    const size_t ld = packed_bytes(type, (size_t)m->w->ld);
+    const float *x = m->x + (size_t)row * m->x_stride;
+    const char *w = (const char *)m->w->data + (size_t)(m->first + out) * ld;
+
+    for (int k = from; k < to; k += VEC) {
+        const size_t at = packed_bytes(type, (size_t)k);
         struct vec wv[ONE_ROW_OUTS];
 
         VEC_UNROLL
         for (int o = 0; o < outs; o++)
-            wv[o] = vec_load_bf16(w + (size_t)o * (size_t)m->k + k);
+            wv[o] = load_weights(type, w + (size_t)o * ld + at, zeros[o]);
         /* One row is bound by memory: prefetch the whole next tile to L2. */
-        if (rows == 1 && k % LINE == 0) {
+        if (rows == 1 && at % LINE == 0) {
             VEC_UNROLL
             for (int o = 0; o < outs; o++)
-                __builtin_prefetch(w + (size_t)outs * (size_t)m->k + (size_t)(k * outs + o * LINE),
-                                   0, 2);
+                __builtin_prefetch(w + (size_t)outs * (ld + at) + (size_t)(o * LINE), 0, 2);
         }
         VEC_UNROLL
         for (int r = 0; r < rows; r++) {
-            const struct vec xv = vec_load(x + (size_t)r * m->x_stride + k);
+            const struct vec xv = load_inputs(type, x + (size_t)r * m->x_stride + k);
 
             VEC_UNROLL
             for (int o = 0; o < outs; o++)
                 acc[r * outs + o] = vec_fma(xv, wv[o], acc[r * outs + o]);
         }
     }
+}
+
+VEC_FUNC float half_to_float(uint16_t x)
+{
+#ifdef __F16C__
+    return _cvtsh_ss(x);
+#else
+    const uint32_t bits = f32_bits_from_f16(x);
+    float f;
+
+    memcpy(&f, &bits, sizeof(f));
+    return f;
+#endif
+}
+
+/* The scale of a group, of E4M3 with what its vectors lack. */
+VEC_FUNC float load_scale(enum dtype type, const struct matrix *w, int64_t i)
+{
+    const uint16_t *halves = w->scales;
+
+    if (type == DTYPE_E4M3)
+        return ((const float *)w->scales)[i] * 0x1p56f;
+    return w->scale_dtype == DTYPE_F16 ? half_to_float(halves[i]) : f32_from_bf16(halves[i]);
+}
+
+/* Adds the products of all columns, each group's sum times its scale. */
+VEC_FUNC void add_groups(struct vec *acc, const struct matmul *m, int row, int out, int rows,
+                         int outs, enum dtype type)
+{
+    const struct matrix *w = m->w;
+    const int n_groups = (int)matrix_groups(w);
+    int64_t first[ONE_ROW_OUTS]; /* scale of each row of w */
+
+    VEC_UNROLL
+    for (int o = 0; o < outs; o++)
+        first[o] = (int64_t)((m->first + out + o) / w->scale_rows) * n_groups;
+    for (int g = 0, from = 0; g < n_groups; g++, from += w->scale_cols) {
+        const int to = g == n_groups - 1 ? (int)w->ld : from + w->scale_cols;
+        struct vec sums[TILE_ROWS * ONE_ROW_OUTS], zeros[ONE_ROW_OUTS];
+
+        VEC_UNROLL
+        for (int i = 0; i < rows * outs; i++)
+            sums[i] = vec_zero();
+        VEC_UNROLL
+        for (int o = 0; o < outs; o++)
+            zeros[o] = vec_int4_zero(w->zeros ? (float)w->zeros[first[o] + g] : (float)INT4_ZERO);
+        add_columns(sums, m, row, out, rows, outs, type, zeros, from, to);
+        VEC_UNROLL
+        for (int o = 0; o < outs; o++) {
+            const struct vec scale = vec_set1(load_scale(type, w, first[o] + g));
+
+            VEC_UNROLL
+            for (int r = 0; r < rows; r++)
+                acc[r * outs + o] = vec_fma(sums[r * outs + o], scale, acc[r * outs + o]);
+        }
+    }
+}
+
+/* rows x outs results; both are constants after inlining. */
+VEC_FUNC void matmul_tile(const struct matmul *m, int row, int out, int rows, int outs,
+                          enum dtype type)
+{
+    struct vec acc[TILE_ROWS * ONE_ROW_OUTS];
+    const struct vec no_zeros[ONE_ROW_OUTS] = {0};
+    float sums[TILE_ROWS * ONE_ROW_OUTS];
+
     VEC_UNROLL
     for (int i = 0; i < rows * outs; i++)
-        sums[i] = vec_sum(acc[i]);
+        acc[i] = vec_zero();
+    if (type == DTYPE_BF16)
+        add_columns(acc, m, row, out, rows, outs, type, no_zeros, 0, (int)m->w->ld);
+    else
+        add_groups(acc, m, row, out, rows, outs, type);
+    VEC_UNROLL
+    for (int i = 0; i < rows * outs; i++)
+        sums[i] = vec_sum(type == DTYPE_INT4 ? vec_from_int4_lanes(acc[i]) : acc[i]);
     for (int r = 0; r < rows; r++) {
         float *y = m->y + (size_t)(row + r) * m->y_stride + out;
 
@@ -69,17 +163,17 @@ VEC_FUNC void matmul_tile(const struct matmul *m, int row, int out, int rows, in
 }
 
 /* All outputs of a few rows. */
-VEC_FUNC void matmul_rows(const struct matmul *m, int row, int rows, int outs)
+VEC_FUNC void matmul_rows(const struct matmul *m, int row, int rows, int outs, enum dtype type)
 {
     int out = 0;
 
     for (; out + outs <= m->n_outs; out += outs)
-        matmul_tile(m, row, out, rows, outs);
+        matmul_tile(m, row, out, rows, outs, type);
     for (; out < m->n_outs; out++)
-        matmul_tile(m, row, out, rows, 1);
+        matmul_tile(m, row, out, rows, 1, type);
 }
 
-static void matmul(const struct matmul *m)
+VEC_FUNC void matmul_of(const struct matmul *m, enum dtype type)
 {
     int row = 0;
 
@@ -89,16 +183,41 @@ static void matmul(const struct matmul *m)
 
         for (int out = 0; out < n_outs; out += TILE_OUTS)
             for (row = 0; row + TILE_ROWS <= m->n_rows; row += TILE_ROWS)
-                matmul_tile(m, row, out, TILE_ROWS, TILE_OUTS);
+                matmul_tile(m, row, out, TILE_ROWS, TILE_OUTS, type);
         for (int out = n_outs; out < m->n_outs; out++)
             for (row = 0; row + TILE_ROWS <= m->n_rows; row += TILE_ROWS)
-                matmul_tile(m, row, out, TILE_ROWS, 1);
+                matmul_tile(m, row, out, TILE_ROWS, 1, type);
         row = m->n_rows / TILE_ROWS * TILE_ROWS;
     }
     if (m->n_rows - row == 1)
-        matmul_rows(m, row, 1, ONE_ROW_OUTS);
+        matmul_rows(m, row, 1, ONE_ROW_OUTS, type);
     else
-        VEC_FOR_ROWS(m->n_rows - row, TILE_ROWS, matmul_rows(m, row, ROWS, TILE_OUTS));
+        VEC_FOR_ROWS(m->n_rows - row, TILE_ROWS, matmul_rows(m, row, ROWS, TILE_OUTS, type));
+}
+
+static void matmul_bf16(const struct matmul *m)
+{
+    matmul_of(m, DTYPE_BF16);
+}
+
+static void matmul_e4m3(const struct matmul *m)
+{
+    matmul_of(m, DTYPE_E4M3);
+}
+
+static void matmul_int4(const struct matmul *m)
+{
+    matmul_of(m, DTYPE_INT4);
+}
+
+static void matmul(const struct matmul *m)
+{
+    if (m->w->dtype == DTYPE_E4M3)
+        matmul_e4m3(m);
+    else if (m->w->dtype == DTYPE_INT4)
+        matmul_int4(m);
+    else
+        matmul_bf16(m);
 }
 
 static void rms_norm(float *y, const float *x, const float *w, int n, float eps)

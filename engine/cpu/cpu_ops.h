@@ -9,6 +9,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "engine/model/model.h"
+
 enum {
     CPU_K_ALIGN = 16,  /* rows of weights and activations are zero-padded to a multiple */
     CPU_KV_GROUP = 64, /* keys of an online-softmax step, from positions 64 * i on */
@@ -21,14 +23,15 @@ static inline size_t cpu_padded(int n)
 
 enum cpu_isa { CPU_ISA_PLAIN, CPU_ISA_AVX2, CPU_ISA_AVX512, CPU_N_ISAS };
 
-/* y[row, out] (+)= sum over k of x[row, k] * w[out, k] */
+/* y[row, out] (+)= sum over k of x[row, k] * w[first + out, k], of a quantized matrix group by
+ * group: the sum over a group's columns, times its scale. */
 struct matmul {
-    float *y;          /* [n_rows, y_stride] */
-    const float *x;    /* [n_rows, k] */
-    const uint16_t *w; /* [n_outs, k] bf16 */
+    float *y;               /* [n_rows, y_stride] */
+    const float *x;         /* [n_rows, w->ld] zeros beyond w->k */
+    const struct matrix *w; /* bf16, E4M3 or INT4; ld is a multiple of CPU_K_ALIGN */
     size_t y_stride, x_stride;
+    int first;
     int n_rows, n_outs;
-    int k; /* also the row stride of w; a multiple of CPU_K_ALIGN */
     bool add;
 };
 

@@ -133,6 +133,19 @@ VEC_FUNC part part_load_bf16(const uint16_t *p)
     return (part)((part_uint)wide << 16);
 }
 
+/* E4M3 times 2^-120: its bits are those of a float but for the bias of the exponent. */
+VEC_FUNC part part_load_e4m3(const uint8_t *p)
+{
+#if defined(__AVX512F__)
+    const __m512i wide = _mm512_cvtepi8_epi32(_mm_loadu_si128((const void *)p));
+#elif defined(__AVX2__)
+    const __m256i wide = _mm256_cvtepi8_epi32(_mm_loadl_epi64((const void *)p));
+#else
+    const part_int wide = {(int8_t)p[0], (int8_t)p[1], (int8_t)p[2], (int8_t)p[3]};
+#endif
+    return (part)((part_uint)wide << 20 & 0x87f00000u);
+}
+
 #define VEC_EACH(expr)                                                                             \
     struct vec y;                                                                                  \
     VEC_UNROLL                                                                                     \
@@ -160,6 +173,75 @@ VEC_FUNC struct vec vec_set1(float x)
 VEC_FUNC struct vec vec_load_bf16(const uint16_t *p)
 {
     VEC_EACH(part_load_bf16(p + i * (PART_LANES)));
+}
+
+VEC_FUNC struct vec vec_load_e4m3(const uint8_t *p)
+{
+    VEC_EACH(part_load_e4m3(p + i * PART_LANES));
+}
+
+/* 0 .. 15 less a zero. Of AVX-512 that is a table, which is looked up, else the zero itself. */
+VEC_FUNC struct vec vec_int4_zero(float zero)
+{
+#if defined(__AVX512F__)
+    const part all = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+
+    return (struct vec){{all - zero}};
+#else
+    return vec_set1(zero);
+#endif
+}
+
+/* Sixteen elements in two words, in the order of struct matrix, less their zero, in the lanes of
+ * vec_int4_lanes(). */
+VEC_FUNC struct vec vec_load_int4(const uint32_t *p, struct vec zero)
+{
+#if defined(__AVX512F__)
+    /* Both words are in every pair of lanes: only the shift is left. */
+    const __m512i shift =
+        _mm512_setr_epi32(0, 0, 16, 16, 4, 4, 20, 20, 8, 8, 24, 24, 12, 12, 28, 28);
+    const __m512i words = _mm512_broadcastq_epi64(_mm_loadl_epi64((const void *)p));
+
+    return (struct vec){{_mm512_permutexvar_ps(_mm512_srlv_epi32(words, shift), zero.p[0])}};
+#elif defined(__AVX2__)
+    const __m256i shift = _mm256_setr_epi32(0, 16, 4, 20, 8, 24, 12, 28);
+    VEC_EACH(
+        _mm256_cvtepi32_ps(_mm256_and_si256(_mm256_srlv_epi32(_mm256_set1_epi32((int)p[i]), shift),
+                                            _mm256_set1_epi32(15))) -
+        zero.p[i]);
+#else
+    struct vec y;
+
+    for (int i = 0; i < VEC; i++) {
+        const int shift = 4 * (i % 8 / 2) + 16 * (i % 2);
+
+        y.p[i / PART_LANES][i % PART_LANES] = (float)(p[i / 8] >> shift & 15);
+    }
+    for (int i = 0; i < N_PARTS; i++)
+        y.p[i] -= zero.p[i];
+    return y;
+#endif
+}
+
+/* Brings lanes into the order of vec_load_int4(), and back. */
+VEC_FUNC struct vec vec_to_int4_lanes(struct vec a)
+{
+#if defined(__AVX512F__)
+    const __m512i from = _mm512_setr_epi32(0, 8, 1, 9, 2, 10, 3, 11, 4, 12, 5, 13, 6, 14, 7, 15);
+
+    a.p[0] = _mm512_permutexvar_ps(from, a.p[0]);
+#endif
+    return a;
+}
+
+VEC_FUNC struct vec vec_from_int4_lanes(struct vec a)
+{
+#if defined(__AVX512F__)
+    const __m512i from = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15);
+
+    a.p[0] = _mm512_permutexvar_ps(from, a.p[0]);
+#endif
+    return a;
 }
 
 /* Defines a function of two vectors by what it does to part i of each. */

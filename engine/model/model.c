@@ -13,9 +13,8 @@
 #include <unistd.h>
 
 #include "engine/model/model_config.h"
+#include "engine/model/model_impl.h"
 #include "engine/model/rope.h"
-#include "engine/model/safetensors.h"
-#include "engine/model/tensor_table.h"
 #include "engine/util/bf16.h"
 #include "engine/util/file.h"
 #include "engine/util/json_util.h"
@@ -25,34 +24,7 @@
 
 enum {
     CONVERT_BYTES = 32768, /* read and converted at a time: stays in the L1 cache */
-    MAX_REPORTED = 8,      /* tensors of a wrong shape or type that are reported one by one */
-    MAX_NAMED = 3,         /* missing tensors that are named */
-    SHAPE_TEXT = 96,
-    MAX_SHARDS = 512,
     MAX_INDEX_BYTES = 64 << 20,
-};
-
-struct model_file {
-    const char *name; /* in the folder */
-    int fd;           /* -1: could not be opened */
-    uint64_t bytes;
-    struct timespec written; /* when it was opened */
-    struct safetensors tensors;
-};
-
-struct model {
-    struct model_config config;
-    struct embedder embedder;
-    struct model_defaults defaults;
-    struct model_file files[MAX_SHARDS];
-    size_t n_files;
-    json_t *index; /* weight_map, or NULL for a single file */
-    bool bare;     /* names of tensors lack MODEL_PREFIX, as of models saved without an LM head */
-    /* of the tensors that the configuration needs */
-    size_t n_tensors;
-    uint64_t n_elements; /* the model's parameters */
-    uint64_t bytes;      /* as stored */
-    const char *dtype;   /* for the report */
 };
 
 /* ---- files */
@@ -168,9 +140,9 @@ static void open_shards(struct model *m, int dir, struct problems *p)
         }
         if (file_by_name(m, name))
             continue;
-        if (m->n_files == MAX_SHARDS) {
+        if (m->n_files == MODEL_MAX_FILES) {
             problems_add(p, -ENOTSUP, "%s: weight_map: more than %d files", MODEL_INDEX_FILE,
-                         MAX_SHARDS);
+                         MODEL_MAX_FILES);
             return;
         }
         add_file(m, dir, name, p);
@@ -224,9 +196,7 @@ static void open_files(struct model *m, int dir, struct problems *p)
                      MODEL_WEIGHTS_FILE, MODEL_INDEX_FILE);
 }
 
-/* The file that has a tensor, or should have it; NULL: the index names none. A file without a
- * header could not be read, which has been noted: it may or may not have the tensor. */
-static const struct model_file *file_of(const struct model *m, const char *tensor)
+const struct model_file *model_file_of(const struct model *m, const char *tensor)
 {
     const char *shard = json_string_value(json_object_get(m->index, tensor));
 
@@ -237,18 +207,16 @@ static const struct model_file *file_of(const struct model *m, const char *tenso
 
 /* ---- tensors */
 
-/* A tensor's name in the files. */
-static const char *stored_name(const struct model *m, const char *name)
+const char *model_stored_name(const struct model *m, const char *name)
 {
     const size_t n = strlen(MODEL_PREFIX);
 
     return m->bare && strncmp(name, MODEL_PREFIX, n) == 0 ? name + n : name;
 }
 
-/* NULL: the files have no such tensor. */
-static struct tensor *find_tensor(const struct model *m, const char *name)
+struct tensor *model_find(const struct model *m, const char *name)
 {
-    const struct model_file *file = file_of(m, name);
+    const struct model_file *file = model_file_of(m, name);
 
     return file ? safetensors_find(&file->tensors, name) : NULL;
 }
@@ -259,126 +227,13 @@ static void look_at_names(struct model *m)
 {
     struct model_config *c = &m->config;
 
-    m->bare = !find_tensor(m, MODEL_PREFIX "norm.weight") && find_tensor(m, "norm.weight");
-    if (m->embedder.pooling != POOLING_NONE && !c->tied && !find_tensor(m, "lm_head.weight"))
+    m->bare = !model_find(m, MODEL_PREFIX "norm.weight") && model_find(m, "norm.weight");
+    if (m->embedder.pooling != POOLING_NONE && !c->tied && !model_find(m, "lm_head.weight"))
         c->headless = c->tied = true;
     if (c->headless && m->embedder.pooling == POOLING_NONE) { /* as most embedders do */
         m->embedder.pooling = POOLING_LAST;
         m->embedder.normalize = true;
     }
-}
-
-static void shape_text(char *out, const struct tensor *t)
-{
-    int n = snprintf(out, SHAPE_TEXT, "[");
-
-    for (int i = 0; i < t->rank && i < MODEL_MAX_RANK && n < SHAPE_TEXT; i++)
-        n += snprintf(out + n, (size_t)(SHAPE_TEXT - n), "%s%" PRId64, i ? ", " : "", t->shape[i]);
-    if (n < SHAPE_TEXT)
-        snprintf(out + n, (size_t)(SHAPE_TEXT - n), "%s]", t->rank > MODEL_MAX_RANK ? ", ..." : "");
-}
-
-static int check_tensor(const struct tensor *t, const struct tensor *wanted, const char *file,
-                        struct err *e)
-{
-    char is[SHAPE_TEXT], asked[SHAPE_TEXT];
-
-    if (t->rank != wanted->rank ||
-        memcmp(t->shape, wanted->shape, sizeof(t->shape[0]) * (size_t)t->rank) != 0) {
-        shape_text(is, t);
-        shape_text(asked, wanted);
-        return err_set(e, -EINVAL, "%s: %s: shape: is %s, but config.json implies %s", file,
-                       t->name, is, asked);
-    }
-    if (t->dtype > DTYPE_F32)
-        return err_set(e, -ENOTSUP,
-                       "%s: %s: dtype: %s is not supported for weights; BF16, F16 and F32 are",
-                       file, t->name, t->type);
-    must(t->bytes == dtype_bytes(t->dtype, tensor_elements(t))); /* the header was checked */
-    return 0;
-}
-
-/* Looks for each tensor that the configuration needs in the files, and notes those that are missing
- * or of another shape or type. */
-static void check_tensors(struct model *m, struct problems *p)
-{
-    char name[TENSOR_NAME_BYTES], missing[(MAX_NAMED + 1) * TENSOR_NAME_BYTES] = "";
-    size_t n_missing = 0, n_wrong = 0;
-    int at = 0;
-
-    for (const struct tensor_spec *s = tensor_specs; s < tensor_specs + N_TENSOR_SPECS; s++) {
-        const struct tensor wanted = tensor_of_spec(s, &m->config);
-
-        for (int32_t i = 0; i < tensor_spec_count(s, &m->config); i++) {
-            const struct model_file *file;
-            struct tensor *t;
-            struct err e;
-            int rc;
-
-            tensor_spec_name(name, s, &m->config, i);
-            m->n_tensors++;
-            m->n_elements += tensor_elements(&wanted);
-            file = file_of(m, stored_name(m, name));
-            t = find_tensor(m, stored_name(m, name));
-            if (!t) {
-                if ((!file || file->tensors.header) && n_missing++ < MAX_NAMED)
-                    at += snprintf(missing + at, sizeof(missing) - (size_t)at, "%s%s",
-                                   at ? ", " : "", name);
-                continue;
-            }
-            rc = check_tensor(t, &wanted, file->name, &e);
-            if (rc < 0) {
-                if (n_wrong++ < MAX_REPORTED)
-                    problems_add(p, rc, "%s", e.text);
-                continue;
-            }
-            t->file = (int32_t)(file - m->files);
-            m->bytes += t->bytes;
-            if (!m->dtype)
-                m->dtype = dtype_info[t->dtype].name;
-            else if (m->dtype != dtype_info[t->dtype].name)
-                m->dtype = "mixed types";
-        }
-    }
-    if (n_wrong > MAX_REPORTED)
-        problems_add(p, -EINVAL, "%zu more tensors have a wrong shape or type",
-                     n_wrong - MAX_REPORTED);
-    if (n_missing > 0 && m->n_files > 0) /* a folder without any file has been reported */
-        problems_add(p, -EINVAL, "%s: %zu of %zu tensors are missing: %s%s",
-                     m->index ? MODEL_INDEX_FILE : MODEL_WEIGHTS_FILE, n_missing, m->n_tensors,
-                     missing, n_missing > MAX_NAMED ? ", ..." : "");
-}
-
-static void report_weights(const struct model *m, const struct problems *p, bool shape_known,
-                           bool weights_right)
-{
-    const struct model_config *c = &m->config;
-    const char *plural = m->n_files == 1 ? "" : "s";
-    char stored[64] = "", experts[64] = "";
-
-    if (!shape_known && weights_right)
-        problems_say(p, "ok",
-                     "headers of %zu safetensors file%s (tensors cannot be checked without a "
-                     "right " MODEL_CONFIG_FILE ")",
-                     m->n_files, plural);
-    if (!shape_known)
-        return;
-    if (weights_right) {
-        problems_say(p, "ok", "%zu tensors in %zu file%s", m->n_tensors, m->n_files, plural);
-        snprintf(stored, sizeof(stored), ", %" PRIu64 " bytes of %s", m->bytes, m->dtype);
-    }
-    if (c->n_experts)
-        snprintf(experts, sizeof(experts), " in %d experts, %d a token", c->n_experts,
-                 c->n_experts_per_tok);
-    problems_say(p, "", "%s: %d layers of %d, %d query and %d KV heads of %d, ffn %d%s", c->arch,
-                 c->n_layers, c->hidden_dim, c->n_heads, c->n_kv_heads, c->head_dim, c->ffn_dim,
-                 experts);
-    problems_say(p, "", "vocabulary %d%s, up to %d tokens, %.1f million parameters%s",
-                 c->vocab_size,
-                 c->headless ? " (no LM head)"
-                 : c->tied   ? " (tied)"
-                             : "",
-                 c->max_seq_len, (double)m->n_elements / 1e6, stored);
 }
 
 /* Reads and checks all files, after a problem too. */
@@ -389,6 +244,7 @@ static void load(struct model *m, int dir, struct problems *p)
     uint32_t before;
 
     model_config_parse(&m->config, &m->defaults, root, p);
+    quantization_parse(&m->quant, root, p);
     json_decref(root);
     shape_known = p->n == 0;
     if (shape_known)
@@ -404,8 +260,8 @@ static void load(struct model *m, int dir, struct problems *p)
     open_files(m, dir, p);
     look_at_names(m);
     if (shape_known)
-        check_tensors(m, p);
-    report_weights(m, p, shape_known, p->n == before);
+        model_check_tensors(m, p);
+    model_report(m, p, shape_known, p->n == before);
 }
 
 /* *out may have problems, and is NULL if there is no such folder or no memory. */
@@ -437,6 +293,26 @@ int model_open(struct model **out, const char *folder, struct err *e)
     return 0;
 }
 
+int model_quantize(struct model *m, enum dtype dtype, struct err *e)
+{
+    uint16_t *layers = m->quant.layers;
+    int rc;
+
+    if (m->config.quant)
+        return err_set(e, -ENOTSUP, "the weights are %s already, and cannot be quantized again",
+                       m->dtype);
+    rc = quantization_at_load(&m->quant, &m->config, dtype, e);
+    m->quant.layers = layers;
+    if (rc < 0)
+        return rc;
+    for (int32_t layer = 0; layer < m->config.n_layers; layer++)
+        for (int role = N_MODEL_WEIGHTS; role < N_WEIGHTS; role++)
+            if (quantization_may_have((enum weight_role)role))
+                layers[layer] |= (uint16_t)(1u << (role - N_MODEL_WEIGHTS));
+    m->config.quant = &m->quant;
+    return 0;
+}
+
 void model_check(int32_t *vocab_size, const char *folder, struct problems *p)
 {
     struct model *m;
@@ -455,6 +331,7 @@ void model_close(struct model *m)
         if (m->files[i].fd >= 0)
             close(m->files[i].fd);
     }
+    free(m->quant.layers);
     json_decref(m->index);
     embedder_deinit(&m->embedder);
     free(m);
@@ -472,7 +349,7 @@ const struct model_defaults *model_defaults(const struct model *m)
 
 const struct tensor *model_tensor(const struct model *m, const char *name)
 {
-    const struct tensor *t = find_tensor(m, stored_name(m, name));
+    const struct tensor *t = model_find(m, model_stored_name(m, name));
 
     return t && t->file >= 0 ? t : NULL;
 }
@@ -529,6 +406,8 @@ int model_fingerprint(const struct model *m, bool with_times, XXH128_hash_t *out
     (void)XXH3_128bits_update(state, numbers, sizeof(numbers));
     rope_frequencies(c, inv_freq);
     (void)XXH3_128bits_update(state, inv_freq, (size_t)c->head_dim / 2 * sizeof(*inv_freq));
+    if (c->quant && c->quant->format == QUANT_AT_LOAD)
+        (void)XXH3_128bits_update(state, &c->quant->dtype, sizeof(c->quant->dtype));
     for (size_t f = 0; r == 0 && f < m->n_files; f++) {
         struct stat st;
 

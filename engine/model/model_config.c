@@ -8,6 +8,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "engine/model/config_fields.h"
 #include "engine/util/json_util.h"
 
 enum {
@@ -20,95 +21,6 @@ enum {
     MAX_VOCAB = 1 << 22,
     MAX_SEQ_LEN = 1 << 24,
 };
-
-/* ---- fields of an object: each problem names file and field, and reading goes on, so that one
- * pass finds all of them */
-
-/* An object whose fields are read; prefix ends with a dot, or is "" at the root. */
-struct fields {
-    const char *file;
-    const char *prefix;
-    const json_t *object;
-    struct problems *problems;
-    bool required; /* absence is a problem */
-};
-
-/* Notes a problem with a field. */
-#define PROBLEM(f, key, code, fmt, ...)                                                            \
-    problems_add((f)->problems, code, "%s: %s%s: " fmt, (f)->file, (f)->prefix, key, ##__VA_ARGS__)
-
-/* The value of a field, of one of the types, a bit 1 << json_type each. NULL: it is missing or
- * null, or of another type, which is noted. */
-static const json_t *field(const struct fields *f, const char *key, unsigned types,
-                           const char *wanted)
-{
-    const json_t *value = json_object_get(f->object, key);
-
-    if (!value || json_is_null(value)) {
-        if (f->required)
-            PROBLEM(f, key, -EINVAL, "is missing");
-        return NULL;
-    }
-    if (types >> json_typeof(value) & 1)
-        return value;
-    PROBLEM(f, key, -EINVAL, "must be %s, not %s", wanted, json_type_name(value));
-    return NULL;
-}
-
-static const json_t *field_flag(const struct fields *f, const char *key)
-{
-    return field(f, key, 1u << JSON_TRUE | 1u << JSON_FALSE, "true or false");
-}
-
-static const json_t *field_object(const struct fields *f, const char *key)
-{
-    return field(f, key, 1u << JSON_OBJECT, "an object");
-}
-
-static const char *field_text(const struct fields *f, const char *key)
-{
-    return json_string_value(field(f, key, 1u << JSON_STRING, "a string"));
-}
-
-/* False: *out has not been written. */
-static bool field_int(int32_t *out, const struct fields *f, const char *key, int32_t min,
-                      int32_t max)
-{
-    const json_t *value = field(f, key, 1u << JSON_INTEGER, "an integer");
-    const json_int_t i = json_integer_value(value);
-
-    if (!value)
-        return false;
-    if (i < min || i > max) {
-        PROBLEM(f, key, -EINVAL, "%" JSON_INTEGER_FORMAT " is not in %d .. %d", i, min, max);
-        return false;
-    }
-    *out = (int32_t)i;
-    return true;
-}
-
-static bool field_real(double *out, const struct fields *f, const char *key, double min, double max)
-{
-    const json_t *value = field(f, key, 1u << JSON_INTEGER | 1u << JSON_REAL, "a number");
-    const double x = json_number_value(value);
-
-    if (!value)
-        return false;
-    if (!isfinite(x) || x < min || x > max) {
-        PROBLEM(f, key, -EINVAL, "%g is not in %g .. %g", x, min, max);
-        return false;
-    }
-    *out = x;
-    return true;
-}
-
-static void field_float(float *out, const struct fields *f, const char *key, double min, double max)
-{
-    double x;
-
-    if (field_real(&x, f, key, min, max))
-        *out = (float)x;
-}
 
 /* ---- config.json */
 
@@ -173,15 +85,6 @@ static const struct family *parse_family(struct model_config *c, const struct fi
     }
     PROBLEM(f, "architectures", -ENOTSUP, "\"%.80s\" is not supported; these are: %s", name, known);
     return NULL;
-}
-
-/* A text field that may be absent, but may not be another text. */
-static void need_text(const struct fields *f, const char *key, const char *only, const char *note)
-{
-    const char *text = field_text(f, key);
-
-    if (text && strcmp(text, only) != 0)
-        PROBLEM(f, key, -ENOTSUP, "\"%.80s\" is not supported; only \"%s\" is%s", text, only, note);
 }
 
 /* ---- rotary embedding. transformers 5 writes rope_parameters, 4 wrote rope_theta at the root and
@@ -353,8 +256,6 @@ static const struct {
     bool flag;
     const char *why;
 } unsupported[] = {
-    {"quantization_config", false,
-     "quantized weights are not supported; download the model with bf16, f16 or f32 weights"},
     {"use_sliding_window", true, "true is not supported: attention is always full"},
     {"use_bidirectional_attention", true, "true is not supported: attention is always causal"},
     {"dual_chunk_attention_config", false, "dual chunk attention is not supported"},
@@ -422,7 +323,7 @@ static void parse_features(const struct model_config *c, const struct fields *f)
                                 : value && !json_is_null(value))
             PROBLEM(f, unsupported[i].key, -ENOTSUP, "%s", unsupported[i].why);
     }
-    need_text(f, "hidden_act", "silu", "");
+    field_need_text(f, "hidden_act", "silu");
     if (json_is_false(field_flag(f, "is_causal")))
         PROBLEM(f, "is_causal", -ENOTSUP, "false is not supported: attention is always causal");
     bias = field_flag(f, "attention_bias");

@@ -9,6 +9,7 @@
 
 #include "engine/util/checked.h"
 #include "engine/util/json_util.h"
+#include "engine/util/must.h"
 
 const struct dtype_info dtype_info[N_DTYPES] = {
     [DTYPE_BF16] = {"bf16", "BF16", "bfloat16", 16}, [DTYPE_F16] = {"f16", "F16", "float16", 16},
@@ -262,4 +263,51 @@ struct tensor *safetensors_find(const struct safetensors *s, const char *name)
     const struct tensor key = {.name = name};
 
     return s->n ? bsearch(&key, s->tensors, s->n, sizeof(key), by_name) : NULL;
+}
+
+/* The bytes of one of the types above. */
+static uint64_t tensor_bytes(const struct tensor *t)
+{
+    uint64_t n = 1;
+
+    for (int i = 0; i < t->rank; i++)
+        n *= (uint64_t)t->shape[i];
+    for (size_t i = 0; i < N_TYPES; i++)
+        if (strcmp(types[i].name, t->type) == 0)
+            return n * types[i].bits / 8;
+    must(false);
+    return 0;
+}
+
+int safetensors_header(char **text, size_t *bytes, struct tensor *tensors, size_t n)
+{
+    FILE *f = open_memstream(text, bytes);
+    uint64_t at = 0, length;
+
+    if (!f)
+        return -ENOMEM;
+    fprintf(f, "%*s{\"%s\":{\"format\":\"pt\"}", SAFETENSORS_LENGTH_BYTES, "", metadata_key);
+    for (size_t i = 0; i < n; i++) {
+        struct tensor *t = &tensors[i];
+
+        t->bytes = tensor_bytes(t);
+        t->offset = at;
+        at += t->bytes;
+        fprintf(f, ",\"%s\":{\"dtype\":\"%s\",\"shape\":[", t->name, t->type);
+        for (int d = 0; d < t->rank; d++)
+            fprintf(f, "%s%" PRId64, d ? "," : "", t->shape[d]);
+        fprintf(f, "],\"data_offsets\":[%" PRIu64 ",%" PRIu64 "]}", t->offset, at);
+    }
+    fputc('}', f);
+    fflush(f);
+    fprintf(f, "%*s", (int)(-*bytes % 8), ""); /* the data begin at a multiple of eight */
+    if (fclose(f) != 0) {
+        free(*text);
+        return -ENOMEM;
+    }
+    length = htole64(*bytes - SAFETENSORS_LENGTH_BYTES);
+    memcpy(*text, &length, sizeof(length));
+    for (size_t i = 0; i < n; i++)
+        tensors[i].offset += *bytes;
+    return 0;
 }

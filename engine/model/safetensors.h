@@ -36,6 +36,11 @@ int safetensors_parse(struct safetensors *out, const char *file, const char *jso
                       size_t json_bytes, uint64_t file_bytes, struct err *e);
 void safetensors_deinit(struct safetensors *s);
 
+/* The beginning of a file with these tensors, whose data follow in this order: *text, to be freed,
+ * is the length and the header. Sets their bytes and offsets; name, type, rank and shape are given.
+ * -ENOMEM. */
+int safetensors_header(char **text, size_t *bytes, struct tensor *tensors, size_t n);
+
 /* By name, or NULL. */
 struct tensor *safetensors_find(const struct safetensors *s, const char *name);
 

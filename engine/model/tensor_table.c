@@ -110,6 +110,15 @@ void tensor_spec_name(char out[TENSOR_NAME_BYTES], const struct tensor_spec *t,
     must(n < end - out);
 }
 
+void tensor_part_name(char out[TENSOR_NAME_BYTES], const char *name, const char *suffix)
+{
+    static const char weight[] = "weight";
+    const size_t n = strlen(name) - strlen(weight);
+
+    must(strcmp(name + n, weight) == 0);
+    must(snprintf(out, TENSOR_NAME_BYTES, "%.*s%s", (int)n, name, suffix) < TENSOR_NAME_BYTES);
+}
+
 /* The limits of model_config.c keep every product of two sizes far below 2^63. */
 int64_t tensor_dim_size(const struct model_config *c, enum tensor_dim dim)
 {

@@ -11,7 +11,7 @@
 #include "engine/model/model.h"
 
 enum {
-    TENSOR_NAME_BYTES = 64,
+    TENSOR_NAME_BYTES = 80,
     N_TENSOR_SPECS = 25,
 };
 
@@ -70,6 +70,8 @@ int32_t tensor_spec_count(const struct tensor_spec *t, const struct model_config
 /* The name of the i-th: layer by layer, and in each expert by expert. */
 void tensor_spec_name(char out[TENSOR_NAME_BYTES], const struct tensor_spec *t,
                       const struct model_config *c, int32_t i);
+/* The name of a tensor that belongs to another one, with `suffix` in place of "weight". */
+void tensor_part_name(char out[TENSOR_NAME_BYTES], const char *name, const char *suffix);
 int64_t tensor_dim_size(const struct model_config *c, enum tensor_dim dim);
 /* A tensor of this kind, without its name and its place in a file. */
 struct tensor tensor_of_spec(const struct tensor_spec *t, const struct model_config *c);

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 
 #include "engine/model/quantization.h"
+#include "engine/model/quantized.h"
 #include "engine/util/bf16.h"
 #include "engine/util/checked.h"
 #include "engine/util/must.h"
@@ -223,6 +224,8 @@ int weight_piece_read(const struct model *m, const struct weight_piece *p, const
     uint16_t *row = to->data;
     int r = 0;
 
+    if (to->scale_rows)
+        return quantized_piece_read(m, p, to, e);
     tensor_spec_name(name, part->tensor, model_config(m), p->number);
     t = model_tensor(m, name);
     must(t);

@@ -5,6 +5,7 @@
 
 #include "engine/util/json_util.h"
 #include "engine/model/model_config.h"
+#include "engine/model/quantization.h"
 #include "engine/model/rope.h"
 #include "engine/model/tensor_table.h"
 #include "tests/fuzz/fuzz.h"
@@ -58,6 +59,25 @@ static void check_tensors(const struct model_config *c)
     }
 }
 
+/* Sizes can be divided by, and the text has room for all. */
+static void check_quantization(const struct quantization *q)
+{
+    char text[QUANT_TEXT_BYTES];
+    struct tensor wanted;
+    const char *types;
+
+    if (q->format == QUANT_NONE)
+        return;
+    FUZZ_CHECK(q->dtype == DTYPE_E4M3 || q->dtype == DTYPE_INT4);
+    FUZZ_CHECK(q->scale_rows == 1 || q->scale_rows == QUANT_BLOCK);
+    FUZZ_CHECK(q->scale_cols == 32 || q->scale_cols == 64 || q->scale_cols == 128 ||
+               (q->scale_cols == 0 && q->dtype == DTYPE_E4M3));
+    FUZZ_CHECK(quantization_stored(&wanted, &types, q, STORED_ELEMENTS, 256, 512) &&
+               quantization_stored(&wanted, &types, q, STORED_SCALES, 256, 512));
+    quantization_text(text, q);
+    FUZZ_CHECK(strlen(text) + 1 < sizeof(text));
+}
+
 static void check_problems(const struct problems *p)
 {
     FUZZ_CHECK(p->code < 0 && *p->first.text);
@@ -70,6 +90,7 @@ static void run(const char *config, size_t n_config, const char *generation, siz
     struct model_defaults d;
     struct problems p = {0};
     struct model_config c;
+    struct quantization q;
     struct err e = {""};
     json_t *root;
 
@@ -78,6 +99,7 @@ static void run(const char *config, size_t n_config, const char *generation, siz
         return;
     }
     model_config_parse(&c, &d, root, &p);
+    quantization_parse(&q, root, &p);
     json_decref(root);
     if (p.n) {
         check_problems(&p);
@@ -86,6 +108,7 @@ static void run(const char *config, size_t n_config, const char *generation, siz
     check_config(&c);
     check_defaults(&d, c.vocab_size);
     check_tensors(&c);
+    check_quantization(&q);
     if (json_object_parse(&root, MODEL_GENERATION_FILE, generation, n_generation, &e) == 0) {
         /* Planted: ids are not checked against the vocabulary. */
         model_defaults_parse(&d, FUZZ_PLANT ? INT32_MAX : c.vocab_size, root, &p);

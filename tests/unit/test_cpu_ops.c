@@ -9,6 +9,8 @@
 #include "engine/util/bf16.h"
 #include "engine/cpu/cpu_ops.h"
 #include "engine/cpu/cpu_pool.h"
+#include "engine/model/packing.h"
+#include "engine/util/must.h"
 #include "tests/unit/run_suite.h"
 
 enum { BIG = 1 << 17, GUARD = 64 };
@@ -73,70 +75,145 @@ static const int sizes[] = {1, 2, 3, 15, 16, 17, 31, 33, 64, 100, 257, 1024};
 
 enum { N_SIZES = N(sizes), MAX_ROWS = 20, MAX_OUTS = 13 };
 
+/* A matrix as weights may be. */
+struct form {
+    const char *name;
+    enum dtype dtype, scale_dtype;
+    int scale_rows, scale_cols; /* scale_cols 0: whole rows */
+    bool zeros;
+    int padding; /* of rows */
+};
+
+static const struct form forms[] = {
+    {.name = "bf16"},
+    {"rows of E4M3", DTYPE_E4M3, DTYPE_F32, 1, 0, .padding = 5},
+    {"blocks of E4M3", DTYPE_E4M3, DTYPE_F32, 128, 128, .padding = 3},
+    {"groups of E4M3", DTYPE_E4M3, DTYPE_F32, 1, 128, .padding = 0},
+    {"INT4", DTYPE_INT4, DTYPE_BF16, 1, 128, .padding = 0},
+    {"INT4 with zeros", DTYPE_INT4, DTYPE_F16, 1, 64, .zeros = true},
+    {"INT4 in short groups", DTYPE_INT4, DTYPE_F16, 1, 32, .padding = 0},
+};
+
+enum { FIRST = 121 }; /* row of a product, in one block of 128 with some of the others */
+
+static const struct form *form;
 static int n_rows, n_outs;
 static bool adds;
+static struct matrix w;
+static float scales[BIG];
+static uint8_t data[BIG], zeros[BIG];
+
+/* A matrix [FIRST + n_outs, k] of the form, of random bits; in groups k is a multiple of them. */
+static void make_matrix(int k)
+{
+    w = (struct matrix){.data = form->dtype == DTYPE_BF16 ? (void *)half : data,
+                        .dtype = form->dtype,
+                        .n = FIRST + n_outs,
+                        .k = k - form->padding,
+                        .ld = k};
+    if (form->dtype == DTYPE_BF16)
+        return;
+    w.scales = scales;
+    w.scale_dtype = form->scale_dtype;
+    w.scale_rows = form->scale_rows;
+    w.scale_cols = form->scale_cols ? form->scale_cols : w.k;
+    w.zeros = form->zeros ? zeros : NULL;
+    must(matrix_bytes(&w) <= sizeof(data) && matrix_scales(&w) <= BIG);
+    for (size_t i = 0; i < matrix_bytes(&w); i++)
+        data[i] = (uint8_t)(int)(uniform() * 128.0f);
+    for (int r = 0; r < w.n && form->padding; r++)
+        memset((uint8_t *)matrix_row(&w, r) + w.k, 0, (size_t)form->padding);
+    for (int64_t i = 0; i < matrix_scales(&w); i++) {
+        const float scale = uniform() / 64.0f;
+
+        zeros[i] = (uint8_t)(int)((uniform() + 1.0f) * 8.5f);
+        if (w.scale_dtype == DTYPE_F32)
+            scales[i] = scale;
+        else /* a subnormal or normal f16 of a like size, too */
+            ((uint16_t *)(void *)scales)[i] =
+                w.scale_dtype == DTYPE_F16 ? (uint16_t)(i * 37 % 0x2400) : bf16_from_f32(scale);
+    }
+}
+
+static void weights_of_row(float *to, int row)
+{
+    if (form->dtype != DTYPE_BF16)
+        matrix_row_f32(to, &w, row);
+    for (int i = 0; i < w.k && form->dtype == DTYPE_BF16; i++)
+        to[i] = f32_from_bf16(half[row * w.k + i]);
+}
 
 static void run_matmul(int k)
 {
     const struct matmul m = {.y = out,
                              .x = in,
-                             .w = half,
+                             .w = &w,
                              .y_stride = (size_t)n_outs,
                              .x_stride = (size_t)k + 3,
+                             .first = FIRST,
                              .n_rows = n_rows,
                              .n_outs = n_outs,
-                             .k = k,
                              .add = adds};
+    float row[1024];
 
     if (adds)
         for (int i = 0; i < n_rows * n_outs; i++)
             out[i] = in2[i];
     ops->matmul(&m);
-    for (int r = 0; r < n_rows; r++)
-        for (int o = 0; o < n_outs; o++) {
+    for (int o = 0; o < n_outs; o++) {
+        weights_of_row(row, FIRST + o);
+        for (int r = 0; r < n_rows; r++) {
             double sum = adds ? (double)in2[r * n_outs + o] : 0.0, size = 0.0;
 
-            for (int i = 0; i < k; i++) {
-                const double term =
-                    (double)in[r * (k + 3) + i] * (double)f32_from_bf16(half[o * k + i]);
+            for (int i = 0; i < w.k; i++) {
+                const double term = (double)in[r * (k + 3) + i] * (double)row[i];
 
                 sum += term;
                 size += fabs(term);
             }
             ck_assert_msg(fabs((double)out[r * n_outs + o] - sum) <= 1e-6 * (size + 1),
-                          "%s: %d rows, %d outs, k %d: %g not %g", ops->name, n_rows, n_outs, k,
-                          (double)out[r * n_outs + o], sum);
+                          "%s, %s: %d rows, %d outs, k %d: %g not %g", ops->name, form->name,
+                          n_rows, n_outs, k, (double)out[r * n_outs + o], sum);
         }
+    }
 }
 
 /* Any number of rows and outputs, written and added. */
-TEST(matmul)
+TEST(matmul, .n = N(forms))
 {
-    static const int ks[] = {16, 48, 256, 1024};
+    static const int ks[] = {16, 48, 256, 896};
 
+    form = &forms[_i];
     for (n_rows = 1; n_rows <= MAX_ROWS; n_rows++)
         for (n_outs = 1; n_outs <= MAX_OUTS; n_outs += n_rows > 7 ? 3 : 1)
-            for (int k = 0; k < 4; k++) {
-                adds = (n_rows + n_outs + k) % 2;
-                each_isa(run_matmul, ks[k], n_rows * n_outs);
+            for (int i = 0; i < 4; i++) {
+                const int group = form->scale_cols && !form->padding ? form->scale_cols : 1;
+                const int k = (ks[i] + group - 1) / group * group;
+
+                adds = (n_rows + n_outs + i) % 2;
+                make_matrix(k);
+                each_isa(run_matmul, k, n_rows * n_outs);
             }
 }
 
 /* A row's result is the same bits alone and among others. */
-TEST(matmul_rows_are_independent)
+TEST(matmul_rows_are_independent, .n = N(forms))
 {
     float alone[MAX_OUTS];
 
     ops = cpu_ops_best();
+    form = &forms[_i];
+    n_outs = MAX_OUTS;
+    make_matrix(256);
     for (int r = 0; r < MAX_ROWS; r++) {
         struct matmul m = {.y = out,
                            .x = in,
-                           .w = half,
+                           .w = &w,
                            .y_stride = MAX_OUTS,
                            .x_stride = 256,
+                           .first = FIRST,
                            .n_rows = MAX_ROWS,
-                           .n_outs = MAX_OUTS,
-                           .k = 256};
+                           .n_outs = MAX_OUTS};
 
         ops->matmul(&m);
         m.y = alone;
