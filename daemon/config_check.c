@@ -378,6 +378,8 @@ static void check_model(struct checking *c, const struct backend_choice *choice)
     say(c, OK, "model", NULL, "%s", o->model_path);
     if (model_open(&model, o->model_path, &e) < 0)
         say(c, WRONG, "model", NULL, "%s", e.text); /* it has changed since */
+    else if (model_quantize(model, options_quantize(o), &e) < 0)
+        say(c, WRONG, "config", edit(c, 0), "%s", e.text);
     else if (engine_check_options(&backend, model, &e) < 0)
         say(c, WRONG, "config", edit(c, 0), "%s", e.text);
     else if (choice->ops && choice->ops->check && (r = choice->ops->check(model, &backend, &e)) < 0)

@@ -60,6 +60,8 @@ static int follow(struct follower *f, struct err *e)
     int r = model_open(&model, f->options->model_path, e);
 
     if (r == 0)
+        r = model_quantize(model, options_quantize(f->options), e);
+    if (r == 0)
         r = engine_check_options(&o, model, e);
     if (r < 0)
         return r;

@@ -19,6 +19,7 @@
 #include "daemon/server.h"
 #include "daemon/unit_check.h"
 #include "engine/cpu/cpu_backend.h"
+#include "engine/model/converter.h"
 #include "proto/program.h"
 #include "proto/utf8.h"
 
@@ -129,7 +130,7 @@ static int load_options(struct command_line *c)
     c->loaded = load(c, &c->options, &c->why);
     if (c->loaded < 0)
         memset(&c->options, 0, sizeof(c->options));
-    if (is_command(c, "check-config") || is_command(c, "list"))
+    if (is_command(c, "check-config") || is_command(c, "list") || is_command(c, "convert"))
         return 0;
     if (c->loaded < 0) {
         complain(&c->why);
@@ -191,6 +192,42 @@ static int check_config(const struct command_line *c)
     return config_check_run(&check);
 }
 
+static void print_progress(void *ctx, double done)
+{
+    int *percent = ctx;
+
+    if ((int)(done * 100.0) == *percent)
+        return;
+    *percent = (int)(done * 100.0);
+    fprintf(stderr, "\r%3d %%", *percent);
+}
+
+/* Exit status. A terminal sees how far it is. */
+static int convert(const struct command_line *c)
+{
+    static const struct {
+        const char *name;
+        enum dtype dtype;
+    } targets[] = {{"fp8", DTYPE_E4M3}, {"int4", DTYPE_INT4}, {"bf16", DTYPE_BF16}};
+    const char *to = usage_value(&c->line, "to");
+    enum dtype dtype = N_DTYPES;
+    int percent = -1, r;
+    struct err e;
+
+    for (size_t i = 0; to && i < sizeof(targets) / sizeof(targets[0]); i++)
+        if (strcmp(to, targets[i].name) == 0)
+            dtype = targets[i].dtype;
+    if (c->line.n_words != 2 || dtype == N_DTYPES) {
+        usage_error("convert takes --to fp8, int4 or bf16, a model folder and a new one");
+        return EXIT_USAGE;
+    }
+    r = model_convert(c->line.words[0], c->line.words[1], dtype,
+                      isatty(STDERR_FILENO) ? print_progress : NULL, &percent, &e);
+    if (percent >= 0)
+        fputc('\n', stderr);
+    return r < 0 ? complain(&e) : EXIT_SUCCESS;
+}
+
 /* Measures as cuda.tune = before_ready does, without a daemon. */
 static int tune(const struct options *o, struct err *e)
 {
@@ -215,7 +252,9 @@ static int tune(const struct options *o, struct err *e)
         return r;
     if (options.max_seq_len == 0)
         options.max_seq_len = model_config(model)->max_seq_len;
-    r = choice.ops->open(&backend, model, &options, e);
+    r = model_quantize(model, options_quantize(o), e);
+    if (r == 0)
+        r = choice.ops->open(&backend, model, &options, e);
     if (r == 0)
         choice.ops->close(backend);
     model_close(model);
@@ -255,6 +294,7 @@ static int start_engine(struct engine **out, const struct options *o,
 {
     struct engine_options options = {
         .model_folder = o->model_path,
+        .quantize = options_quantize(o),
         .chat_template = *o->chat_template ? o->chat_template : NULL,
         .backend = choice->ops,
         .backend_options = backend_options_of(o),
@@ -393,6 +433,8 @@ int main(int argc, char **argv)
         status =
             model_list_run(c.line.n_words > 0 ? c.line.words[0] : NULL,
                            c.loaded < 0 ? NULL : &c.options, &c.why, usage_value(&c.line, "json"));
+    else if (is_command(&c, "convert"))
+        status = convert(&c);
     else if (is_command(&c, "tune"))
         status = tune(&c.options, &c.why) < 0 ? complain(&c.why) : EXIT_SUCCESS;
     else

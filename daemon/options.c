@@ -61,6 +61,8 @@ static const struct option table[] = {
     {"model.tensor_parallel", KIND_CHOICE, AT(tensor_parallel), 0, 0, "auto|1|2|4|8", "auto",
      "ranks that each hold a part of every layer and compute it together; auto: 1, or in a cluster "
      "all devices"},
+    {"model.quantize", KIND_CHOICE, AT(quantize), 0, 0, "off|fp8|int4", "off",
+     "what the weights of layers are rounded to while a model that is not quantized is loaded"},
     {"daemon.socket", KIND_TEXT, AT(socket), 0, 0, NULL, "/run/nvllm/nvllm.sock",
      "path of the socket; a socket passed by systemd takes precedence"},
     {"daemon.socket_mode", KIND_MODE, AT(socket_mode), 0, 0777, NULL, "0666",
@@ -486,6 +488,13 @@ int options_set(struct options *o, const char *key, const char *value, struct er
     if (meant)
         return err_set(e, -ENOENT, "%s: no such option; did you mean %s?", key, meant);
     return err_set(e, -ENOENT, "%s: no such option; nvllmd --help lists all", key);
+}
+
+enum dtype options_quantize(const struct options *o)
+{
+    static const enum dtype dtypes[] = {DTYPE_BF16, DTYPE_E4M3, DTYPE_INT4};
+
+    return dtypes[o->quantize];
 }
 
 int32_t options_tp_size(const struct options *o)

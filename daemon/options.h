@@ -11,6 +11,7 @@
 #include <stdio.h>
 
 #include "engine/core/fair.h"
+#include "engine/model/model.h"
 #include "engine/util/err.h"
 #include "proto/program.h"
 
@@ -132,6 +133,7 @@ struct options {
     char *chat_template;     /* "": the folder's */
     char *draft;             /* "": no draft model */
     int64_t tensor_parallel; /* 0: auto, else 1 + log2 of the number of ranks */
+    int64_t quantize;        /* 0: off, else as options_quantize() says */
     char *socket;
     int64_t socket_mode;
     char *socket_group;
@@ -186,6 +188,9 @@ void options_deinit(struct options *o);
 
 /* Sets one option from text. -EINVAL names the allowed values, -ENOENT the nearest key. */
 int options_set(struct options *o, const char *key, const char *value, struct err *e);
+
+/* What model_quantize() is to be told. */
+enum dtype options_quantize(const struct options *o);
 
 /* Of model.tensor_parallel; auto: as many as the processes of a cluster have devices. */
 int32_t options_tp_size(const struct options *o);

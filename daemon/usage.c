@@ -48,6 +48,11 @@ static const struct usage_option render_options[] = {
     OPTIONS_END,
 };
 
+static const struct usage_option convert_options[] = {
+    OPTION("to", "fp8|int4|bf16", "what the weights of layers become", .values = USAGE_WORDS),
+    OPTIONS_END,
+};
+
 static const struct usage_command commands[] = {
     COMMAND("check-config", "check whether nvllmd would start, and if not, why",
             .synopsis = "[options]", .options = {json_option, unit_options}),
@@ -56,6 +61,9 @@ static const struct usage_command commands[] = {
     COMMAND("check", "find what is wrong with a model folder", .synopsis = "[options]"),
     COMMAND("list", "list the model folders below a directory", .synopsis = "[options] [DIRECTORY]",
             .options = {json_option}, .values = USAGE_FOLDER, .max_words = 1),
+    COMMAND("convert", "write a model folder again with quantized weights, or with plain ones",
+            .synopsis = "[options] --to fp8|int4|bf16 IN OUT", .options = {convert_options},
+            .values = USAGE_FOLDER, .max_words = 2),
     COMMAND("tokenize", "turn text into token ids", .synopsis = "[options] [TEXT|-]",
             .options = {json_option, lines_option, tokenize_options}, .max_words = 1),
     COMMAND("detokenize", "turn token ids into text", .synopsis = "[options] [IDS|-]",
@@ -91,6 +99,7 @@ void nvllmd_usage_print(void)
     puts("\nOptions of commands:");
     usage_print_options(stdout, json_option);
     usage_print_options(stdout, unit_options);
+    usage_print_options(stdout, convert_options);
     usage_print_options(stdout, lines_option);
     usage_print_options(stdout, tokenize_options);
     usage_print_options(stdout, detokenize_options);

@@ -501,6 +501,8 @@ int engine_load(struct engine *g, struct err *e)
 
     g->beat++; /* the engine thread works */
     if (r == 0)
+        r = model_quantize(g->model, g->options.quantize, e);
+    if (r == 0)
         r = engine_check_options(o, g->model, e);
     if (r < 0)
         return r;

@@ -298,8 +298,10 @@ int model_quantize(struct model *m, enum dtype dtype, struct err *e)
     uint16_t *layers = m->quant.layers;
     int rc;
 
+    if (dtype == DTYPE_BF16)
+        return 0;
     if (m->config.quant)
-        return err_set(e, -ENOTSUP, "the weights are %s already, and cannot be quantized again",
+        return err_set(e, -ENOTSUP, "model.quantize: the folder's weights are %s already",
                        m->dtype);
     rc = quantization_at_load(&m->quant, &m->config, dtype, e);
     m->quant.layers = layers;

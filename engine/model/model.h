@@ -170,8 +170,8 @@ int model_open(struct model **out, const char *folder, struct err *e);
 void model_close(struct model *m);
 
 /* Has the projections of a plain model quantized to DTYPE_E4M3 or DTYPE_INT4 while they are read,
- * once, before anything else is done with it. -ENOTSUP: they are quantized already, or their sizes
- * do not allow it. */
+ * once, before anything else is done with it; DTYPE_BF16 changes nothing. -ENOTSUP: they are
+ * quantized already, or their sizes do not allow it. */
 int model_quantize(struct model *m, enum dtype dtype, struct err *e);
 
 /* Reports every problem of a folder, for people, where model_open stops at the first, and says

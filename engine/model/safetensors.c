@@ -279,6 +279,16 @@ static uint64_t tensor_bytes(const struct tensor *t)
     return 0;
 }
 
+/* A name as JSON, which may have to escape characters of it. */
+static void put_name(FILE *f, const char *name)
+{
+    json_t *string = json_string(name);
+
+    fputc(',', f);
+    json_dumpf(string, f, JSON_ENCODE_ANY);
+    json_decref(string);
+}
+
 int safetensors_header(char **text, size_t *bytes, struct tensor *tensors, size_t n)
 {
     FILE *f = open_memstream(text, bytes);
@@ -293,7 +303,8 @@ int safetensors_header(char **text, size_t *bytes, struct tensor *tensors, size_
         t->bytes = tensor_bytes(t);
         t->offset = at;
         at += t->bytes;
-        fprintf(f, ",\"%s\":{\"dtype\":\"%s\",\"shape\":[", t->name, t->type);
+        put_name(f, t->name);
+        fprintf(f, ":{\"dtype\":\"%s\",\"shape\":[", t->type);
         for (int d = 0; d < t->rank; d++)
             fprintf(f, "%s%" PRId64, d ? "," : "", t->shape[d]);
         fprintf(f, "],\"data_offsets\":[%" PRIu64 ",%" PRIu64 "]}", t->offset, at);

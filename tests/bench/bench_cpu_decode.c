@@ -169,8 +169,7 @@ static void open_subject(struct subject *s, const char *folder, struct backend_o
     struct err e;
 
     *s = (struct subject){.driver = {.ops = &cpu_backend, .options = options}};
-    if (model_open(&s->model, folder, &e) < 0 ||
-        (dtype != DTYPE_BF16 && model_quantize(s->model, dtype, &e) < 0))
+    if (model_open(&s->model, folder, &e) < 0 || model_quantize(s->model, dtype, &e) < 0)
         fail(e.text);
     options->max_seq_len = model_config(s->model)->max_seq_len;
     if (cpu_backend.open(&s->driver.backend, s->model, options, &e) < 0)

@@ -107,7 +107,18 @@ def configs():
           scaled={**qwen2, "rope_scaling": {"rope_type": "yarn", "factor": 4.0}},
           new_spelling={**{k: v for k, v in qwen3.items() if k != "rope_theta"},
                         "rope_parameters": {"rope_type": "default", "rope_theta": 1e6}},
-          llama={**qwen2, "architectures": ["LlamaForCausalLM"]}, empty={})
+          llama={**qwen2, "architectures": ["LlamaForCausalLM"]}, empty={},
+          fp8={**qwen2, "quantization_config": {
+              "quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e4m3",
+              "weight_block_size": [128, 128]}},
+          gptq={**qwen2, "quantization_config": {
+              "quant_method": "gptq", "bits": 4, "group_size": 64, "desc_act": False,
+              "sym": False, "checkpoint_format": "gptq_v2"}},
+          packed={**qwen2, "quantization_config": {
+              "quant_method": "compressed-tensors", "format": "pack-quantized",
+              "config_groups": {"group_0": {"targets": ["Linear"], "weights": {
+                  "num_bits": 4, "type": "int", "strategy": "group", "group_size": 32,
+                  "symmetric": False}}}}})
 
 
 def tokenizers():

@@ -1,5 +1,6 @@
 /* test_cpu_models.c - the CPU backend on small random models of all shapes, against a plain forward
  * pass in double precision. */
+#include <errno.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -9,8 +10,9 @@
 #include "engine/util/bf16.h"
 #include "engine/cpu/cpu_backend.h"
 #include "engine/model/model.h"
+#include "engine/model/packing.h"
 #include "engine/model/rope.h"
-#include "engine/model/tensor_table.h"
+#include "engine/model/weights.h"
 #include "tests/tools/backend_driver.h"
 #include "tests/tools/model_writer.h"
 #include "tests/unit/run_suite.h"
@@ -77,6 +79,53 @@ static void drop_model(void)
     remove_dir();
 }
 
+static int read_piece(void *m, int thread, const struct weight_piece *p, struct err *err)
+{
+    const struct matrix to = weight_piece_rows(p);
+
+    (void)thread;
+    return weight_piece_read(m, p, &to, err);
+}
+
+/* What the elements and scales of a quantized weight stand for; NULL: it is not quantized. */
+static double *dequantized(const char *name)
+{
+    static const struct weights_layout layout = {.vectors = DTYPE_F32,
+                                                 .k_align = 16,
+                                                 .align = 64,
+                                                 .piece_elements = 1 << 20};
+    const struct model_config *c = model_config(model);
+    struct weights w;
+    double *out = NULL;
+    void *base;
+
+    ck_assert_int_eq(weights_init(&w, c, (struct shard){0, 1}, &layout, &e), 0);
+    base = aligned_alloc(64, w.bytes);
+    memset(base, 0, w.bytes);
+    weights_place(&w, base);
+    ck_assert_int_eq(weights_load(&w, 1, read_piece, model, NULL, NULL, &e), 0);
+    for (int32_t i = 0; i < w.n_pieces; i++) { /* one of each weight here */
+        const struct weight_piece *p = &w.pieces[i];
+        const struct matrix rows = weight_piece_rows(p);
+        char of[TENSOR_NAME_BYTES];
+        float *row = calloc((size_t)rows.k, sizeof(*row));
+
+        tensor_spec_name(of, p->part.tensor, c, p->number);
+        if (rows.scale_rows && strcmp(of, name) == 0) {
+            out = calloc((size_t)rows.n * (size_t)rows.k, sizeof(*out));
+            for (int32_t r = 0; r < rows.n; r++) {
+                matrix_row_f32(row, &rows, r);
+                for (int32_t k = 0; k < rows.k; k++)
+                    out[r * rows.k + k] = (double)row[k];
+            }
+        }
+        free(row);
+    }
+    weights_deinit(&w);
+    free(base);
+    return out;
+}
+
 /* A tensor as doubles. The expert matters where the format has a second number. */
 static double *weights_of(const char *format, int layer, int expert)
 {
@@ -90,6 +139,9 @@ static double *weights_of(const char *format, int layer, int expert)
 #pragma GCC diagnostic ignored "-Wformat-nonliteral"
     snprintf(name, sizeof(name), format, layer, expert);
 #pragma GCC diagnostic pop
+    out = model_config(model)->quant ? dequantized(name) : NULL;
+    if (out)
+        return out;
     t = model_tensor(model, name);
     ck_assert_msg(t != NULL, "%s", name);
     n = (size_t)tensor_elements(t);
@@ -486,6 +538,55 @@ TEST(ranks_agree_with_reference, .n = N(sharded))
     ck_assert_mem_eq(cut.logprobs, whole.logprobs, sizeof(*cut.logprobs) * N_OUT);
     drive_seq_deinit(&whole);
     drive_seq_deinit(&cut);
+    drop_model();
+}
+
+/* Columns in groups of 128, 64 and 32; in FP8 also blocks that are cut at every side. */
+static const struct {
+    struct model_config config;
+    enum dtype dtype;
+    int tp_size;
+} quantized[] = {
+    {{WRITER_QWEN2, 2, 6, 2, 10, 52, 77, 2048, 1024, 1e-6f, 1e4, false}, DTYPE_E4M3, 1},
+    {{WRITER_QWEN3, 2, 4, 2, 64, 200, 300, 2053, 1024, 1e-6f, 1e6, true}, DTYPE_E4M3, 2},
+    {{WRITER_QWEN3_MOE(5, 2), 2, 4, 2, 16, 64, 160, 2048, 1024, 1e-6f, 1e6, true}, DTYPE_E4M3, 1},
+    {{WRITER_LLAMA, 2, 8, 4, 32, 128, 384, 2048, 1024, 1e-6f, 1e6, true}, DTYPE_INT4, 2},
+    {{WRITER_QWEN2, 2, 6, 2, 32, 64, 192, 2048, 1024, 1e-6f, 1e4, false}, DTYPE_INT4, 1},
+    {{WRITER_MIXTRAL(3, 2), 1, 4, 2, 16, 96, 160, 2048, 1024, 1e-6f, 1e6, false}, DTYPE_INT4, 2},
+};
+
+/* Quantized at load, the model is the one that its elements and scales stand for, and gives the
+ * same bits whatever the chunks and the instruction set. */
+TEST(quantized_models_agree_with_reference, .n = N(quantized))
+{
+    const int tp_size = quantized[_i].tp_size;
+    int32_t prompt[N_PROMPT];
+    struct drive_seq whole, cut;
+
+    make_model(&quantized[_i].config, SOUND);
+    ck_assert_msg(model_quantize(model, quantized[_i].dtype, &e) == 0, "%s", e.text);
+    make_prompt(prompt, N_PROMPT);
+    run(&whole, prompt, 512, best_isa(), tp_size);
+    check_reference(&whole);
+    run(&cut, prompt, 17, CPU_ISA_PLAIN, tp_size);
+    ck_assert_mem_eq(cut.out, whole.out, sizeof(*cut.out) * N_OUT);
+    ck_assert_mem_eq(cut.logprobs, whole.logprobs, sizeof(*cut.logprobs) * N_OUT);
+    drive_seq_deinit(&whole);
+    drive_seq_deinit(&cut);
+    drop_model();
+}
+
+/* Neither twice, nor in groups that no width allows. */
+TEST(what_cannot_be_quantized_is_refused)
+{
+    make_model(&shapes[0], SOUND);
+    ck_assert_int_eq(model_quantize(model, DTYPE_INT4, &e), -ENOTSUP);
+    ck_assert_ptr_nonnull(strstr(e.text, "INT4 needs groups of at least 32 columns"));
+    ck_assert_int_eq(model_quantize(model, DTYPE_BF16, &e), 0);
+    ck_assert_ptr_null(model_config(model)->quant);
+    ck_assert_int_eq(model_quantize(model, DTYPE_E4M3, &e), 0);
+    ck_assert_int_eq(model_quantize(model, DTYPE_E4M3, &e), -ENOTSUP);
+    ck_assert_ptr_nonnull(strstr(e.text, "model.quantize: the folder's weights are"));
     drop_model();
 }
 

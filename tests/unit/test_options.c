@@ -109,6 +109,8 @@ TEST(values_keep_their_kind)
         CASE("model.tensor_parallel", tensor_parallel, "8", 4, NULL),
         CASE("model.tensor_parallel", tensor_parallel, "3", 4, "auto|1|2|4|8"),
         CASE("model.tensor_parallel", tensor_parallel, "16", 4, "auto|1|2|4|8"),
+        CASE("model.quantize", quantize, "int4", 2, NULL),
+        CASE("model.quantize", quantize, "int8", 2, "off|fp8|int4"),
         CASE("cuda.graphs", cuda_graphs, "off", 0, NULL),
         CASE("cuda.graphs", cuda_graphs, "1", 0, "off|on"),
         CASE("cuda.invariant", cuda_invariant, "on", 1, NULL),
@@ -441,7 +443,7 @@ static void set_otherwise(const char *key, struct options_change *c)
     static const char *const values[] = {"on",     "off",   "5",     "64",   "1M",
                                          "/tmp/x", "debug", "cpu",   "bf16", "all",
                                          "12",     "611",   "7:300", "8K",   "before_ready",
-                                         "2"};
+                                         "2",      "fp8"};
 
     for (size_t i = 0; i < N(values); i++) {
         struct options fresh;

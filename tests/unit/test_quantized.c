@@ -123,6 +123,16 @@ static int check_piece(const struct weight_piece *p, const struct model *m,
     return has;
 }
 
+/* Ragged columns are for FP8 alone; with sanitizers each format has one shape. */
+static bool is_left_out(int form, int shape)
+{
+#ifdef TEST_LIGHT
+    if (shape != (forms[form].kind >= QUANTIZED_PACKED ? form % 2 * SHAPE_MOE : form % N_SHAPES))
+        return true;
+#endif
+    return shape == SHAPE_RAGGED && forms[form].kind >= QUANTIZED_PACKED;
+}
+
 /* Each weight of each rank, read in small pieces, is what the format says. */
 TEST(every_weight_is_read, .n = N_FORMS * N_SHAPES)
 {
@@ -134,7 +144,7 @@ TEST(every_weight_is_read, .n = N_FORMS * N_SHAPES)
     const int shape = _i % N_SHAPES;
     struct model *m;
 
-    if (shape == SHAPE_RAGGED && form->kind >= QUANTIZED_PACKED)
+    if (is_left_out(_i / N_SHAPES, shape))
         return;
     make_dir();
     quantized_write(dir, &shapes[shape], form, false);
@@ -231,7 +241,7 @@ TEST(answers_are_those_of_the_weights, .n = N_FORMS * N_SHAPES)
     struct drive_seq alone[N_SEQS], other[N_SEQS];
     struct model *m;
 
-    if (shape == SHAPE_RAGGED && form.kind >= QUANTIZED_PACKED)
+    if (is_left_out(_i / N_SHAPES, shape))
         return;
     form.powers = true;
     make_dir();

@@ -1,0 +1,613 @@
+/* converter.c - see converter.h. Each file of weights becomes one of the same name: its tensors in
+ * their order, a projection's replaced by those of its new form. */
+#include "engine/model/converter.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "engine/model/model_config.h"
+#include "engine/model/model_impl.h"
+#include "engine/model/packing.h"
+#include "engine/model/quantized.h"
+#include "engine/util/bf16.h"
+#include "engine/util/checked.h"
+#include "engine/util/file.h"
+#include "engine/util/json_util.h"
+#include "engine/util/must.h"
+
+enum {
+    COPY_BYTES = 1 << 20, /* of a tensor or a file at a time */
+    MAX_OUTPUTS = 3,      /* tensors that a projection becomes */
+    MAX_INDEX = 64 << 20,
+    PATH = 4096,
+};
+
+/* What becomes of a tensor: a projection's elements become the projection, what else it has goes
+ * with them, and others are copied. */
+struct fate {
+    const struct tensor_spec *projection;
+    int32_t number; /* of its kind */
+    bool gone;
+};
+
+/* A tensor of the new folder. */
+struct output {
+    const struct tensor *from;
+    const struct fate *fate;
+    char name[TENSOR_NAME_BYTES]; /* of a projection's */
+};
+
+struct converter {
+    struct model *model;
+    enum dtype dtype;
+    int from, to;         /* folders */
+    struct fate **fates;  /* [n_files][n of the file] */
+    json_t *map;          /* weight_map of the new folder */
+    uint64_t bytes;       /* of all its tensors */
+    size_t n_done, n_all; /* tensors */
+    void (*progress)(void *ctx, double done);
+    void *progress_ctx;
+    /* of the file that is written */
+    int fd;
+    const char *file;
+    struct tensor *tensors; /* [n] */
+    struct output *outputs; /* [n] */
+    size_t n;
+};
+
+static int no_memory(struct err *e)
+{
+    return err_set(e, -ENOMEM, "out of memory");
+}
+
+/* ---- what each tensor becomes */
+
+static struct fate *fate_of(const struct converter *c, const struct tensor *t)
+{
+    return &c->fates[t->file][t - c->model->files[t->file].tensors.tensors];
+}
+
+/* The tensors of one projection. */
+static void decide(struct converter *c, const struct tensor_spec *s, int32_t i)
+{
+    const struct model *m = c->model;
+    const struct tensor whole = tensor_of_spec(s, &m->config);
+    const int32_t layer = i / tensor_spec_experts(s, &m->config);
+    char name[TENSOR_NAME_BYTES], part[TENSOR_NAME_BYTES];
+
+    tensor_spec_name(name, s, &m->config, i);
+    if (!quantization_has(m->config.quant, s->role, layer))
+        return;
+    for (int which = 0; which < N_STORED; which++) {
+        struct tensor wanted;
+        const char *types;
+        struct fate *fate;
+
+        if (!quantization_stored(&wanted, &types, m->config.quant, (enum stored)which,
+                                 whole.shape[0], whole.shape[1]))
+            continue;
+        tensor_part_name(part, name, wanted.name);
+        fate = fate_of(c, model_tensor(m, part));
+        if (which == STORED_ELEMENTS)
+            *fate = (struct fate){.projection = s, .number = i};
+        else
+            fate->gone = true;
+    }
+}
+
+static int decide_all(struct converter *c, struct err *e)
+{
+    const struct model *m = c->model;
+
+    c->fates = calloc(m->n_files, sizeof(*c->fates));
+    if (!c->fates)
+        return no_memory(e);
+    for (size_t f = 0; f < m->n_files; f++) {
+        c->fates[f] = calloc(m->files[f].tensors.n + 1, sizeof(**c->fates));
+        if (!c->fates[f])
+            return no_memory(e);
+        c->n_all += m->files[f].tensors.n;
+    }
+    for (const struct tensor_spec *s = tensor_specs; s < tensor_specs + N_TENSOR_SPECS; s++)
+        for (int32_t i = 0; i < tensor_spec_count(s, &m->config); i++)
+            decide(c, s, i);
+    return 0;
+}
+
+/* ---- the tensors of a file */
+
+static void add_output(struct converter *c, const struct tensor *from, const struct fate *fate,
+                       const char *suffix, const char *type, int rank, int64_t rows, int64_t cols)
+{
+    struct output *o = &c->outputs[c->n];
+    struct tensor *t = &c->tensors[c->n++];
+    char name[TENSOR_NAME_BYTES];
+
+    *o = (struct output){.from = from, .fate = fate};
+    *t = (struct tensor){.name = o->name, .type = type, .rank = rank, .shape = {rows, cols}};
+    tensor_spec_name(name, fate->projection, &c->model->config, fate->number);
+    tensor_part_name(o->name, model_stored_name(c->model, name), suffix);
+}
+
+static void add_projection(struct converter *c, const struct tensor *from, const struct fate *fate)
+{
+    const struct quantization *q = &c->model->quant;
+    const struct tensor whole = tensor_of_spec(fate->projection, &c->model->config);
+    const int64_t n = whole.shape[0], k = whole.shape[1];
+
+    if (c->dtype == DTYPE_BF16) {
+        add_output(c, from, fate, "weight", "BF16", 2, n, k);
+    } else if (c->dtype == DTYPE_E4M3) {
+        add_output(c, from, fate, "weight", "F8_E4M3", 2, n, k);
+        add_output(c, from, fate, "weight_scale_inv", "F32", 2, (n + QUANT_BLOCK - 1) / QUANT_BLOCK,
+                   (k + QUANT_BLOCK - 1) / QUANT_BLOCK);
+    } else {
+        add_output(c, from, fate, "weight_packed", "I32", 2, n, k / INT4_IN_WORD);
+        add_output(c, from, fate, "weight_scale", "BF16", 2, n, k / q->scale_cols);
+        add_output(c, from, fate, "weight_shape", "I64", 1, 2, 0);
+    }
+}
+
+/* Lists what a file is to hold. */
+static int list_outputs(struct converter *c, size_t file, struct err *e)
+{
+    const struct safetensors *s = &c->model->files[file].tensors;
+
+    c->n = 0;
+    c->tensors = calloc(s->n * MAX_OUTPUTS + 1, sizeof(*c->tensors));
+    c->outputs = calloc(s->n * MAX_OUTPUTS + 1, sizeof(*c->outputs));
+    if (!c->tensors || !c->outputs)
+        return no_memory(e);
+    for (size_t i = 0; i < s->n; i++) {
+        const struct tensor *t = &s->tensors[i];
+        const struct fate *fate = &c->fates[file][i];
+
+        if (fate->projection) {
+            add_projection(c, t, fate);
+        } else if (!fate->gone) {
+            c->outputs[c->n] = (struct output){.from = t};
+            c->tensors[c->n] = *t;
+            if (c->dtype == DTYPE_BF16 && t->dtype <= DTYPE_F32)
+                c->tensors[c->n].type = dtype_info[DTYPE_BF16].safetensors;
+            c->n++;
+        }
+    }
+    return 0;
+}
+
+/* ---- data */
+
+static int put(struct converter *c, const void *from, size_t bytes, struct err *e)
+{
+    const int r = file_write(c->fd, from, bytes);
+
+    return r < 0 ? err_set(e, r, "%s: cannot write: %s", c->file, strerror(-r)) : 0;
+}
+
+static int copy_tensor(struct converter *c, size_t file, const struct tensor *from,
+                       const struct tensor *to, struct err *e)
+{
+    struct tensor t = *from;
+    const bool rounds = strcmp(from->type, to->type) != 0;
+    const uint64_t all = rounds ? to->bytes / sizeof(uint16_t) : from->bytes;
+    const uint64_t step = rounds ? COPY_BYTES / sizeof(uint16_t) : COPY_BYTES;
+    char *buffer = malloc(COPY_BYTES);
+    int r = buffer ? 0 : no_memory(e);
+
+    t.file = (int32_t)file; /* of those that the model does not need it is not set */
+    for (uint64_t at = 0, n; at < all && r == 0; at += n) {
+        n = all - at < step ? all - at : step;
+        r = rounds ? model_read_bf16(c->model, &t, at, (uint16_t *)(void *)buffer, (size_t)n, e)
+                   : model_read(c->model, &t, at, buffer, (size_t)n, e);
+        if (r == 0)
+            r = put(c, buffer, (size_t)(rounds ? n * sizeof(uint16_t) : n), e);
+    }
+    free(buffer);
+    return r;
+}
+
+/* A whole projection as it would be in memory, to be freed with its data. */
+static int read_projection(struct matrix *out, const struct converter *c, const struct fate *fate,
+                           struct err *e)
+{
+    const struct quantization *q = &c->model->quant;
+    const struct tensor whole = tensor_of_spec(fate->projection, &c->model->config);
+    struct matrix m = {.dtype = q->dtype,
+                       .n = (int32_t)whole.shape[0],
+                       .k = (int32_t)whole.shape[1],
+                       .ld = whole.shape[1],
+                       .scale_dtype = q->scale_dtype,
+                       .scale_rows = q->scale_rows,
+                       .scale_cols = q->scale_cols ? q->scale_cols : (int32_t)whole.shape[1]};
+    const struct weight_piece piece = {
+        .part = {.tensor = fate->projection, .n_rows = m.n, .n_cols = m.k, .to_rows = m.n},
+        .number = fate->number,
+        .to = out};
+    const size_t n_scales = (size_t)matrix_scales(&m);
+
+    m.data = malloc(matrix_bytes(&m));
+    m.scales = malloc(dtype_bytes(m.scale_dtype, n_scales));
+    m.zeros = q->zeros ? malloc(n_scales) : NULL;
+    *out = m;
+    if (!m.data || !m.scales || (q->zeros && !m.zeros))
+        return err_set(e, -ENOMEM, "out of memory for a weight of %d x %d", m.n, m.k);
+    return quantized_piece_read(c->model, &piece, out, e);
+}
+
+static int put_floats(struct converter *c, const struct matrix *m, struct err *e)
+{
+    float *row = malloc((size_t)m->k * sizeof(*row));
+    uint16_t *halves = malloc((size_t)m->k * sizeof(*halves));
+    int r = row && halves ? 0 : no_memory(e);
+
+    for (int32_t i = 0; i < m->n && r == 0; i++) {
+        matrix_row_f32(row, m, i);
+        bf16_from_f32_array(halves, row, (size_t)m->k);
+        r = put(c, halves, (size_t)m->k * sizeof(*halves), e);
+    }
+    free(row);
+    free(halves);
+    return r;
+}
+
+/* The data of a projection's outputs, one behind the other. */
+static int put_projection(struct converter *c, const struct fate *fate, struct err *e)
+{
+    struct matrix m;
+    int r = read_projection(&m, c, fate, e);
+
+    if (r == 0 && c->dtype == DTYPE_BF16) {
+        r = put_floats(c, &m, e);
+    } else if (r == 0) {
+        const int64_t shape[2] = {m.n, m.k};
+        uint32_t *words = m.data;
+
+        for (uint64_t i = 0; m.dtype == DTYPE_INT4 && i < matrix_bytes(&m) / sizeof(*words); i++)
+            words[i] = int4_to_sequence(words[i]);
+        r = put(c, m.data, matrix_bytes(&m), e);
+        if (r == 0)
+            r = put(c, m.scales, dtype_bytes(m.scale_dtype, (uint64_t)matrix_scales(&m)), e);
+        if (r == 0 && m.dtype == DTYPE_INT4)
+            r = put(c, shape, sizeof(shape), e);
+    }
+    free(m.data);
+    free(m.scales);
+    free(m.zeros);
+    return r;
+}
+
+static int put_data(struct converter *c, size_t file, struct err *e)
+{
+    int r = 0;
+
+    for (size_t i = 0; i < c->n && r == 0; i++) {
+        const struct output *o = &c->outputs[i];
+
+        json_object_set_new(c->map, c->tensors[i].name, json_string(c->file));
+        c->bytes += c->tensors[i].bytes;
+        if (!o->fate)
+            r = copy_tensor(c, file, o->from, &c->tensors[i], e);
+        else if (i == 0 || c->outputs[i - 1].fate != o->fate)
+            r = put_projection(c, o->fate, e);
+        if (c->progress && r == 0)
+            c->progress(c->progress_ctx,
+                        (double)(c->n_done + i * c->model->files[file].tensors.n / c->n) /
+                            (double)c->n_all);
+    }
+    c->n_done += c->model->files[file].tensors.n;
+    return r;
+}
+
+static int open_output(struct converter *c, const char *name, struct err *e)
+{
+    c->file = name;
+    c->fd = openat(c->to, name, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
+    return c->fd < 0 ? err_set(e, -errno, "%s: %s", name, strerror(errno)) : 0;
+}
+
+/* Closes it; r is the result so far. */
+static int close_output(struct converter *c, int r, struct err *e)
+{
+    if (c->fd >= 0 && r == 0 && fsync(c->fd) < 0)
+        r = err_set(e, -errno, "%s: %s", c->file, strerror(errno));
+    if (c->fd >= 0 && close(c->fd) < 0 && r == 0)
+        r = err_set(e, -errno, "%s: %s", c->file, strerror(errno));
+    c->fd = -1;
+    return r;
+}
+
+static int write_weights(struct converter *c, size_t file, struct err *e)
+{
+    char *header = NULL;
+    size_t bytes;
+    int r = list_outputs(c, file, e);
+
+    if (r == 0 && safetensors_header(&header, &bytes, c->tensors, c->n) < 0)
+        r = no_memory(e);
+    if (r == 0)
+        r = open_output(c, c->model->files[file].name, e);
+    if (r == 0)
+        r = put(c, header, bytes, e);
+    if (r == 0)
+        r = put_data(c, file, e);
+    r = close_output(c, r, e);
+    free(header);
+    free(c->tensors);
+    free(c->outputs);
+    c->tensors = NULL;
+    c->outputs = NULL;
+    return r;
+}
+
+/* ---- other files */
+
+static int write_json(struct converter *c, const char *name, const json_t *root, struct err *e)
+{
+    char *text = json_text(root, JSON_INDENT(2) | JSON_SORT_KEYS);
+    int r = text ? open_output(c, name, e) : no_memory(e);
+
+    if (r == 0)
+        r = put(c, text, strlen(text), e);
+    free(text);
+    return close_output(c, r, e);
+}
+
+/* What transformers and its like are not to expect quantized: the LM head and routers. */
+static json_t *plain_modules(const struct model_config *config)
+{
+    json_t *list = json_pack("[s]", "lm_head");
+
+    for (const struct tensor_spec *s = tensor_specs; s < tensor_specs + N_TENSOR_SPECS; s++)
+        for (int32_t i = 0; s->role == WEIGHT_ROUTER && i < tensor_spec_count(s, config); i++) {
+            char name[TENSOR_NAME_BYTES];
+
+            tensor_spec_name(name, s, config, i);
+            name[strlen(name) - strlen(".weight")] = '\0';
+            json_array_append_new(list, json_string(name));
+        }
+    return list;
+}
+
+static json_t *quantization_config(const struct converter *c)
+{
+    const struct model_config *config = &c->model->config;
+
+    if (c->dtype == DTYPE_E4M3)
+        return json_pack("{s:s, s:s, s:s, s:[i, i], s:o}", "quant_method", "fp8",
+                         "activation_scheme", "dynamic", "fmt", "e4m3", "weight_block_size",
+                         (int)QUANT_BLOCK, (int)QUANT_BLOCK, "modules_to_not_convert",
+                         plain_modules(config));
+    return json_pack(
+        "{s:s, s:s, s:s, s:n, s:o, s:{s:{s:[s], s:n, s:n, s:{s:i, s:s, s:b, s:s, s:i, s:b, s:n}}}}",
+        "quant_method", "compressed-tensors", "format", "pack-quantized", "quantization_status",
+        "compressed", "kv_cache_scheme", "ignore", plain_modules(config), "config_groups",
+        "group_0", "targets", "Linear", "input_activations", "output_activations", "weights",
+        "num_bits", 4, "type", "int", "symmetric", 1, "strategy", "group", "group_size",
+        (int)c->model->quant.scale_cols, "dynamic", 0, "actorder");
+}
+
+static int write_config(struct converter *c, struct err *e)
+{
+    static const char *const types[] = {"dtype", "torch_dtype"};
+    json_t *root;
+    int r = json_object_read(&root, c->from, MODEL_CONFIG_FILE, MODEL_CONFIG_MAX_BYTES, e);
+
+    if (r < 0)
+        return r;
+    if (c->dtype == DTYPE_BF16)
+        json_object_del(root, "quantization_config");
+    else if (json_object_set_new(root, "quantization_config", quantization_config(c)) < 0)
+        r = no_memory(e);
+    for (int i = 0; i < 2 && c->dtype == DTYPE_BF16; i++)
+        if (json_object_get(root, types[i]))
+            json_object_set_new(root, types[i], json_string(dtype_info[DTYPE_BF16].torch));
+    if (r == 0)
+        r = write_json(c, MODEL_CONFIG_FILE, root, e);
+    json_decref(root);
+    return r;
+}
+
+static int write_index(struct converter *c, struct err *e)
+{
+    json_t *root;
+    int r;
+
+    if (!c->model->index)
+        return 0;
+    root = json_pack("{s:{s:I}, s:O}", "metadata", "total_size", (json_int_t)c->bytes, "weight_map",
+                     c->map);
+    r = root ? write_json(c, MODEL_INDEX_FILE, root, e) : no_memory(e);
+    json_decref(root);
+    return r;
+}
+
+static int copy_file(struct converter *c, int from, const char *name, struct err *e)
+{
+    char *buffer = malloc(COPY_BYTES);
+    uint64_t bytes = 0;
+    int fd = -1, r = buffer ? file_open(&fd, &bytes, from, name, e) : no_memory(e);
+
+    if (r == 0)
+        r = open_output(c, name, e);
+    for (uint64_t at = 0, n; at < bytes && r == 0; at += n) {
+        n = bytes - at < COPY_BYTES ? bytes - at : COPY_BYTES;
+        r = file_read(fd, name, at, buffer, (size_t)n, e);
+        if (r == 0)
+            r = put(c, buffer, (size_t)n, e);
+    }
+    r = close_output(c, r, e);
+    if (fd >= 0)
+        close(fd);
+    free(buffer);
+    return r;
+}
+
+/* Files that are not copied: those that are written anew, and weights in any form. */
+static bool is_copied(const char *name)
+{
+    static const char *const weights[] = {".safetensors", ".safetensors.index.json",
+                                          ".bin",         ".bin.index.json",
+                                          ".pt",          ".pth",
+                                          ".gguf"};
+
+    for (size_t i = 0; i < sizeof(weights) / sizeof(weights[0]); i++) {
+        const size_t n = strlen(weights[i]);
+
+        if (strlen(name) >= n && strcmp(name + strlen(name) - n, weights[i]) == 0)
+            return false;
+    }
+    return strcmp(name, MODEL_CONFIG_FILE) != 0;
+}
+
+static int copy_folder(struct converter *c, struct err *e);
+
+/* A folder in the folder, as embedders have, with config.json in it. */
+static int copy_inner(struct converter *c, const char *name, struct err *e)
+{
+    struct converter inner = {.fd = -1};
+    int r;
+
+    inner.from = openat(c->from, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    if (inner.from < 0)
+        return err_set(e, -errno, "%s: %s", name, strerror(errno));
+    r = mkdirat(c->to, name, 0755) < 0 ? err_set(e, -errno, "%s: %s", name, strerror(errno)) : 0;
+    inner.to = r < 0 ? -1 : openat(c->to, name, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (r == 0)
+        r = inner.to < 0 ? err_set(e, -errno, "%s: %s", name, strerror(errno))
+                         : copy_folder(&inner, e);
+    if (inner.to >= 0)
+        close(inner.to);
+    close(inner.from);
+    return r;
+}
+
+/* Of an inner folder, which has no model, config.json too; hidden files stay behind. */
+static int copy_folder(struct converter *c, struct err *e)
+{
+    const int again = dup(c->from);
+    DIR *d = again < 0 ? NULL : fdopendir(again);
+    const struct dirent *entry;
+    int r = 0;
+
+    if (!d) {
+        r = err_set(e, -errno, "%s", strerror(errno));
+        if (again >= 0)
+            close(again);
+        return r;
+    }
+    rewinddir(d);
+    while (r == 0 && (entry = readdir(d))) {
+        struct stat st;
+
+        if (entry->d_name[0] == '.' || fstatat(c->from, entry->d_name, &st, 0) < 0)
+            continue;
+        if (S_ISDIR(st.st_mode) && c->model)
+            r = copy_inner(c, entry->d_name, e);
+        else if (S_ISREG(st.st_mode) && (!c->model || is_copied(entry->d_name)))
+            r = copy_file(c, c->from, entry->d_name, e);
+    }
+    closedir(d);
+    return r;
+}
+
+/* ---- all */
+
+static int write_all(struct converter *c, struct err *e)
+{
+    int r = decide_all(c, e);
+
+    c->map = json_object();
+    for (size_t f = 0; f < c->model->n_files && r == 0; f++)
+        r = write_weights(c, f, e);
+    if (r == 0)
+        r = write_index(c, e);
+    if (r == 0)
+        r = write_config(c, e);
+    if (r == 0)
+        r = copy_folder(c, e);
+    for (size_t f = 0; c->fates && f < c->model->n_files; f++)
+        free(c->fates[f]);
+    free(c->fates);
+    json_decref(c->map);
+    return r;
+}
+
+static void remove_folder(int at, const char *name, int depth)
+{
+    const int fd = openat(at, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    DIR *d = fd < 0 ? NULL : fdopendir(fd);
+    const struct dirent *entry;
+
+    while (d && (entry = readdir(d))) {
+        if (strcmp(entry->d_name, ".") == 0 || strcmp(entry->d_name, "..") == 0)
+            continue;
+        if (unlinkat(fd, entry->d_name, 0) < 0 && depth > 0)
+            remove_folder(fd, entry->d_name, depth - 1);
+    }
+    if (d)
+        closedir(d);
+    else if (fd >= 0)
+        close(fd);
+    (void)unlinkat(at, name, AT_REMOVEDIR);
+}
+
+/* Writes the folder under another name beside `to`, and gives it that when it is whole. */
+static int write_folder(struct converter *c, const char *to, struct err *e)
+{
+    char beside[PATH];
+    size_t n = strlen(to);
+    int r;
+
+    while (n > 1 && to[n - 1] == '/')
+        n--;
+    if (snprintf(beside, sizeof(beside), "%.*s.part-%d", (int)n, to, (int)getpid()) >= PATH)
+        return err_set(e, -ENAMETOOLONG, "%.80s...: the name is too long", to);
+    if (mkdir(beside, 0755) < 0)
+        return err_set(e, -errno, "%s: %s", beside, strerror(errno));
+    c->to = open(beside, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    r = c->to < 0 ? err_set(e, -errno, "%s: %s", beside, strerror(errno)) : write_all(c, e);
+    if (r == 0 && rename(beside, to) < 0)
+        r = err_set(e, -errno, "%s: %s", to, strerror(errno));
+    if (c->to >= 0)
+        close(c->to);
+    if (r < 0)
+        remove_folder(AT_FDCWD, beside, 1);
+    return r;
+}
+
+int model_convert(const char *from, const char *to, enum dtype dtype,
+                  void (*progress)(void *ctx, double done), void *progress_ctx, struct err *e)
+{
+    struct converter c = {.dtype = dtype,
+                          .fd = -1,
+                          .progress = progress,
+                          .progress_ctx = progress_ctx};
+    struct stat st;
+    int r;
+
+    must(dtype == DTYPE_BF16 || dtype == DTYPE_E4M3 || dtype == DTYPE_INT4);
+    if (lstat(to, &st) == 0)
+        return err_set(e, -EEXIST, "%s: is there already: name a folder that is not", to);
+    r = model_open(&c.model, from, e);
+    if (r < 0)
+        return r;
+    if (dtype != DTYPE_BF16 && c.model->config.quant)
+        r = err_set(e, -ENOTSUP, "%s: is quantized already: convert it to bf16 first", from);
+    else if (dtype != DTYPE_BF16)
+        r = model_quantize(c.model, dtype, e);
+    if (r == 0) {
+        c.from = open(from, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+        r = c.from < 0 ? err_set(e, -errno, "%s: %s", from, strerror(errno))
+                       : write_folder(&c, to, e);
+        if (c.from >= 0)
+            close(c.from);
+    }
+    model_close(c.model);
+    return r;
+}
