@@ -96,7 +96,7 @@ static const struct option table[] = {
      "disk space in cache.folder for cached KV blocks, which outlive the daemon; 0: none"},
     {"cache.folder", KIND_TEXT, AT(cache_folder), 0, 0, NULL, "",
      "folder of the cache's files and of its secret; empty: $STATE_DIRECTORY, or none"},
-    {"cache.kv_dtype", KIND_CHOICE, AT(kv_dtype), 0, 0, "auto|f32|bf16", "auto",
+    {"cache.kv_dtype", KIND_CHOICE, AT(kv_dtype), 0, 0, "auto|f32|bf16|fp8", "auto",
      "type of cached keys and values; auto: f32 on the CPU, bf16 on a GPU"},
     {"cache.prefix_cache", KIND_CHOICE, AT(prefix_cache), 0, 0, "off|on", "on",
      "keep computed prefixes for later requests"},

@@ -4,7 +4,8 @@
  * or the schedule. KV memory is
  * [n_blocks][tp_size][n_layers][2][n_kv_heads of a rank][block_len][head_dim] where all ranks share
  * it, and so without the second dimension on each device: a block is one contiguous piece of each
- * memory, and its id means the same in all. */
+ * memory, and its id means the same in all. Of FP8 the [block_len] scales of a head lie behind its
+ * [block_len][head_dim] elements, a byte each. */
 #ifndef NVLLM_ENGINE_BACKEND_H
 #define NVLLM_ENGINE_BACKEND_H
 
@@ -25,6 +26,7 @@ enum kv_dtype {
     KV_DTYPE_AUTO, /* the backend's own choice: f32 on the CPU, bf16 on a device */
     KV_DTYPE_F32,
     KV_DTYPE_BF16,
+    KV_DTYPE_FP8, /* E4M3, each token's key and value of a head with a power of two as its scale */
 };
 
 struct backend_options {

@@ -211,10 +211,13 @@ static int plan_kv(struct kv_pool *kv, const struct model_config *c,
     const struct model_config of_rank = shard_config(c, (struct shard){0, tp_size});
     uint64_t n;
 
-    kv->bf16 = o->kv_dtype == KV_DTYPE_BF16;
+    kv->dtype = o->kv_dtype == KV_DTYPE_FP8    ? DTYPE_E4M3
+                : o->kv_dtype == KV_DTYPE_BF16 ? DTYPE_BF16
+                                               : DTYPE_F32;
     kv->block_shift = __builtin_ctz((unsigned)o->block_len);
-    kv->head_bytes =
-        (size_t)o->block_len * (size_t)c->head_dim * (kv->bf16 ? sizeof(uint16_t) : sizeof(float));
+    kv->head_bytes = (size_t)o->block_len * (size_t)c->head_dim * dtype_info[kv->dtype].bits / 8;
+    if (kv->dtype == DTYPE_E4M3)
+        kv->head_bytes += (size_t)o->block_len; /* scales */
     kv->block_bytes =
         (size_t)tp_size * (size_t)c->n_layers * 2 * (size_t)of_rank.n_kv_heads * kv->head_bytes;
     n = bytes / kv->block_bytes < most ? bytes / kv->block_bytes : most;
@@ -329,7 +332,7 @@ static void fill_info(struct backend *b)
     b->info.masks = b->info.drafts = b->info.copies = true;
     b->info.sum_dim = b->config.hidden_dim;
     b->info.block_bytes = b->kv.block_bytes;
-    b->info.kv_dtype = b->kv.bf16 ? KV_DTYPE_BF16 : KV_DTYPE_F32;
+    b->info.kv_dtype = b->options.kv_dtype == KV_DTYPE_AUTO ? KV_DTYPE_F32 : b->options.kv_dtype;
     b->info.workspace_bytes = cpu_ranks_work_bytes(b->ranks) + sampler_bytes(b->sampler);
 }
 

@@ -339,7 +339,10 @@ static void store_kv(const struct forward *f, int values, int head, int32_t slot
     const size_t dim = (size_t)f->c.head_dim;
     char *at = kv_plane(f, values, head) + (size_t)(slot >> kv->block_shift) * kv->block_bytes;
 
-    if (kv->bf16)
+    if (kv->dtype == DTYPE_E4M3)
+        at[(dim << kv->block_shift) + offset] =
+            (char)f->o.ops->to_e4m3((uint8_t *)at + offset * dim, x, f->c.head_dim);
+    else if (kv->dtype == DTYPE_BF16)
         f->o.ops->to_bf16((uint16_t *)(void *)at + offset * dim, x, f->c.head_dim);
     else
         memcpy(at + offset * dim * sizeof(float), x, dim * sizeof(float));
@@ -394,7 +397,7 @@ static void attend_task(void *ctx, int task, int thread)
         .k = kv_plane(f, 0, head),
         .v = kv_plane(f, 1, head),
         .block_bytes = f->o.kv->block_bytes,
-        .bf16 = f->o.kv->bf16,
+        .dtype = f->o.kv->dtype,
         .scratch = f->scratch + (size_t)thread * f->scratch_floats,
     };
 

@@ -23,8 +23,8 @@ struct kv_pool {
     int32_t n_blocks;
     int block_shift;    /* block_len = 1 << block_shift */
     size_t block_bytes; /* from block to block, the parts of all ranks */
-    size_t head_bytes;  /* block_len * head_dim values */
-    bool bf16;          /* else float */
+    size_t head_bytes;  /* block_len * head_dim values, and of E4M3 block_len scales */
+    enum dtype dtype;   /* f32, bf16 or E4M3 */
 };
 
 enum { FORWARD_LOGIT_ROWS = 16 }; /* rows of the logits buffer */

@@ -20,8 +20,9 @@ enum { TILE_ROWS = 3, TILE_OUTS = 2, QUERY_ROWS = 2, QUERY_VECS = 1 };
 #endif
 enum {
     GROUP = CPU_KV_GROUP,
-    ONE_ROW_OUTS = 4, /* rows of weights read side by side for a single row of x */
-    LINE = 64,        /* bytes of a cache line */
+    ONE_ROW_OUTS = 4,   /* rows of weights read side by side for a single row of x */
+    LINE = 64,          /* bytes of a cache line */
+    E4M3_MAX_SCALE = 7, /* its exponent: 2^7 times the factor that vectors lack is a float */
 };
 
 /* The bytes that n elements take; the type is a constant after inlining, as in all that follows. */
@@ -293,6 +294,44 @@ static void from_bf16(float *y, const uint16_t *x, int n)
         y[i] = f32_from_bf16(x[i]);
 }
 
+/* 2^(exponent - 127), 0 < exponent < 255. */
+VEC_FUNC float power_of_two(uint32_t exponent)
+{
+    const uint32_t bits = exponent << 23;
+    float f;
+
+    memcpy(&f, &bits, sizeof(f));
+    return f;
+}
+
+/* Of a scale 2^(exponent - 127). */
+static void from_e4m3(float *y, const uint8_t *x, int n, uint8_t exponent)
+{
+    const struct vec factor =
+        vec_set1(power_of_two(exponent + 120u)); /* 2^120 is what vectors lack */
+    int i = 0;
+
+    for (; i + VEC <= n; i += VEC)
+        vec_store(y + i, vec_mul(vec_load_e4m3(x + i), factor));
+    for (; i < n; i++)
+        y[i] = f32_from_e4m3(x[i]) * power_of_two(exponent);
+}
+
+static uint8_t to_e4m3(uint8_t *y, const float *x, int n)
+{
+    float largest = 0;
+    int exponent;
+
+    for (int i = 0; i < n; i++)
+        largest = fabsf(x[i]) > largest ? fabsf(x[i]) : largest;
+    (void)frexpf(largest / 448, &exponent); /* below 2^exponent */
+    exponent -= ldexpf(448, exponent - 1) >= largest;
+    exponent = exponent < -126 ? -126 : exponent > E4M3_MAX_SCALE ? E4M3_MAX_SCALE : exponent;
+    for (int i = 0; i < n; i++)
+        y[i] = e4m3_from_f32(x[i] * power_of_two((uint32_t)(127 - exponent)));
+    return (uint8_t)(exponent + 127);
+}
+
 static void to_bf16(uint16_t *y, const float *x, int n)
 {
     bf16_from_f32_array(y, x, (size_t)n);
@@ -425,16 +464,22 @@ static void transpose_keys(float *out, const float *rows, const struct work *w)
             out[d * GROUP + i] = rows[i * w->padded + d];
 }
 
-/* n rows of keys or values as floats, `padded` apart: where they are, or copied to `room`. */
-static const float *load_rows(float *room, const char *from, int n, const struct work *w, bool bf16)
+/* n rows of keys or values from row `at` of a plane on as floats, `padded` apart: where they are,
+ * or copied to `room`. */
+static const float *load_rows(float *room, const char *plane, int at, int n, const struct work *w,
+                              const struct attend *a)
 {
-    const size_t row_bytes = (size_t)w->dim * (bf16 ? sizeof(uint16_t) : sizeof(float));
+    const size_t row_bytes = (size_t)w->dim * dtype_info[a->dtype].bits / 8;
+    const char *from = plane + (size_t)at * row_bytes;
+    const uint8_t *scales = (const uint8_t *)plane + (row_bytes << a->block_shift) + at;
 
-    if (!bf16 && w->dim == w->padded)
+    if (a->dtype == DTYPE_F32 && w->dim == w->padded)
         return (const float *)(const void *)from;
     for (int i = 0; i < n; i++, from += row_bytes)
-        if (bf16)
+        if (a->dtype == DTYPE_BF16)
             from_bf16(room + i * w->padded, (const uint16_t *)(const void *)from, w->dim);
+        else if (a->dtype == DTYPE_E4M3)
+            from_e4m3(room + i * w->padded, (const uint8_t *)from, w->dim, scales[i]);
         else
             memcpy(room + i * w->padded, from, row_bytes);
     return room;
@@ -443,17 +488,15 @@ static const float *load_rows(float *room, const char *from, int n, const struct
 /* Loads the keys and values of positions from .. from + n_keys - 1. */
 static void load_group(struct work *w, const struct attend *a, int from, int n_keys)
 {
-    const size_t row_bytes = (size_t)w->dim * (a->bf16 ? sizeof(uint16_t) : sizeof(float));
     const int in_block = (1 << a->block_shift) - 1;
 
     for (int i = 0; i < n_keys; i += VEC) { /* each sixteen keys are within one block */
         const int pos = from + i, n = n_keys - i < VEC ? n_keys - i : VEC;
-        const size_t at = (size_t)a->block_table[pos >> a->block_shift] * a->block_bytes +
-                          (size_t)(pos & in_block) * row_bytes;
+        const size_t block = (size_t)a->block_table[pos >> a->block_shift] * a->block_bytes;
         float *room = w->room + i * w->padded;
 
-        transpose_keys(w->k + i, load_rows(room, a->k + at, n, w, a->bf16), w);
-        w->v[i / VEC] = load_rows(room, a->v + at, n, w, a->bf16);
+        transpose_keys(w->k + i, load_rows(room, a->k + block, pos & in_block, n, w, a), w);
+        w->v[i / VEC] = load_rows(room, a->v + block, pos & in_block, n, w, a);
     }
 }
 
@@ -614,6 +657,7 @@ const struct cpu_ops CPU_OPS = {
     .add_scaled = add_scaled,
     .from_bf16 = from_bf16,
     .to_bf16 = to_bf16,
+    .to_e4m3 = to_e4m3,
     .row_max = row_max,
     .sum_exp = sum_exp,
     .find_ge = find_ge,

@@ -47,9 +47,10 @@ struct attend {
     float scale;
     const int32_t *block_table;
     int block_shift;    /* block_len = 1 << block_shift */
-    const char *k, *v;  /* of this layer and head in block 0 */
+    const char *k, *v;  /* of this layer and head in block 0; of E4M3 a block's scales, 2^(x - 127),
+                         * lie behind its [block_len, head_dim] elements, a byte each */
     size_t block_bytes; /* from block to block */
-    bool bf16;          /* else float */
+    enum dtype dtype;   /* f32, bf16 or E4M3 */
     float *scratch;     /* [cpu_attend_scratch()] of this thread */
 };
 
@@ -66,6 +67,8 @@ struct cpu_ops {
     void (*add_scaled)(float *y, const float *x, float scale, int n);      /* y += x * scale */
     void (*from_bf16)(float *y, const uint16_t *x, int n);
     void (*to_bf16)(uint16_t *y, const float *x, int n); /* nearest even */
+    /* Returns x, of the least scale 2^(x - 127) with which all are in range. */
+    uint8_t (*to_e4m3)(uint8_t *y, const float *x, int n);
     /* The largest; false if one is NaN or Inf. */
     bool (*row_max)(float *max, const float *x, int n);
     /* Sum of exp((x - max) * scale). */

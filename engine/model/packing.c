@@ -94,15 +94,6 @@ void int4_unpack(uint8_t *out, size_t out_stride, const uint32_t *words, size_t 
 
 /* ---- E4M3 */
 
-float f32_from_e4m3(uint8_t x)
-{
-    const uint32_t bits = (uint32_t)(x & 0x80) << 24 | (uint32_t)(x & 0x7f) << 20;
-    float f;
-
-    memcpy(&f, &bits, sizeof(f)); /* the exponent's bias is 7 and not 127 */
-    return f * 0x1p120f;
-}
-
 float e4m3_scale(const uint16_t *x, size_t stride, size_t n_rows, size_t n_cols)
 {
     uint16_t max = 0; /* magnitudes of bf16 are in the order of their bits */
@@ -114,20 +105,6 @@ float e4m3_scale(const uint16_t *x, size_t stride, size_t n_rows, size_t n_cols)
             max = magnitude > max ? magnitude : max;
         }
     return max > 0 ? f32_from_bf16(max) / E4M3_MAX : 1.0f;
-}
-
-static uint8_t e4m3_from_f32(float x)
-{
-    const float magnitude = fabsf(x) < E4M3_MAX ? fabsf(x) : E4M3_MAX;
-    const float shifted = magnitude + 0x1p14f; /* in it, subnormals are whole in the last bits */
-    uint32_t bits, small, sign;
-
-    memcpy(&bits, &magnitude, sizeof(bits));
-    memcpy(&small, &shifted, sizeof(small));
-    memcpy(&sign, &x, sizeof(sign));
-    bits = ((bits + 0x7ffff + (bits >> 20 & 1)) >> 20) - ((127 - 7) << 3);
-    small -= 0x46800000;
-    return (uint8_t)((magnitude < 0x1p-6f ? small : bits) | (sign >> 24 & 0x80));
 }
 
 void e4m3_from_bf16(uint8_t *out, const uint16_t *x, size_t n, float scale)

@@ -38,8 +38,6 @@ void int4_unpack(uint8_t *out, size_t out_stride, const uint32_t *words, size_t 
 
 /* ---- rounding: to nearest, ties to even; finite values only, others become any */
 
-float f32_from_e4m3(uint8_t x); /* 0x7f and 0xff, which are NaN elsewhere, are 480 and -480 */
-
 /* The scale of a block of bf16 [n_rows, n_cols]: its largest magnitude becomes 448, the largest of
  * E4M3. 1 for zeros. */
 float e4m3_scale(const uint16_t *x, size_t stride, size_t n_rows, size_t n_cols);

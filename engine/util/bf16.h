@@ -1,8 +1,8 @@
 /* bf16.h - conversions between float formats, one value and whole arrays.
  *
- * Conversion to bf16 rounds to nearest, ties to even. NaN becomes a quiet NaN, infinities and signs
- * are kept, and a value out of range becomes infinite. The processor's rounding and flush-to-zero
- * modes make no difference. No state; any thread. */
+ * Conversion to bf16 and E4M3 rounds to nearest, ties to even. NaN becomes a quiet NaN, infinities
+ * and signs are kept, and a value out of range becomes infinite. The processor's rounding and
+ * flush-to-zero modes make no difference. No state; any thread. */
 #ifndef NVLLM_ENGINE_UTIL_BF16_H
 #define NVLLM_ENGINE_UTIL_BF16_H
 
@@ -56,6 +56,34 @@ static inline uint32_t f32_bits_from_f16(uint16_t x)
     memcpy(&subnormal, &f, sizeof(f));
     normal += rebias & is_special; /* infinity and NaN: the largest exponent again */
     return sign | (subnormal & is_subnormal) | (normal & ~is_subnormal);
+}
+
+/* E4M3: four bits of exponent, three of mantissa, no infinities. Exact; 0x7f and 0xff, elsewhere
+ * NaN, are 480 and -480. */
+static inline float f32_from_e4m3(uint8_t x)
+{
+    const int exponent = x >> 3 & 15, mantissa = x & 7;
+    const uint32_t bits = (x & 0x80u) << 24 | ((x & 0x7fu) + (120u << 3)) << 20;
+    float f;
+
+    if (exponent == 0)
+        return (x & 0x80 ? -0x1p-9f : 0x1p-9f) * (float)mantissa;
+    memcpy(&f, &bits, sizeof(f));
+    return f;
+}
+
+/* What is beyond 448 becomes that; NaN becomes any number. */
+static inline uint8_t e4m3_from_f32(float x)
+{
+    uint32_t bits, exponent, mantissa, lost, code;
+
+    memcpy(&bits, &x, sizeof(bits));
+    exponent = bits >> 23 & 0xff;
+    mantissa = (bits & 0x7fffff) | 0x800000;
+    lost = exponent >= 121 ? 20 : exponent >= 116 ? 141 - exponent : 25; /* below 2^-6: more bits */
+    mantissa = (mantissa + (1u << (lost - 1)) - 1 + (mantissa >> lost & 1)) >> lost;
+    code = (exponent >= 121 ? (exponent - 121) << 3 : 0) + mantissa;
+    return (uint8_t)((code < 0x7e ? code : 0x7e) | (bits >> 24 & 0x80));
 }
 
 /* Whole arrays, in loops without branches that the compiler vectorises with -O3. */

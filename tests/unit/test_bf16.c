@@ -84,6 +84,32 @@ TEST(every_f16)
     }
 }
 
+/* Each E4M3 value survives the way to float32 and back; what lies between two goes to the nearer
+ * one, halfway to the even one; what is beyond the largest becomes that. */
+TEST(every_e4m3)
+{
+    for (int i = 0; i < 0x7f; i++) {
+        const double exact = i >> 3 ? ldexp(8 + (i & 7), (i >> 3) - 10) : ldexp(i, -9);
+        const float x = f32_from_e4m3((uint8_t)i), next = f32_from_e4m3((uint8_t)(i + 1));
+        const float half = (x + next) / 2;
+
+        ck_assert((double)x == exact);
+        ck_assert(f32_from_e4m3((uint8_t)(i | 0x80)) == -x);
+        ck_assert_int_eq(e4m3_from_f32(x), i);
+        ck_assert_int_eq(e4m3_from_f32(-x), i | 0x80);
+        if (i == 0x7e)
+            break;
+        ck_assert_int_eq(e4m3_from_f32(nextafterf(half, 0)), i);
+        ck_assert_int_eq(e4m3_from_f32(half), i + i % 2);
+        ck_assert_int_eq(e4m3_from_f32(nextafterf(half, 1e3f)), i + 1);
+    }
+    ck_assert_int_eq(e4m3_from_f32(449), 0x7e);
+    ck_assert_int_eq(e4m3_from_f32(-INFINITY), 0xfe);
+    ck_assert_int_eq(e4m3_from_f32(0x1p-10f), 0);
+    ck_assert_int_eq(e4m3_from_f32(0x1.8p-10f), 1);
+    ck_assert_int_eq(e4m3_from_f32(1e-40f), 0);
+}
+
 /* Each bf16 value survives the way to float32 and back. */
 TEST(bf16_survives_f32)
 {

@@ -64,6 +64,11 @@ TEST(blocks_follow_kv_bytes)
     ck_assert_int_eq(info.kv_dtype, KV_DTYPE_F32);
     ck_assert_uint_ge(info.weight_bytes, 12 << 20 >> 1);
     ck_assert_ptr_nonnull(strstr(info.devices[0].name, "1 thread,"));
+    o.kv_dtype = KV_DTYPE_FP8;
+    open_with(&o);
+    ck_assert_uint_eq(info.block_bytes, 4 * 2 * 4 * 64 * (128 + 1)); /* a byte each, and scales */
+    ck_assert_int_eq(info.tiers[TIER_DEVICE].n_blocks, 39);
+    ck_assert_int_eq(info.kv_dtype, KV_DTYPE_FP8);
 }
 
 /* The ledger counts what was taken: all blocks, and workspaces that grow by what a

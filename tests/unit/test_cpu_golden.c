@@ -257,29 +257,34 @@ TEST(golden_with_ranks, .n = N_TP, .timeout = 240)
     free_seqs(now);
 }
 
-/* K and V in bf16: the same tokens if the candidates are further apart than the error of bf16, and
- * again no bit depends on the way. */
-TEST(bf16_kv, .timeout = 240)
+static const struct {
+    enum kv_dtype dtype;
+    double tolerance, margin;
+} narrow[] = {{KV_DTYPE_BF16, 0.5, 1.0}, {KV_DTYPE_FP8, INFINITY, 0.3}};
+
+/* K and V in bf16 and E4M3: the same tokens if the candidates are further apart than the error that
+ * this makes, and again no bit depends on the way. */
+TEST(narrow_kv, .n = N(narrow), .timeout = 240)
 {
     static struct drive_seq alone[MAX_CASES], now[MAX_CASES];
     struct way w = usual;
 
-    w.kv_dtype = KV_DTYPE_BF16;
+    w.kv_dtype = narrow[_i].dtype;
     run_way(alone, &w, false, SHORT_PROMPT / 4);
     w = ways[2];
-    w.kv_dtype = KV_DTYPE_BF16;
+    w.kv_dtype = narrow[_i].dtype;
     run_way(now, &w, true, SHORT_PROMPT / 4);
     for (int i = 0; i < n_cases; i++)
         if (now[i].n_out) {
             check_same(&cases[i], &alone[i], &now[i]);
-            check_golden(&cases[i], &now[i], 0.5, 1.0);
+            check_golden(&cases[i], &now[i], narrow[_i].tolerance, narrow[_i].margin);
         }
     free_seqs(alone);
     free_seqs(now);
 }
 
 #ifndef TEST_LIGHT
-static void golden_long(const char *name, const struct way *w)
+static void golden_long(const char *name, const struct way *w, double tolerance)
 {
     struct driver d;
     struct drive_seq s;
@@ -291,7 +296,7 @@ static void golden_long(const char *name, const struct way *w)
     d = open_way(w);
     seq_of(&s, &cases[i]);
     run_seqs(&d, &s, 1);
-    check_golden(&cases[i], &s, 2e-3, 0.005);
+    check_golden(&cases[i], &s, tolerance, 0.005);
     drive_seq_deinit(&s);
     cpu_backend.close(d.backend);
 }
@@ -299,17 +304,18 @@ static void golden_long(const char *name, const struct way *w)
 /* A pass-key is found after 1,558 and 5,540 tokens, with small and large blocks and chunks. */
 TEST(golden_long_prompts, .timeout = 240)
 {
-    golden_long("passkey-250-sentences", &ways[2]);
-    golden_long("passkey-250-sentences", &ways[4]);
-    golden_long("passkey-900-sentences", &usual);
+    golden_long("passkey-250-sentences", &ways[2], 2e-3);
+    golden_long("passkey-250-sentences", &ways[4], 2e-3);
+    golden_long("passkey-900-sentences", &usual, 2e-3);
 }
 
-/* The same after 11,052 tokens. */
-TEST(golden_longest_prompt, .timeout = 240)
+/* The same after 11,052 tokens, and with E4M3, by its ids. */
+TEST(golden_longest_prompt, .n = 2, .timeout = 240)
 {
-    const struct way w = {4096, 1000, 1, 2, 256, 0, true, true, CPU_N_ISAS, KV_DTYPE_AUTO, 1};
+    struct way w = {4096, 1000, 1, 2, 256, 0, true, true, CPU_N_ISAS, KV_DTYPE_AUTO, 1};
 
-    golden_long("passkey-1800-sentences", &w);
+    w.kv_dtype = _i ? KV_DTYPE_FP8 : KV_DTYPE_AUTO;
+    golden_long("passkey-1800-sentences", &w, _i ? (double)INFINITY : 2e-3);
 }
 #endif
 

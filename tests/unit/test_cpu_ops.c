@@ -393,36 +393,57 @@ TEST(row_max_notices)
 /* Attention over blocks of 16 in descending order; all other blocks are poisoned. */
 struct shape {
     int rows, group, first_pos, dim;
-    bool bf16;
+    enum dtype dtype;
 };
 
 static struct shape shape;
 static char kv[1 << 22];
+static float stored[1 << 19]; /* [keys, 2, dim] what was stored */
+
+static size_t plane_bytes(void)
+{
+    return 16 * (size_t)shape.dim * dtype_info[shape.dtype].bits / 8 +
+           (shape.dtype == DTYPE_E4M3 ? 16 : 0);
+}
+
+/* A row as the backend stores it, and as it is read. */
+static void fill_row(char *plane, int at, float *row, const uint16_t *from)
+{
+    char *to = plane + (size_t)(at * shape.dim) * dtype_info[shape.dtype].bits / 8;
+    float x[128];
+    uint8_t scale;
+
+    for (int d = 0; d < shape.dim; d++)
+        row[d] = x[d] = f32_from_bf16(from[d]);
+    if (shape.dtype == DTYPE_BF16)
+        memcpy(to, from, (size_t)shape.dim * sizeof(*from));
+    else if (shape.dtype == DTYPE_F32)
+        memcpy(to, x, (size_t)shape.dim * sizeof(*x));
+    if (shape.dtype != DTYPE_E4M3)
+        return;
+    scale = cpu_ops_best()->to_e4m3((uint8_t *)to, x, shape.dim);
+    plane[16 * shape.dim + at] = (char)scale;
+    for (int d = 0; d < shape.dim; d++) {
+        row[d] = ldexpf(f32_from_e4m3((uint8_t)to[d]), scale - 127);
+        ck_assert(fabsf(row[d] - x[d]) <= fabsf(x[d]) / 16 + ldexpf(1, scale - 127 - 10));
+    }
+}
 
 static void fill_kv(int n_keys)
 {
-    const size_t value = shape.bf16 ? 2 : 4, plane = 16 * (size_t)shape.dim * value;
-
     memset(kv, 0xff, sizeof(kv));
-    for (int pos = 0; pos < n_keys; pos++)
-        for (int d = 0; d < shape.dim; d++)
-            for (int v = 0; v < 2; v++) {
-                const size_t block = (size_t)(100 - pos / 16);
-                const size_t at = (2 * block + (size_t)v) * plane +
-                                  ((size_t)(pos % 16) * (size_t)shape.dim + (size_t)d) * value;
-                const float x = f32_from_bf16(half[(pos * 2 + v) * shape.dim + d]);
+    for (int row = 0; row < 2 * n_keys; row++) {
+        const size_t block = (size_t)(100 - row / 2 / 16);
 
-                if (shape.bf16)
-                    memcpy(kv + at, &half[(pos * 2 + v) * shape.dim + d], 2);
-                else
-                    memcpy(kv + at, &x, 4);
-            }
+        fill_row(kv + (2 * block + (size_t)(row % 2)) * plane_bytes(), row / 2 % 16,
+                 stored + row * shape.dim, half + row * shape.dim);
+    }
 }
 
 static void run_attend(int n_keys)
 {
     static int32_t table[100];
-    const size_t plane = 16 * (size_t)shape.dim * (shape.bf16 ? 2 : 4);
+    const size_t plane = plane_bytes();
     const size_t stride = (size_t)(shape.group * shape.dim);
     const size_t n_scratch = cpu_attend_scratch(shape.rows * shape.group, shape.dim);
     float *scratch = calloc(n_scratch + GUARD, sizeof(*scratch));
@@ -444,7 +465,7 @@ static void run_attend(int n_keys)
                                  .k = kv,
                                  .v = kv + plane,
                                  .block_bytes = 2 * plane,
-                                 .bf16 = shape.bf16,
+                                 .dtype = shape.dtype,
                                  .scratch = scratch});
     for (size_t i = n_scratch; i < n_scratch + GUARD; i++)
         ck_assert(scratch[i] != scratch[i]);
@@ -459,14 +480,14 @@ static void run_attend(int n_keys)
             double dot = 0.0;
 
             for (int d = 0; d < shape.dim; d++)
-                dot += (double)q[d] * (double)f32_from_bf16(half[j * 2 * shape.dim + d]);
+                dot += (double)q[d] * (double)stored[j * 2 * shape.dim + d];
             sum += p[j] = exp(dot * 0.5 - 20);
         }
         for (int d = 0; d < shape.dim; d++) {
             double want = 0.0;
 
             for (int j = 0; j < n; j++)
-                want += p[j] / sum * (double)f32_from_bf16(half[(j * 2 + 1) * shape.dim + d]);
+                want += p[j] / sum * (double)stored[(j * 2 + 1) * shape.dim + d];
             ck_assert_msg(fabs((double)out[r * shape.dim + d] - want) < 1e-5,
                           "%s: row %d, dim %d: %g not %g", ops->name, r, d,
                           (double)out[r * shape.dim + d], want);
@@ -476,13 +497,15 @@ static void run_attend(int n_keys)
 
 /* Decode and prefill around the edges of key groups and blocks, with groups of 1 to 64 heads and
  * dimensions that fill no vector; only the sequence's slots are read. */
-TEST(attention, .n = 10)
+TEST(attention, .n = 13)
 {
     static const int firsts[] = {0, 1, 15, 16, 62, 63, 64, 65, 127, 300};
     static const struct shape shapes[] = {
-        {1, 1, 0, 64, false},   {1, 2, 0, 128, false}, {1, 7, 0, 64, false}, {5, 3, 0, 16, false},
-        {24, 2, 0, 128, false}, {48, 1, 0, 32, true},  {3, 2, 0, 10, false}, {7, 5, 0, 6, true},
-        {1, 64, 0, 2, false},   {70, 1, 0, 80, false},
+        {1, 1, 0, 64, DTYPE_F32},  {1, 2, 0, 128, DTYPE_F32},  {1, 7, 0, 64, DTYPE_F32},
+        {5, 3, 0, 16, DTYPE_F32},  {24, 2, 0, 128, DTYPE_F32}, {48, 1, 0, 32, DTYPE_BF16},
+        {3, 2, 0, 10, DTYPE_F32},  {7, 5, 0, 6, DTYPE_BF16},   {1, 64, 0, 2, DTYPE_F32},
+        {70, 1, 0, 80, DTYPE_F32}, {1, 4, 0, 128, DTYPE_E4M3}, {9, 2, 0, 64, DTYPE_E4M3},
+        {5, 3, 0, 10, DTYPE_E4M3},
     };
 
     shape = shapes[_i];
