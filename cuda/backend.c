@@ -8,6 +8,7 @@
 #include "cuda/ranks.h"
 #include "cuda/tune.h"
 #include "engine/backend.h"
+#include "engine/model/quantization.h"
 #include "engine/util/must.h"
 
 struct backend {
@@ -50,16 +51,16 @@ static int check_model(const struct model_config *c, int tp_size, struct err *e)
     r = shard_check(c, tp_size, e);
     if (r < 0)
         return r;
-    if (c->quant)
-        return err_set(e, -ENOTSUP,
-                       "CUDA: quantized weights are not supported; daemon.backend=cpu computes "
-                       "them");
     if (c->head_dim != 64 && c->head_dim != 128)
         return err_set(e, -ENOTSUP, "CUDA: head_dim %d is not supported, only 64 and 128 are",
                        c->head_dim);
     if (c->hidden_dim % 32 || c->vocab_size % 4)
         return err_set(e, -ENOTSUP,
                        "CUDA: hidden_size must be a multiple of 32 and vocab_size of 4");
+    if (c->quant && c->n_experts)
+        return err_set(e, -ENOTSUP,
+                       "CUDA: experts of %s weights are not supported: use bf16 weights",
+                       dtype_info[c->quant->dtype].name);
     if (c->vocab_size > 1 << 22)
         return err_set(e, -ENOTSUP, "CUDA: vocab_size %d exceeds %d", c->vocab_size, 1 << 22);
     return check_rank(c, tp_size, e);

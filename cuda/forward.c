@@ -144,44 +144,63 @@ static int reduce(const struct pass *p, int which, const uint16_t *w, bool gathe
 /* ---- products of many rows */
 
 /* Parts that products which add to the residual are computed in; 1: they add by themselves. */
-static int parts_of(const struct forward *f, int n_rows, int k)
+static int parts_of(const struct forward *f, int n_rows, const struct matrix *w)
 {
-    return f->invariant || f->ranks.n > 1 ? 1
-                                          : gemm_parts(gemm_rows(n_rows), f->config->hidden_dim, k);
+    return f->invariant || f->ranks.n > 1 || forward_gemm_in(f, w, NULL) != GEMM_OF_BF16
+               ? 1
+               : gemm_parts(gemm_rows(n_rows), f->config->hidden_dim, w->k);
+}
+
+/* A product of many rows, before it is known how its weights are multiplied. */
+struct product {
+    const struct matrix *w, *bias; /* NULL: there is none */
+    const uint16_t *x;             /* [rows, w->k] */
+    void *y;
+    enum gemm_out out;
+};
+
+static struct product describe(const struct forward *f, enum forward_product kind, int layer)
+{
+    const struct layer_weights *l = &f->weights->layers[layer];
+    const struct product of[N_PRODUCTS] = {
+        [PRODUCT_QKV] = {&l->qkv, &l->qkv_bias, f->normed, f->qkv,
+                         l->qkv_bias.data ? GEMM_BIAS_BF16 : GEMM_BF16},
+        [PRODUCT_O] = {&l->o, NULL, f->attn, f->residual, GEMM_ADD_F32},
+        [PRODUCT_GATE_UP] = {&l->gate_up, NULL, f->normed, f->gate_up, GEMM_BF16},
+        [PRODUCT_DOWN] = {&l->down, NULL, f->act, f->residual, GEMM_ADD_F32},
+        [PRODUCT_LM_HEAD] = {&f->weights->lm_head, NULL, f->normed, f->logits, GEMM_F32},
+    };
+
+    return of[kind];
 }
 
 static struct gemm_product product_of(const struct forward *f, enum forward_product kind, int layer,
                                       struct rows rows)
 {
-    const struct layer_weights *l = &f->weights->layers[layer];
-    const struct {
-        const struct matrix *w;
-        const uint16_t *x;
-        void *y;
-        enum gemm_out out;
-    } of[N_PRODUCTS] = {
-        [PRODUCT_QKV] = {&l->qkv, f->normed, f->qkv, l->qkv_bias.data ? GEMM_BIAS_BF16 : GEMM_BF16},
-        [PRODUCT_O] = {&l->o, f->attn, f->residual, GEMM_ADD_F32},
-        [PRODUCT_GATE_UP] = {&l->gate_up, f->normed, f->gate_up, GEMM_BF16},
-        [PRODUCT_DOWN] = {&l->down, f->act, f->residual, GEMM_ADD_F32},
-        [PRODUCT_LM_HEAD] = {&f->weights->lm_head, f->normed, f->logits, GEMM_F32},
-    };
-    const struct matrix *w = of[kind].w;
-    const bool is_float = of[kind].out == GEMM_ADD_F32 || of[kind].out == GEMM_F32;
+    const struct product of = describe(f, kind, layer);
+    const struct matrix *w = of.w;
+    const bool is_float = of.out == GEMM_ADD_F32 || of.out == GEMM_F32;
     const size_t element = is_float ? sizeof(float) : sizeof(uint16_t);
     const bool last = layer == f->config->n_layers - 1;
     struct gemm_product p = {
-        .y = (char *)of[kind].y + (size_t)rows.first * (size_t)w->n * element,
+        .y = (char *)of.y + (size_t)rows.first * (size_t)w->n * element,
         .y_stride = kind == PRODUCT_LM_HEAD ? f->sampler.logits_stride : w->n,
-        .x = of[kind].x + (int64_t)rows.first * w->k,
-        .w = w->data,
-        .bias = kind == PRODUCT_QKV ? l->qkv_bias.data : NULL,
+        .in = forward_gemm_in(f, w, of.bias),
+        .x = of.x + (int64_t)rows.first * w->k,
+        .w = w->scales ? f->dequantized : w->data,
+        .bias = of.bias ? of.bias->data : NULL,
         .m = gemm_rows(rows.n),
         .n = w->n,
         .k = w->k,
-        .out = of[kind].out,
+        .out = of.out,
     };
 
+    if (p.in != GEMM_OF_BF16) {
+        p.x = f->x_e4m3;
+        p.x_scales = f->x_scales;
+        p.w = w->data;
+        p.w_scales = w->scales;
+    }
     if (f->ranks.n > 1 && (kind == PRODUCT_O || kind == PRODUCT_DOWN)) {
         const bool bf16 = parts_are_bf16(f, rows.n);
         char *parts =
@@ -192,7 +211,7 @@ static struct gemm_product product_of(const struct forward *f, enum forward_prod
         return p;
     }
     /* after the last layer no norm of all rows adds the parts */
-    if ((kind == PRODUCT_O || (kind == PRODUCT_DOWN && !last)) && parts_of(f, rows.n, w->k) > 1) {
+    if ((kind == PRODUCT_O || (kind == PRODUCT_DOWN && !last)) && parts_of(f, rows.n, w) > 1) {
         p.y = f->parts;
         p.out = GEMM_PARTS_F32;
     }
@@ -210,33 +229,67 @@ struct gemm_product forward_product(const struct forward *f, enum forward_produc
     return product_of(f, kind, layer, (struct rows){0, n_rows});
 }
 
-/* One rank of an invariant pass adds what two ranks would have in parts. */
-static bool in_halves(const struct forward *f, int k)
+/* Brings the weights to bf16 or the input to 8 bits, where the product takes that. The input of the
+ * second FFN product comes from gate and up themselves then. */
+static int prepare(const struct forward *f, enum forward_product kind, int layer, struct rows rows,
+                   struct err *e)
 {
-    return f->invariant && f->ranks.n == 1 && k % 64 == 0;
+    const struct product of = describe(f, kind, layer);
+    const enum gemm_in in = forward_gemm_in(f, of.w, of.bias);
+    const struct quant q = forward_quant(of.w);
+    const bool gated = kind == PRODUCT_DOWN;
+    const uint16_t *x = gated ? f->gate_up : of.x;
+
+    if (q.element == ELEMENT_BF16)
+        return 0;
+    if (in == GEMM_OF_BF16)
+        return cuda_check(dequantize(f->launch, f->dequantized, of.w->data, &q, of.w->n, of.w->k),
+                          "dequantize", e);
+    return cuda_check(quantize(f->launch, f->x_e4m3, f->x_scales,
+                               x + (int64_t)rows.first * (gated ? 2 : 1) * of.w->k,
+                               gemm_rows(rows.n), of.w->k, in == GEMM_OF_E4M3_BLOCKS, gated),
+                      "quantize", e);
+}
+
+int forward_prepare_product(const struct forward *f, enum forward_product kind, int layer,
+                            int n_rows, struct err *e)
+{
+    return prepare(f, kind, layer, (struct rows){0, n_rows}, e);
+}
+
+/* One rank of an invariant pass adds what two ranks would have in parts. */
+static bool in_halves(const struct forward *f, const struct matrix *w)
+{
+    const struct quant q = forward_quant(w);
+
+    return f->invariant && f->ranks.n == 1 && skinny_halves(&q, w->k);
 }
 
 static int gemm(const struct pass *p, enum forward_product kind, int layer, struct rows rows)
 {
     const struct forward *f = p->f;
     struct gemm_product product = product_of(f, kind, layer, rows);
-    int r;
+    int r = prepare(f, kind, layer, rows, p->e);
 
-    if (product.out != GEMM_ADD_F32 || !in_halves(f, product.k))
+    if (r < 0)
+        return r;
+    if (product.out != GEMM_ADD_F32 || !in_halves(f, describe(f, kind, layer).w))
         return gemm_run(f->gemm, f->launch->stream, &product, p->e);
     product.out = GEMM_ADD_HALF_F32;
     product.k /= 2;
     r = gemm_run(f->gemm, f->launch->stream, &product, p->e);
-    product.x += product.k;
-    product.w += product.k;
+    product.x = (const uint16_t *)product.x + product.k;
+    product.w = (const uint16_t *)product.w + product.k;
     return r < 0 ? r : gemm_run(f->gemm, f->launch->stream, &product, p->e);
 }
 
-/* The norm of rows after a product over k, added to the residual or left in parts; k 0: none. */
-static int norm(const struct pass *p, struct rows rows, const uint16_t *w, int k)
+/* The norm of rows after a product with `before`, added to the residual or left in parts; NULL:
+ * none. */
+static int norm(const struct pass *p, struct rows rows, const uint16_t *w,
+                const struct matrix *before)
 {
     const struct forward *f = p->f;
-    const int dim = f->config->hidden_dim, n_parts = k > 0 ? parts_of(f, rows.n, k) : 1;
+    const int dim = f->config->hidden_dim, n_parts = before ? parts_of(f, rows.n, before) : 1;
     const int64_t at = (int64_t)rows.first * dim;
     struct norm n = {.y = {f->normed + at},
                      .x = f->residual + at,
@@ -270,7 +323,7 @@ static int ffn_experts(const struct pass *p, int layer, struct rows rows, bool d
                              .path = !f->invariant ? EXPERTS_BY_ROWS
                                      : decodes     ? EXPERTS_FEW
                                                    : EXPERTS_MANY,
-                             .in_halves = in_halves(f, f->config->ffn_dim)};
+                             .in_halves = in_halves(f, &f->weights->layers[layer].down)};
 
     if (f->ranks.n > 1) {
         r.y = (float *)(void *)f->ranks.parts[f->ranks.me][PARTS_OF_FFN] + at;
@@ -290,7 +343,9 @@ static int ffn_gemm(const struct pass *p, int layer, struct rows rows)
 
     if (f->config->n_experts)
         return ffn_experts(p, layer, rows, false);
-    if ((r = gemm(p, PRODUCT_GATE_UP, layer, rows)) < 0 ||
+    if ((r = gemm(p, PRODUCT_GATE_UP, layer, rows)) < 0)
+        return r;
+    if (forward_gemm_in(f, &f->weights->layers[layer].down, NULL) == GEMM_OF_BF16 &&
         (r = cuda_check(silu_mul(f->launch, f->act + at, f->gate_up + 2 * at, rows.n,
                                  f->config->ffn_dim),
                         "silu_mul", p->e)) < 0)
@@ -303,7 +358,7 @@ static int begin_gemm(const struct pass *p, int layer, struct rows rows)
 {
     const struct layer_weights *w = &p->f->weights->layers[layer];
     const bool after_down = layer > 0 && forward_has_product(p->f, PRODUCT_DOWN);
-    const int r = norm(p, rows, w->attn_norm.data, after_down ? w->down.k : 0);
+    const int r = norm(p, rows, w->attn_norm.data, after_down ? &w[-1].down : NULL);
 
     return r < 0 ? r : gemm(p, PRODUCT_QKV, layer, rows);
 }
@@ -314,7 +369,7 @@ static int end_gemm(const struct pass *p, int layer, struct rows rows)
     int r;
 
     if ((r = gemm(p, PRODUCT_O, layer, rows)) < 0 ||
-        (r = norm(p, rows, w->mlp_norm.data, w->o.k)) < 0)
+        (r = norm(p, rows, w->mlp_norm.data, &w->o)) < 0)
         return r;
     return ffn_gemm(p, layer, rows);
 }
@@ -446,9 +501,10 @@ static int attention(const struct pass *p, const struct layer_weights *w, int la
 static int skinny(const struct pass *p, const struct matrix *w, struct skinny s)
 {
     s.w = w->data;
+    s.quant = forward_quant(w);
     s.k = w->k;
     s.n = s.out == SKINNY_SILU_MUL ? w->n / 2 : w->n;
-    if (s.out == SKINNY_ADD_F32 && in_halves(p->f, w->k))
+    if (s.out == SKINNY_ADD_F32 && in_halves(p->f, w))
         s.sum = SKINNY_HALVES;
     s.y_stride = s.y_stride ? s.y_stride : s.n;
     s.eps = p->f->config->rms_norm_eps;
@@ -505,7 +561,7 @@ static int end_skinny(const struct pass *p, int layer, int n)
     if ((r = skinny(p, &w->o, o)) < 0)
         return r;
     if (f->config->n_experts) {
-        r = norm(p, (struct rows){0, n}, w->mlp_norm.data, 0);
+        r = norm(p, (struct rows){0, n}, w->mlp_norm.data, NULL);
         return r < 0 ? r : ffn_experts(p, layer, (struct rows){0, n}, true);
     }
     r = skinny_of_normed(p, &w->gate_up, w->mlp_norm.data, gate_up);

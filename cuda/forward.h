@@ -12,9 +12,12 @@
 #include "cuda/kernels/resident/resident.h"
 #include "engine/model/weights.h"
 
-enum { FORWARD_SPARE_ROWS = 128 }; /* prompts begin at any row there, and end at a rounded one */
+enum {
+    FORWARD_SPARE_ROWS = 128, /* prompts begin at any row there, and end at a rounded one */
+    FORWARD_FEW_ROWS = 128,   /* few_rows at most */
+};
 
-/* How a step of few rows is computed; of more than SKINNY_MAX_ROWS always PATH_GEMM. */
+/* How a step of few rows is computed; of more than the forward's few_rows always PATH_GEMM. */
 enum forward_path { PATH_RESIDENT, PATH_SKINNY, PATH_GEMM, N_PATHS };
 
 /* The products of PATH_GEMM. */
@@ -74,9 +77,11 @@ struct forward {
     struct kv_pool kv;
     struct attn_maps maps; /* of kv and qkv */
     struct ring ring;
-    bool invariant;                           /* the same products whatever the number of rows */
-    uint8_t decode_path[SKINNY_MAX_ROWS + 1]; /* enum forward_path by rows, of decodes alone */
-    uint8_t chain_path[SKINNY_MAX_ROWS + 1];  /* where the resident kernel cannot be */
+    bool invariant; /* the same products whatever the number of rows */
+    bool e4m3;      /* products of many rows may take activations of 8 bits */
+    int few_rows;   /* of a step for which there are paths to choose from, at most */
+    uint8_t decode_path[FORWARD_FEW_ROWS + 1]; /* enum forward_path by rows, of decodes alone */
+    uint8_t chain_path[FORWARD_FEW_ROWS + 1];  /* where the resident kernel cannot be */
 
     /* activations; rows are gemm_rows(max_batch_tokens), FORWARD_SPARE_ROWS more if invariant */
     float *rope;            /* [max_seq_len, head_dim / 2, 2] */
@@ -88,6 +93,9 @@ struct forward {
     uint16_t *gate_up;      /* [rows, 2 * ffn_dim], or as much as normed takes */
     uint16_t *act;          /* [rows, ffn_dim] */
     struct experts experts; /* of a mixture; their out is gate_up then, and there is no act */
+    uint8_t *x_e4m3;        /* [rows, k] input of a product of many rows, of 8 bits, */
+    float *x_scales;        /* [k / 128, rows] or [rows] and its scales */
+    uint16_t *dequantized;  /* a matrix that is multiplied as bf16 */
     float *parts;           /* [GEMM_PART_FLOATS] of a product that the next norm adds */
     float *partial;         /* of split attention */
     int32_t *counters;      /* of splits that are done */
@@ -123,6 +131,19 @@ void forward_plan_resident(struct forward *f, const struct model_config *c, int 
 /* The rest, once all other members are set. */
 void forward_ready_resident(struct forward *f);
 
+/* How a matrix is quantized, for kernels, and what a product of many rows with it takes: bias may
+ * be NULL, or one that there is not. */
+struct quant forward_quant(const struct matrix *w);
+enum gemm_in forward_gemm_in(const struct forward *f, const struct matrix *w,
+                             const struct matrix *bias);
+
+/* The memory for all of those. */
+struct quantized_plan {
+    size_t x_bytes, n_x_scales; /* of a row */
+    size_t n_dequantized;       /* elements of a matrix */
+};
+struct quantized_plan forward_plan_quantized(const struct forward *f);
+
 /* Sets the path of each number of rows, from measured steps if there are any. Before any step. */
 void forward_choose_paths(struct forward *f, const struct algo_records *known);
 enum forward_path forward_path_of(const struct forward *f, int n_tokens, bool prompts);
@@ -143,5 +164,9 @@ bool forward_has_product(const struct forward *f, enum forward_product kind);
 /* A product of n_rows rows as PATH_GEMM does it in a layer; of the LM head whatever the layer. */
 struct gemm_product forward_product(const struct forward *f, enum forward_product kind, int layer,
                                     int n_rows);
+
+/* Brings quantized weights, or the input of their product, to what the product takes. */
+int forward_prepare_product(const struct forward *f, enum forward_product kind, int layer,
+                            int n_rows, struct err *e);
 
 #endif

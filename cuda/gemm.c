@@ -29,7 +29,7 @@ struct entry {
 
 struct gemm {
     cublasLtHandle_t handle;
-    cublasLtMatmulDescOpaque_t plain, with_bias;
+    cublasLtMatmulDescOpaque_t plain[N_GEMM_IN], with_bias;
     cublasLtMatmulPreferenceOpaque_t preference;
     void *workspace;
     const struct algo_records *known; /* or NULL */
@@ -53,7 +53,37 @@ static int lt_check(cublasStatus_t s, const char *what, struct err *e)
                    cublasLtGetStatusString(s));
 }
 
-static int describe(cublasLtMatmulDesc_t desc, cublasLtEpilogue_t epilogue, struct err *e)
+static cublasStatus_t point_to_scales(cublasLtMatmulDesc_t desc, const float *w_scales,
+                                      const float *x_scales)
+{
+    const cublasStatus_t s =
+        cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &w_scales,
+                                       sizeof(w_scales));
+
+    return s ? s
+             : cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &x_scales,
+                                              sizeof(x_scales));
+}
+
+/* To cuBLASLt w is A and x is B. */
+static cublasStatus_t describe_scales(cublasLtMatmulDesc_t desc, enum gemm_in in)
+{
+    const int32_t w = in == GEMM_OF_E4M3 ? CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F
+                                         : CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F;
+    const int32_t x = in == GEMM_OF_E4M3 ? CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F
+                                         : CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F;
+    cublasStatus_t s;
+
+    if (in == GEMM_OF_BF16)
+        return CUBLAS_STATUS_SUCCESS;
+    s = cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_A_SCALE_MODE, &w, sizeof(w));
+    return s ? s
+             : cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_B_SCALE_MODE, &x,
+                                              sizeof(x));
+}
+
+static int describe(cublasLtMatmulDesc_t desc, enum gemm_in in, cublasLtEpilogue_t epilogue,
+                    struct err *e)
 {
     const cublasOperation_t transposed = CUBLAS_OP_T;
     cublasStatus_t s;
@@ -62,7 +92,8 @@ static int describe(cublasLtMatmulDesc_t desc, cublasLtEpilogue_t epilogue, stru
         (s = cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_TRANSA, &transposed,
                                             sizeof(transposed))) ||
         (s = cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue,
-                                            sizeof(epilogue))))
+                                            sizeof(epilogue))) ||
+        (s = describe_scales(desc, in)))
         return lt_check(s, "describing", e);
     return 0;
 }
@@ -89,7 +120,7 @@ static int prefer(struct gemm *g, struct err *e)
 int gemm_new(struct gemm **out, void *workspace, bool fixed, int n_ranks, struct err *e)
 {
     struct gemm *g = calloc(1, sizeof(*g));
-    int r;
+    int r = 0;
 
     if (!g)
         return err_set(e, -ENOMEM, "out of memory");
@@ -97,13 +128,21 @@ int gemm_new(struct gemm **out, void *workspace, bool fixed, int n_ranks, struct
     g->fixed = fixed;
     g->n_ranks = n_ranks;
     if ((r = lt_check(cublasLtCreate(&g->handle), "starting", e)) < 0 ||
-        (r = describe(&g->plain, CUBLASLT_EPILOGUE_DEFAULT, e)) < 0 ||
-        (r = describe(&g->with_bias, CUBLASLT_EPILOGUE_BIAS, e)) < 0 || (r = prefer(g, e)) < 0) {
-        gemm_free(g);
-        return r;
-    }
+        (r = describe(&g->with_bias, GEMM_OF_BF16, CUBLASLT_EPILOGUE_BIAS, e)) < 0 ||
+        (r = prefer(g, e)) < 0)
+        goto fail;
+    /* cuBLASLt chooses nothing while it knows no scales: until there are some, any address does. */
+    for (int in = 0; in < N_GEMM_IN; in++)
+        if ((r = describe(&g->plain[in], (enum gemm_in)in, CUBLASLT_EPILOGUE_DEFAULT, e)) < 0 ||
+            (in != GEMM_OF_BF16 &&
+             (r = lt_check(point_to_scales(&g->plain[in], workspace, workspace), "describing", e)) <
+                 0))
+            goto fail;
     *out = g;
     return 0;
+fail:
+    gemm_free(g);
+    return r;
 }
 
 void gemm_counts(const struct gemm *g, int *n_known, int *n_heuristic)
@@ -145,9 +184,20 @@ int gemm_parts(int m, int n, int k)
     return 1;
 }
 
+/* The out of a shape says both, so that bf16's is what it is without the other. */
+static enum gemm_out out_of(const struct algo_shape *s)
+{
+    return (enum gemm_out)(s->out % N_GEMM_OUT);
+}
+
+static enum gemm_in in_of(const struct algo_shape *s)
+{
+    return (enum gemm_in)(s->out / N_GEMM_OUT);
+}
+
 static cublasLtMatmulDesc_t desc_of(struct gemm *g, const struct algo_shape *s)
 {
-    return s->out == GEMM_BIAS_BF16 ? &g->with_bias : &g->plain;
+    return out_of(s) == GEMM_BIAS_BF16 ? &g->with_bias : &g->plain[in_of(s)];
 }
 
 static int multiply(struct gemm *g, cudaStream_t stream, struct entry *t,
@@ -163,6 +213,8 @@ static int multiply(struct gemm *g, cudaStream_t stream, struct entry *t,
                                                     CUBLASLT_MATMUL_DESC_BIAS_POINTER, &p->bias,
                                                     sizeof(p->bias)),
                      "describing", e);
+    if (p->in != GEMM_OF_BF16)
+        r = lt_check(point_to_scales(&g->plain[p->in], p->w_scales, p->x_scales), "describing", e);
     return r < 0 ? r
                  : lt_check(cublasLtMatmul(g->handle, desc_of(g, &t->shape), &one, p->w, &t->w,
                                            p->x, &t->x, &beta, p->y, &t->y, p->y, &t->y, algo,
@@ -226,17 +278,19 @@ static cublasStatus_t lay_out_matrix(cublasLtMatrixLayout_t layout, cudaDataType
 
 static int lay_out(struct entry *t, const struct algo_shape *s, struct err *e)
 {
+    const enum gemm_out out = out_of(s);
+    const cudaDataType_t in = in_of(s) == GEMM_OF_BF16 ? CUDA_R_16BF : CUDA_R_8F_E4M3;
     const cudaDataType_t type =
-        s->out == GEMM_BF16 || s->out == GEMM_BIAS_BF16 ? CUDA_R_16BF : CUDA_R_32F;
-    const int parts = s->out == GEMM_PARTS_F32 ? gemm_parts(s->m, s->n, s->k) : 1;
-    const int64_t row = s->out == GEMM_ADD_HALF_F32 ? 2 * (int64_t)s->k : s->k;
+        out == GEMM_BF16 || out == GEMM_BIAS_BF16 ? CUDA_R_16BF : CUDA_R_32F;
+    const int parts = out == GEMM_PARTS_F32 ? gemm_parts(s->m, s->n, s->k) : 1;
+    const int64_t row = out == GEMM_ADD_HALF_F32 ? 2 * (int64_t)s->k : s->k;
     const uint64_t k = (uint64_t)(s->k / parts), m = (uint64_t)s->m, n = (uint64_t)s->n;
     cublasStatus_t status;
 
     must(parts == 1 || (s->y_stride == s->n && s->k % parts == 0));
     t->shape = *s;
-    if ((status = lay_out_matrix(&t->w, CUDA_R_16BF, k, n, row, parts, (int64_t)k)) ||
-        (status = lay_out_matrix(&t->x, CUDA_R_16BF, k, m, row, parts, (int64_t)k)) ||
+    if ((status = lay_out_matrix(&t->w, in, k, n, row, parts, (int64_t)k)) ||
+        (status = lay_out_matrix(&t->x, in, k, m, row, parts, (int64_t)k)) ||
         (status = lay_out_matrix(&t->y, type, n, m, s->y_stride, parts, (int64_t)(m * n))))
         return lt_check(status, "laying out", e);
     return 0;
@@ -328,7 +382,8 @@ static int choose_fixed(struct gemm *g, struct entry *t, struct err *e)
 
 static struct algo_shape shape_of(const struct gemm_product *p)
 {
-    return (struct algo_shape){p->m, p->n, p->k, (int32_t)p->out, p->y_stride};
+    return (struct algo_shape){p->m, p->n, p->k, (int32_t)p->in * N_GEMM_OUT + (int32_t)p->out,
+                               p->y_stride};
 }
 
 static int lookup(struct gemm *g, struct entry **out, const struct gemm_product *p, struct err *e)

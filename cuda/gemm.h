@@ -1,5 +1,5 @@
 /* gemm.h - products of many rows with a weight matrix, by cuBLASLt: y = x w^T, x [m, k] and
- * w [n, k] bf16, float32 sums.
+ * w [n, k] bf16 or both e4m3 with scales, float32 sums.
  *
  * Which algorithm a shape gets does not change while the process lives: the one recorded at an
  * earlier start, else cuBLASLt's first choice. Measuring (tune.h) is apart from computing.
@@ -23,6 +23,7 @@ enum gemm_out {
     GEMM_ADD_HALF_F32, /* y +=, of rows of 2 k: x and w begin at their first half or their second */
     GEMM_BIAS_BF16,    /* y + bias, added before rounding */
     GEMM_PARTS_F32, /* y [gemm_parts(m, n, k), m, n]: sums over equal parts of k, not yet added */
+    N_GEMM_OUT
 };
 
 struct gemm; /* a handle, descriptors, algorithms */
@@ -44,11 +45,26 @@ int gemm_rows(int m);
 enum { GEMM_PART_TILES = 128, GEMM_PART_FLOATS = GEMM_PART_TILES * 64 * 64 /* all parts */ };
 int gemm_parts(int m, int n, int k);
 
+/* What x and w are, and which scales they have. The matrix units of compute capability 9.0 take
+ * e4m3. */
+enum {
+    GEMM_BLOCK = 128,    /* rows and columns of w with one scale, and columns of x */
+    GEMM_BLOCKS_K = 512, /* of such w k is a multiple: a row of scales has multiples of 16 bytes */
+};
+enum gemm_in {
+    GEMM_OF_BF16,
+    GEMM_OF_E4M3,        /* x_scales [m], w_scales [n] */
+    GEMM_OF_E4M3_BLOCKS, /* x_scales [k / 128, m], w_scales [n / 128 rounded up, k / 128] */
+    N_GEMM_IN
+};
+
 struct gemm_product {
     void *y;
     int64_t y_stride;
-    const uint16_t *x, *w;
-    const uint16_t *bias; /* [n], for GEMM_BIAS_BF16 */
+    enum gemm_in in;
+    const void *x, *w;
+    const float *x_scales, *w_scales; /* not of GEMM_OF_BF16 */
+    const uint16_t *bias;             /* [n], for GEMM_BIAS_BF16, which is of bf16 alone */
     int m, n, k;
     enum gemm_out out;
 };

@@ -9,6 +9,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "engine/model/quantization.h"
 #include "engine/model/rope.h"
 #include "engine/util/must.h"
 
@@ -97,6 +98,7 @@ static void lay_activations(struct rank *b, struct arena *a)
 {
     const struct model_config *c = &b->config;
     struct forward *f = &b->forward;
+    const struct quantized_plan quantized = forward_plan_quantized(f);
     const size_t rows =
         (size_t)gemm_rows(b->limits.max_tokens) + (b->options.invariant ? FORWARD_SPARE_ROWS : 0);
     const size_t qkv_dim = (size_t)(c->n_heads + 2 * c->n_kv_heads) * (size_t)c->head_dim;
@@ -118,6 +120,9 @@ static void lay_activations(struct rank *b, struct arena *a)
         f->gate_up = arena_take(a, rows * (ffn > hidden ? ffn : hidden) * 2 * sizeof(uint16_t));
         f->act = arena_take(a, rows * ffn * sizeof(uint16_t));
     }
+    f->x_e4m3 = arena_take(a, rows * quantized.x_bytes);
+    f->x_scales = arena_take(a, rows * quantized.n_x_scales * sizeof(float));
+    f->dequantized = arena_take(a, quantized.n_dequantized * sizeof(uint16_t));
     if (b->shard.tp_size > 1)
         lay_shared(b, a, rows);
     else
@@ -399,8 +404,10 @@ static int open_device(struct rank *b, struct err *e)
     f->ranks.embedding = (struct embedding){.rows_per_rank = (int)n_ids,
                                             .vocab_size = c->vocab_size,
                                             .dim = c->hidden_dim};
-    if (d->compute == 90 && !b->options.invariant && b->shard.tp_size <= RESIDENT_MAX_RANKS &&
-        b->shard.tp_size == b->n_local && (c->n_experts == 0 || b->shard.tp_size == 1))
+    f->e4m3 = d->compute == 90 && !b->options.invariant;
+    if (d->compute == 90 && !b->options.invariant && !c->quant &&
+        b->shard.tp_size <= RESIDENT_MAX_RANKS && b->shard.tp_size == b->n_local &&
+        (c->n_experts == 0 || b->shard.tp_size == 1))
         r = cuda_check(resident_compiled(&resident), "querying the resident kernel", e);
     if (r < 0)
         return r;
@@ -570,11 +577,13 @@ static int read_known(struct rank *b, struct err *e)
         return r;
     snprintf(b->key, sizeof(b->key),
              "%.64s, compute %d, driver %d, CUDA %d, cuBLASLt %zu, %d MiB; %d layers of %d, "
-             "heads %d/%d of %d, ffn %d, experts %d/%d, vocab %d, block %d, tp %d",
+             "heads %d/%d of %d, ffn %d, experts %d/%d, vocab %d, block %d, tp %d, %s/%d",
              b->device.name, b->device.compute, driver, runtime, cublasLtGetVersion(),
              GEMM_WORKSPACE >> 20, c->n_layers, c->hidden_dim, c->n_heads, c->n_kv_heads,
              c->head_dim, c->ffn_dim, c->n_experts_per_tok, c->n_experts, c->vocab_size,
-             b->options.block_len, b->shard.tp_size);
+             b->options.block_len, b->shard.tp_size,
+             dtype_info[c->quant ? c->quant->dtype : DTYPE_BF16].name,
+             c->quant ? c->quant->scale_cols : 0);
     return algo_file_read(&b->known, b->options.cache_folder, b->key, e);
 }
 

@@ -139,8 +139,12 @@ static void add(struct tune *t, const struct algo_record *r)
 static int fill_input(struct tune *t, const struct gemm_product *p, struct err *e)
 {
     const struct matrix *from = &t->rank->weights.embed;
-    const uint64_t bytes = (uint64_t)p->m * (uint64_t)p->k * sizeof(*p->x);
+    const uint64_t bytes = (uint64_t)p->m * (uint64_t)p->k * (p->in == GEMM_OF_BF16 ? 2 : 1);
+    const int r =
+        forward_prepare_product(&t->rank->forward, (enum forward_product)t->what, 0, t->m, e);
 
+    if (r < 0)
+        return r;
     return cuda_check(cudaMemcpyAsync((void *)(uintptr_t)p->x, from->data,
                                       bytes < matrix_bytes(from) ? bytes : matrix_bytes(from),
                                       cudaMemcpyDeviceToDevice, t->rank->device.launch.stream),
@@ -158,9 +162,14 @@ static int run_candidate(struct tune *t, const struct gemm_product *p, int index
 
     for (int i = 0; i < n_runs && r >= 0; i++) {
         const int layer = (int)(t->n_runs++ % (unsigned)t->rank->config.n_layers);
+        const struct gemm_product other =
+            forward_product(f, (enum forward_product)t->what, layer, t->m);
         struct gemm_product of_layer = *p;
 
-        of_layer.w = forward_product(f, (enum forward_product)t->what, layer, t->m).w;
+        if (other.in == p->in) { /* not all layers need be quantized */
+            of_layer.w = other.w;
+            of_layer.w_scales = other.w_scales;
+        }
         r = gemm_try(t->rank->gemm, f->launch->stream, &of_layer, index, e);
         if (r == 0)
             return 0;

@@ -62,11 +62,20 @@ static int copier_close(struct copier *c, struct err *e)
     return r;
 }
 
+static int copy(struct copier *c, void *to, const void *from, uint64_t bytes, struct err *e)
+{
+    return bytes == 0
+               ? 0
+               : cuda_check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, c->stream),
+                            "copying weights", e);
+}
+
 static int load_piece(void *ctx, int thread, const struct weight_piece *p, struct err *e)
 {
     struct loader *l = ctx;
     struct copier *c = &l->copiers[thread];
     const struct matrix to = weight_piece_rows(p);
+    const uint64_t n_scales = (uint64_t)matrix_scales(&to);
     struct matrix from;
     const int b = c->next;
     int r;
@@ -77,9 +86,9 @@ static int load_piece(void *ctx, int thread, const struct weight_piece *p, struc
         return r;
     from = weight_piece_buffer(p, c->buffers[b]);
     if ((r = weight_piece_read(l->model, p, &from, e)) < 0 ||
-        (r = cuda_check(cudaMemcpyAsync(to.data, from.data, matrix_bytes(&from),
-                                        cudaMemcpyHostToDevice, c->stream),
-                        "copying weights", e)) < 0)
+        (r = copy(c, to.data, from.data, matrix_bytes(&from), e)) < 0 ||
+        (r = copy(c, to.scales, from.scales, dtype_bytes(to.scale_dtype, n_scales), e)) < 0 ||
+        (r = copy(c, to.zeros, from.zeros, to.zeros ? n_scales : 0, e)) < 0)
         return r;
     return cuda_check(cudaEventRecord(c->copied[b], c->stream), "copying weights", e);
 }

@@ -88,6 +88,17 @@ __device__ __forceinline__ float silu(float x)
     return __fdividef(x, 1.0f + __expf(-x));
 }
 
+// silu(gate) * up of 8 bf16.
+__device__ __forceinline__ uint4 silu_mul_vec(const uint4 &gate, const uint4 &up)
+{
+    auto pair = [](uint32_t g, uint32_t u) {
+        return bf16_pair(silu(bf16_low(g)) * bf16_low(u), silu(bf16_high(g)) * bf16_high(u));
+    };
+
+    return make_uint4(pair(gate.x, up.x), pair(gate.y, up.y), pair(gate.z, up.z),
+                      pair(gate.w, up.w));
+}
+
 __device__ __forceinline__ float warp_sum(float x)
 {
     for (int i = WARP / 2; i > 0; i /= 2)

@@ -346,6 +346,27 @@ enum expert_sum_out { EXPERT_SUM_ADD_F32 /* y += */, EXPERT_SUM_F32, EXPERT_SUM_
 cudaError_t expert_sum(const struct launch *l, void *y, enum expert_sum_out out, const uint16_t *x,
                        const struct expert_picks *p, int n_rows, int dim);
 
+/* How the elements of a matrix w [n, k] become weights; struct matrix says how they lie. */
+enum element { ELEMENT_BF16 /* as they are */, ELEMENT_E4M3 /* e4m3 */, ELEMENT_INT4, N_ELEMENTS };
+struct quant {
+    enum element element;
+    const void *scales; /* [n / scale_rows, k / scale_cols] float of ELEMENT_E4M3; of ELEMENT_INT4
+                           bf16, or */
+    bool scales_f16;
+    const uint8_t *zeros; /* of ELEMENT_INT4, as scales, or NULL: 8 */
+    int scale_rows, scale_cols;
+};
+
+/* y [n, k] = w as bf16, rounded; k a multiple of 32. */
+cudaError_t dequantize(const struct launch *l, uint16_t *y, const void *w, const struct quant *q,
+                       int n, int k);
+
+/* y [m, k] = x / scale as e4m3, the largest of what has one scale as 448. Scales are of whole rows,
+ * [m], or of groups of 128 of a row, [k / 128, m], as cuBLASLt reads them. gated: of silu_mul() of
+ * x [m, 2 * k]. */
+cudaError_t quantize(const struct launch *l, uint8_t *y, float *scales, const uint16_t *x, int m,
+                     int k, bool groups, bool gated);
+
 /* Products of few rows: y[m, n] = sum over k of x[m, k] * w[n, k]. A row's result does not depend
  * on how many rows there are. */
 enum skinny_out {
@@ -368,14 +389,18 @@ struct skinny {
     const float *x_f32; /* [m, k], m <= SKINNY_MAX_ROWS, normed first: x / rms(x) * norm */
     const uint16_t *norm;
     float eps;
-    const float *rms; /* with x, [m] or NULL: x and this are of skinny_norm() */
-    const uint16_t *w;
+    const float *rms;     /* with x, [m] or NULL: x and this are of skinny_norm() */
+    const void *w;        /* [n, k] */
+    struct quant quant;   /* with x_f32 for SKINNY_BF16 and SKINNY_SILU_MUL alone */
     const uint16_t *bias; /* [n], added before anything is rounded, or NULL; SKINNY_BF16 alone */
-    int m, n, k;          /* k a multiple of 32, of 64 for SKINNY_HALVES */
+    int m, n, k;          /* k a multiple of 32; of SKINNY_HALVES skinny_halves() must be true */
     enum skinny_out out;
     enum skinny_sum sum;
 };
 cudaError_t skinny_gemm(const struct launch *l, const struct skinny *s);
+
+/* Whether k of such weights can be divided in halves. */
+bool skinny_halves(const struct quant *q, int k);
 
 /* y = x * norm, rms[i] = 1 / rms(x[i]), for more rows than a product can norm: the same bits. */
 cudaError_t skinny_norm(const struct launch *l, uint16_t *y, float *rms, const float *x,

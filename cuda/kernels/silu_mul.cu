@@ -6,11 +6,6 @@
 static constexpr int MAX_THREADS = 256;
 static constexpr int VEC = 8;
 
-static __device__ __forceinline__ uint32_t silu_pair(uint32_t gate, uint32_t up)
-{
-    return bf16_pair(silu(bf16_low(gate)) * bf16_low(up), silu(bf16_high(gate)) * bf16_high(up));
-}
-
 static __global__ void __launch_bounds__(MAX_THREADS)
     silu_mul_kernel(uint4 *y,       /* [n_tokens, dim / VEC] */
                     const uint4 *x, /* [n_tokens, 2, dim / VEC] */
@@ -24,8 +19,7 @@ static __global__ void __launch_bounds__(MAX_THREADS)
     if (j >= n_vec)
         return;
     const uint4 g = __ldcg(gate), u = __ldcg(gate + n_vec);
-    y[row * n_vec + j] = make_uint4(silu_pair(g.x, u.x), silu_pair(g.y, u.y), silu_pair(g.z, u.z),
-                                    silu_pair(g.w, u.w));
+    y[row * n_vec + j] = silu_mul_vec(g, u);
 }
 
 extern "C" cudaError_t silu_mul(const struct launch *l, uint16_t *y, const uint16_t *x,

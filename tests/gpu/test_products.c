@@ -141,7 +141,7 @@ TEST(fixed_algorithms_do_not_depend_on_rows, .n = N(fixed_shapes))
         const int first = i == 0 ? 0 : 3 * (N(counts) - 1 - i);
         struct gemm_product p = r.p;
 
-        p.x += first * k;
+        p.x = (uint16_t *)r.x.device + first * k;
         p.m = gemm_rows(counts[i]);
         device_fill(r.y.device, 0, r.y.bytes);
         run(g, &p);
@@ -185,8 +185,8 @@ TEST(halves_are_added_as_ranks_add_them, .n = N(half_shapes))
 
         p.k = q.k = k / 2;
         p.out = GEMM_ADD_HALF_F32;
-        p.x += half * k / 2;
-        p.w += half * k / 2;
+        p.x = (uint16_t *)whole.x.device + half * k / 2;
+        p.w = (uint16_t *)whole.w.device + half * k / 2;
         run(one, &p);
         q.out = GEMM_F32;
         q.y = part.device;
@@ -227,7 +227,7 @@ TEST(columns_are_the_same_on_ranks, .n = N(column_shapes))
         p.n = n / 2;
         p.y = half.device;
         p.y_stride = n / 2;
-        p.w += (int64_t)rank * n / 2 * k;
+        p.w = (uint16_t *)whole.w.device + (int64_t)rank * n / 2 * k;
         p.bias += p.bias ? rank * n / 2 : 0;
         run(two, &p);
         array_to_host(&half);

@@ -1,0 +1,125 @@
+/* quant.cuh - weights of 8 and 4 bits on their way to the matrix unit: as bf16, exactly.
+ *
+ * A thread loads 16 bytes of a row, UNITS times 8 weights. Four lanes side by side hold a step of
+ * 32 * UNITS weights, each its own consecutive ones; unit u of a lane is 8 weights that it gives
+ * to two products of matrices. */
+#ifndef NVLLM_CUDA_KERNELS_QUANT_CUH
+#define NVLLM_CUDA_KERNELS_QUANT_CUH
+
+#include <cuda_fp16.h>
+
+#include "cuda/kernels/common.cuh"
+
+/* INT4 by groups: of 128 weights or more all four lanes have the same scale. Of fewer they have
+ * not, and exchange their words so that each unit of the four is 32 consecutive weights. */
+enum weight_kind { KIND_BF16, KIND_E4M3, KIND_INT4, KIND_INT4_FINE };
+
+template <int KIND>
+static constexpr int UNITS_OF = KIND == KIND_BF16   ? 1
+                                : KIND == KIND_E4M3 ? 2
+                                                    : 4;
+
+/* Bytes i and i + 1 of four e4m3 as bf16. Exponent and mantissa move to where bf16 has them, below
+ * a sign that fills the bits above; what is left is a factor of 2^120, and so for subnormals. */
+template <int I> static __device__ __forceinline__ uint32_t e4m3_pair(uint32_t four)
+{
+    const uint32_t factor = 0x7b807b80; /* 2^120, twice */
+    uint32_t spread, y;
+
+    asm("prmt.b32 %0, %1, 0, %2;"
+        : "=r"(spread)
+        : "r"(four), "n"((0x8 + I + 1) << 12 | (I + 1) << 8 | (0x8 + I) << 4 | I));
+    spread = spread << 4 & 0x87f087f0;
+    const __nv_bfloat162 product =
+        __hmul2(*(const __nv_bfloat162 *)&spread, *(const __nv_bfloat162 *)&factor);
+    memcpy(&y, &product, sizeof(y));
+    return y;
+}
+
+/* Weights 2 i and 2 i + 1 of eight, less their zero: 128 + the weight, less zero, which is 128 +
+ * its value, twice. */
+static __device__ __forceinline__ uint32_t int4_pair(uint32_t eight, int i, uint32_t zero)
+{
+    const uint32_t raise = 0x43004300;
+    uint32_t raised; /* in one instruction: one of the two constants must be a register */
+
+    asm("lop3.b32 %0, %1, 0x000f000f, %2, 0xea;"
+        : "=r"(raised)
+        : "r"(eight >> (4 * i)), "r"(raise));
+    const __nv_bfloat162 difference =
+        __hsub2(*(const __nv_bfloat162 *)&raised, *(const __nv_bfloat162 *)&zero);
+    uint32_t y;
+
+    memcpy(&y, &difference, sizeof(y));
+    return y;
+}
+
+/* 128 + a zero, twice. */
+static __device__ __forceinline__ uint32_t int4_zero(uint32_t zero)
+{
+    return (0x4300 + zero) * 0x00010001;
+}
+
+/* The 8 weights of unit u. */
+template <int KIND>
+static __device__ __forceinline__ uint4 quant_unit(const uint4 &v, int u, uint32_t zero)
+{
+    if constexpr (KIND == KIND_BF16) {
+        return v;
+    } else if constexpr (KIND == KIND_E4M3) {
+        const uint32_t a = u == 0 ? v.x : v.z, b = u == 0 ? v.y : v.w;
+
+        return make_uint4(e4m3_pair<0>(a), e4m3_pair<2>(a), e4m3_pair<0>(b), e4m3_pair<2>(b));
+    } else {
+        const uint32_t a = u == 0 ? v.x : u == 1 ? v.y : u == 2 ? v.z : v.w;
+
+        return make_uint4(int4_pair(a, 0, zero), int4_pair(a, 1, zero), int4_pair(a, 2, zero),
+                          int4_pair(a, 3, zero));
+    }
+}
+
+/* Word i of lane j of four becomes word j of lane i. */
+static __device__ __forceinline__ void exchange_words(uint4 &v)
+{
+    const bool odd = threadIdx.x & 1, upper = threadIdx.x & 2;
+    auto trade = [](uint32_t &first, uint32_t &second, bool keeps_second, int lane) {
+        const uint32_t got = __shfl_xor_sync(ALL_LANES, keeps_second ? first : second, lane);
+
+        (keeps_second ? first : second) = got;
+    };
+
+    trade(v.x, v.y, odd, 1);
+    trade(v.z, v.w, odd, 1);
+    trade(v.x, v.z, upper, 2);
+    trade(v.y, v.w, upper, 2);
+}
+
+/* Scale and zero of a group, as they lie in memory: what is made of them waits for them, so that
+ * many are under way at a time. */
+struct quant_raw {
+    uint32_t scale, zero;
+};
+
+template <int KIND>
+static __device__ __forceinline__ quant_raw quant_load(const struct quant &q, uint32_t at)
+{
+    quant_raw raw = {0, 8};
+
+    if (KIND == KIND_E4M3)
+        raw.scale = __ldg((const uint32_t *)q.scales + at);
+    else
+        raw.scale = __ldg((const uint16_t *)q.scales + at);
+    if (KIND != KIND_E4M3 && q.zeros)
+        raw.zero = __ldg(q.zeros + at);
+    return raw;
+}
+
+template <int KIND>
+static __device__ __forceinline__ float quant_scale(const struct quant &q, uint32_t raw)
+{
+    if (KIND == KIND_E4M3)
+        return __uint_as_float(raw);
+    return q.scales_f16 ? __half2float(__ushort_as_half((uint16_t)raw)) : bf16_low(raw);
+}
+
+#endif

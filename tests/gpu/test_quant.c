@@ -1,0 +1,450 @@
+/* test_quant.c - products with weights of 8 and 4 bits, few rows and many, against a plain twin in
+ * double; that a row's result does not depend on the others; what becomes e4m3, and bf16 again. */
+#include <math.h>
+#include <string.h>
+
+#include "cuda/gemm.h"
+#include "engine/util/bf16.h"
+#include "tests/gpu/gpu_rig.h"
+#include "tests/unit/run_suite.h"
+
+/* One rounding to bf16 of random values is off by 2^-9 / sqrt(3) at most: 1.7e-3 and a margin. */
+static const double bf16_error = 2.5e-3;
+
+/* A rounding to e4m3 is off by 2^-4 / sqrt(3) at most, on both sides of a product of random values
+ * by as much again. */
+static const double f32_error = 2e-6;
+
+/* Formats as folders have them; scale_cols 0: all of k. */
+static const struct format {
+    enum element element;
+    int scale_rows, scale_cols;
+    bool zeros, f16;
+} formats[] = {
+    {ELEMENT_E4M3, 128, 128, false, false}, {ELEMENT_E4M3, 1, 128, false, false},
+    {ELEMENT_E4M3, 1, 0, false, false},     {ELEMENT_INT4, 1, 128, false, false},
+    {ELEMENT_INT4, 1, 128, true, true},     {ELEMENT_INT4, 1, 64, true, false},
+    {ELEMENT_INT4, 1, 32, false, true},     {ELEMENT_INT4, 1, 32, true, true},
+    {ELEMENT_INT4, 1, 0, true, false},
+};
+
+static double e4m3_value(uint8_t bits)
+{
+    const int exponent = bits >> 3 & 15, mantissa = bits & 7;
+    const double size = exponent ? ldexp(8 + mantissa, exponent - 10) : ldexp(mantissa, -9);
+
+    return bits & 0x80 ? -size : size;
+}
+
+/* Weights [n, k] in a format. */
+struct weights_of {
+    struct device_array w, scales, zeros;
+    struct quant quant;
+    double *values; /* [n, k] */
+    int k;
+};
+
+/* Nibble i of a word is weight 2 i for i < 4, then 2 (i - 4) + 1. */
+static int nibble_of(int i)
+{
+    return i % 2 * 4 + i / 2;
+}
+
+static double scale_value(const struct format *f, const struct device_array *scales, int64_t at)
+{
+    const uint16_t *halves = scales->host;
+    uint32_t bits;
+    float value;
+
+    if (f->element == ELEMENT_E4M3)
+        return ((float *)scales->host)[at];
+    if (!f->f16)
+        return bf16_value(halves[at]);
+    bits = f32_bits_from_f16(halves[at]);
+    memcpy(&value, &bits, sizeof(value));
+    return value;
+}
+
+/* The scale is near the one that is asked for, a normal number. */
+static void set_scale(const struct format *f, const struct device_array *scales, int64_t at,
+                      float scale)
+{
+    uint16_t *halves = scales->host;
+    int exponent;
+    const float fraction = frexpf(scale, &exponent); /* 0.5 .. 1 */
+
+    if (f->element == ELEMENT_E4M3)
+        ((float *)scales->host)[at] = scale;
+    else if (f->f16)
+        halves[at] = (uint16_t)((exponent + 14) << 10 | (int)((fraction - 0.5f) * 2048.0f));
+    else
+        halves[at] = bf16_from_f32(scale);
+}
+
+/* Weights of about 1 / sqrt(k), with all bit patterns but e4m3's NaN. */
+static struct weights_of random_weights(const struct format *f, int n, int k)
+{
+    const int cols = f->scale_cols ? f->scale_cols : k, n_cols = (k + cols - 1) / cols;
+    const int n_rows = (n + f->scale_rows - 1) / f->scale_rows;
+    const size_t n_groups = (size_t)n_rows * (size_t)n_cols, size = (size_t)n * (size_t)k;
+    struct weights_of r = {.w = array_new(f->element == ELEMENT_E4M3 ? size : size / 2),
+                           .scales = array_new(n_groups * (f->element == ELEMENT_E4M3 ? 4 : 2)),
+                           .values = host_new(size, sizeof(double)),
+                           .k = k};
+    const double usual = f->element == ELEMENT_E4M3 ? 100.0 : 5.0; /* an element */
+    uint8_t *bytes = r.w.host;
+
+    if (f->zeros)
+        r.zeros = array_new(n_groups);
+    for (size_t i = 0; i < n_groups; i++) {
+        set_scale(f, &r.scales, (int64_t)i,
+                  (0.5f + (float)(random_bits() % 1024) / 1024.0f) / (float)(usual * sqrt(k)));
+        if (f->zeros)
+            ((uint8_t *)r.zeros.host)[i] = (uint8_t)(random_bits() % 17);
+    }
+    for (size_t i = 0; i < r.w.bytes; i++)
+        do
+            bytes[i] = (uint8_t)(random_bits() >> 8);
+        while (f->element == ELEMENT_E4M3 && (bytes[i] & 0x7f) == 0x7f);
+    for (int row = 0; row < n; row++)
+        for (int i = 0; i < k; i++) {
+            const size_t at = (size_t)row * (size_t)k + (size_t)i;
+            const int64_t group = (int64_t)(row / f->scale_rows) * n_cols + i / cols;
+            const int nibble = nibble_of(i % 8);
+            const double element =
+                f->element == ELEMENT_E4M3
+                    ? e4m3_value(bytes[at])
+                    : (bytes[at / 8 * 4 + (size_t)nibble / 2] >> nibble % 2 * 4 & 15) -
+                          (f->zeros ? ((uint8_t *)r.zeros.host)[group] : 8);
+
+            r.values[at] = element * scale_value(f, &r.scales, group);
+        }
+    array_to_device(&r.w);
+    array_to_device(&r.scales);
+    if (f->zeros)
+        array_to_device(&r.zeros);
+    r.quant = (struct quant){.element = f->element,
+                             .scales = r.scales.device,
+                             .scales_f16 = f->f16,
+                             .zeros = f->zeros ? r.zeros.device : NULL,
+                             .scale_rows = f->scale_rows,
+                             .scale_cols = cols};
+    return r;
+}
+
+static double dot_of(const double *x, const double *w, int k)
+{
+    double sum = 0.0;
+
+    for (int i = 0; i < k; i++)
+        sum += x[i] * w[i];
+    return sum;
+}
+
+static double twin(const struct skinny *s, const struct weights_of *w, const double *x, int n)
+{
+    const double y = dot_of(x, w->values + (int64_t)n * w->k, w->k);
+
+    return s->out == SKINNY_SILU_MUL
+               ? y / (1.0 + exp(-y)) * dot_of(x, w->values + (int64_t)(s->n + n) * w->k, w->k)
+               : y;
+}
+
+static void check_skinny(const struct format *f, int m, int n, int k, enum skinny_out out,
+                         bool with_bias)
+{
+    const bool wide = out == SKINNY_F32 || out == SKINNY_ADD_F32, gated = out == SKINNY_SILU_MUL;
+    const size_t size = (size_t)m * (size_t)n, n_x = (size_t)m * (size_t)k;
+    const struct weights_of w = random_weights(f, gated ? 2 * n : n, k);
+    const struct device_array x = array_bf16(n_x, 1.0f), bias = array_bf16((size_t)n, 2.0f);
+    const struct device_array y =
+        out == SKINNY_ADD_F32 ? array_f32(size, 1.0f) : array_new(size * (wide ? 4 : 2));
+    const struct skinny s = {.y = y.device,
+                             .y_stride = n,
+                             .x = x.device,
+                             .w = w.w.device,
+                             .quant = w.quant,
+                             .bias = with_bias ? bias.device : NULL,
+                             .m = m,
+                             .n = n,
+                             .k = k,
+                             .out = out};
+    const double *in = values_bf16(x.host, n_x);
+    double *expected =
+        out == SKINNY_ADD_F32 ? values_f32(y.host, size) : host_new(size, sizeof(double));
+    double error;
+
+    for (int i = 0; i < m; i++)
+        for (int j = 0; j < n; j++)
+            expected[i * n + j] += twin(&s, &w, in + i * k, j) +
+                                   (with_bias ? bf16_value(((uint16_t *)bias.host)[j]) : 0.0);
+    cuda_must(skinny_gemm(&device.launch, &s));
+    array_to_host(&y);
+    error = wide ? error_f32(y.host, expected, size) : error_bf16(y.host, expected, size);
+    ck_assert_msg(error < (wide ? f32_error : (1 + gated) * bf16_error),
+                  "format %d m %d n %d k %d out %d: %g", (int)(f - formats), m, n, k, (int)out,
+                  error);
+}
+
+/* All outputs, one row to many, widths that fill no tile, groups and steps that k does not fill. */
+TEST(skinny_gemm_follows_twin, .n = N(formats))
+{
+    static const int rows[] = {1, 3, 8, 9, 16, 17, 64};
+    const struct format *f = &formats[_i];
+
+    for (int i = 0; i < N(rows); i++) {
+        for (int out = SKINNY_BF16; out <= SKINNY_SILU_MUL; out++) {
+            check_skinny(f, rows[i], 52, 320, (enum skinny_out)out, false);
+            check_skinny(f, rows[i], 264, 1024, (enum skinny_out)out, false);
+            check_skinny(f, rows[i], 12, 3072 + 32, (enum skinny_out)out, false);
+        }
+        check_skinny(f, rows[i], 4300, 160, SKINNY_BF16, true);
+        memory_free();
+    }
+}
+END_TEST
+
+/* What a row gives is the same to the bit whatever the number of rows, whether the product norms it
+ * or a kernel before it does. */
+TEST(rows_do_not_depend_on_rows, .n = N(formats))
+{
+    enum { ROWS = 70, HIDDEN = 1024, OUTPUTS = 328 };
+    static const int counts[] = {1, 2, 5, 8, 9, 16, 17, 33, 64};
+    const struct weights_of w = random_weights(&formats[_i], 2 * OUTPUTS, HIDDEN);
+    const struct device_array x = array_f32(ROWS * HIDDEN, 2.0f), norm = array_bf16(HIDDEN, 1.0f);
+    const struct device_array normed = array_new(ROWS * HIDDEN * 2), rms = array_new(ROWS * 4);
+    const struct device_array y = array_new(ROWS * OUTPUTS * 2);
+    uint16_t *all = host_new(ROWS * OUTPUTS, 2);
+    struct skinny s = {.y = y.device,
+                       .y_stride = OUTPUTS,
+                       .x = normed.device,
+                       .rms = rms.device,
+                       .norm = norm.device,
+                       .eps = 1e-6f,
+                       .w = w.w.device,
+                       .quant = w.quant,
+                       .m = ROWS,
+                       .n = OUTPUTS,
+                       .k = HIDDEN,
+                       .out = SKINNY_SILU_MUL};
+
+    cuda_must(skinny_norm(&device.launch, normed.device, rms.device, x.device, norm.device, ROWS,
+                          HIDDEN, s.eps));
+    cuda_must(skinny_gemm(&device.launch, &s));
+    array_to_host(&y);
+    memcpy(all, y.host, y.bytes);
+    for (int i = 0; i < N(counts); i++)
+        for (int alone = 0; alone < 2; alone++) {
+            const int first = 7 * i % (ROWS - counts[i] + 1);
+            struct skinny few = s;
+
+            few.m = counts[i];
+            few.x = (uint16_t *)normed.device + first * HIDDEN;
+            few.rms = (float *)rms.device + first;
+            if (alone) {
+                few.x_f32 = (float *)x.device + first * HIDDEN;
+                few.rms = NULL;
+            }
+            if (alone && 2 * few.m * HIDDEN > SKINNY_NORM_BYTES)
+                continue;
+            device_fill(y.device, 0xff, y.bytes);
+            cuda_must(skinny_gemm(&device.launch, &few));
+            array_to_host(&y);
+            ck_assert_msg(memcmp(y.host, all + first * OUTPUTS,
+                                 (size_t)(few.m * OUTPUTS) * sizeof(*all)) == 0,
+                          "format %d, %d rows, alone %d", _i, few.m, alone);
+        }
+}
+END_TEST
+
+/* Columns half of those of each row of n, of `row` bytes. */
+static void *half_of(const struct device_array *a, int n, int half)
+{
+    const size_t row = a->bytes / (size_t)n;
+    void *to = device_new(a->bytes / 2);
+
+    cuda_must(cudaMemcpy2D(to, row / 2, (char *)a->device + (size_t)half * row / 2, row, row / 2,
+                           (size_t)n, cudaMemcpyDeviceToDevice));
+    cuda_must(cudaDeviceSynchronize());
+    return to;
+}
+
+/* One rank that adds both halves of k, one after the other, has the bits of the sum of two ranks
+ * with a half each. */
+TEST(halves_are_added_as_ranks_add_them, .n = N(formats))
+{
+    enum { ROWS = 20, OUTPUTS = 128, INPUTS = 1536 };
+    const struct format *f = &formats[_i];
+    const bool blocks = f->scale_cols > 0;
+    const struct weights_of w = random_weights(f, OUTPUTS, INPUTS);
+    const struct device_array x = array_bf16(ROWS * INPUTS, 1.0f);
+    const struct device_array y = array_f32(ROWS * OUTPUTS, 1.0f), part = array_new(y.bytes);
+    const int n_rows = OUTPUTS / f->scale_rows;
+    float *expected = host_new(y.bytes, 1);
+    struct skinny s = {.y = y.device,
+                       .y_stride = OUTPUTS,
+                       .x = x.device,
+                       .w = w.w.device,
+                       .quant = w.quant,
+                       .m = ROWS,
+                       .n = OUTPUTS,
+                       .k = INPUTS,
+                       .out = SKINNY_ADD_F32,
+                       .sum = SKINNY_HALVES};
+
+    memcpy(expected, y.host, y.bytes);
+    ck_assert(skinny_halves(&s.quant, INPUTS));
+    cuda_must(skinny_gemm(&device.launch, &s));
+    s.y = part.device;
+    s.k = INPUTS / 2;
+    s.out = SKINNY_F32;
+    s.sum = SKINNY_HALF;
+    for (int half = 0; half < 2; half++) {
+        s.x = half_of(&x, ROWS, half);
+        s.w = half_of(&w.w, OUTPUTS, half);
+        s.quant.scale_cols = blocks ? w.quant.scale_cols : INPUTS / 2;
+        s.quant.scales = blocks ? half_of(&w.scales, n_rows, half) : w.scales.device;
+        if (f->zeros)
+            s.quant.zeros = blocks ? half_of(&w.zeros, n_rows, half) : w.zeros.device;
+        cuda_must(skinny_gemm(&device.launch, &s));
+        array_to_host(&part);
+        for (int i = 0; i < ROWS * OUTPUTS; i++)
+            expected[i] += ((float *)part.host)[i];
+    }
+    array_to_host(&y);
+    ck_assert(memcmp(y.host, expected, y.bytes) == 0);
+}
+END_TEST
+
+TEST(dequantized_weights_are_rounded_once, .n = N(formats))
+{
+    enum { OUTPUTS = 260, INPUTS = 416 };
+    const struct weights_of w = random_weights(&formats[_i], OUTPUTS, INPUTS);
+    const struct device_array y = array_new(OUTPUTS * INPUTS * 2);
+
+    cuda_must(dequantize(&device.launch, y.device, w.w.device, &w.quant, OUTPUTS, INPUTS));
+    array_to_host(&y);
+    for (int i = 0; i < OUTPUTS * INPUTS; i++)
+        ck_assert_int_eq(((uint16_t *)y.host)[i], bf16_from_f32((float)w.values[i]));
+}
+END_TEST
+
+static double largest_of(const double *x, int n)
+{
+    double most = 0.0;
+
+    for (int i = 0; i < n; i++)
+        most = fmax(most, fabs(x[i]));
+    return most;
+}
+
+/* Activations [m, k] as quantize() leaves them, and their values. */
+struct activations {
+    struct device_array x, scales;
+    double *values, *exact;
+};
+
+static struct activations quantized(int m, int k, bool groups, bool gated)
+{
+    const struct device_array in = array_bf16((size_t)(m * k * (gated ? 2 : 1)), 1.0f);
+    struct activations r = {.x = array_new((size_t)(m * k)),
+                            .scales = array_new((size_t)(groups ? m * (k / 128) : m) * 4),
+                            .values = host_new((size_t)(m * k), sizeof(double)),
+                            .exact = values_bf16(in.host, (size_t)(m * k))};
+
+    if (gated) {
+        const struct device_array act = array_new((size_t)(m * k) * 2);
+
+        cuda_must(silu_mul(&device.launch, act.device, in.device, m, k));
+        array_to_host(&act);
+        r.exact = values_bf16(act.host, (size_t)(m * k));
+    }
+    cuda_must(
+        quantize(&device.launch, r.x.device, r.scales.device, in.device, m, k, groups, gated));
+    array_to_host(&r.x);
+    array_to_host(&r.scales);
+    for (int i = 0; i < m * k; i++) {
+        const int row = i / k, group = i % k / 128;
+
+        r.values[i] = e4m3_value(((uint8_t *)r.x.host)[i]) *
+                      ((float *)r.scales.host)[groups ? group * m + row : row];
+    }
+    return r;
+}
+
+/* Each scale makes 448 of the largest; each value is one of the two nearest, and within half of
+ * what lies between. */
+TEST(activations_become_the_nearest_e4m3, .n = 4)
+{
+    enum { ROWS = 37, INPUTS = 1536 };
+    const bool groups = _i % 2;
+    const int length = groups ? 128 : INPUTS;
+    const struct activations a = quantized(ROWS, INPUTS, groups, _i / 2);
+
+    for (int i = 0; i < ROWS * INPUTS; i += length) {
+        const double most = largest_of(a.exact + i, length), scale = most / 448.0;
+        const int row = i / INPUTS, group = i % INPUTS / 128;
+        const double got = ((float *)a.scales.host)[groups ? group * ROWS + row : row];
+
+        ck_assert_double_lt(fabs(got - scale), 1e-6 * scale);
+        for (int j = i; j < i + length; j++) {
+            const double half_step =
+                fmax(ldexp(1.0, (int)floor(log2(fabs(a.exact[j]) / scale + 1e-30)) - 4), 0x1p-10);
+
+            ck_assert_double_le(fabs(a.values[j] - a.exact[j]), half_step * scale * 1.0001);
+        }
+    }
+}
+END_TEST
+
+static void check_gemm(struct gemm *g, bool blocks, int m, int n, int k, enum gemm_out out)
+{
+    const struct weights_of w = random_weights(&formats[blocks ? 0 : 2], n, k);
+    const struct activations a = quantized(m, k, blocks, false);
+    const size_t size = (size_t)(m * n);
+    const struct device_array y =
+        out == GEMM_ADD_F32 ? array_f32(size, 1.0f) : array_new(size * (out == GEMM_BF16 ? 2 : 4));
+    const struct gemm_product p = {.y = y.device,
+                                   .y_stride = n,
+                                   .in = blocks ? GEMM_OF_E4M3_BLOCKS : GEMM_OF_E4M3,
+                                   .x = a.x.device,
+                                   .w = w.w.device,
+                                   .x_scales = a.scales.device,
+                                   .w_scales = w.scales.device,
+                                   .m = m,
+                                   .n = n,
+                                   .k = k,
+                                   .out = out};
+    double *expected =
+        out == GEMM_ADD_F32 ? values_f32(y.host, size) : host_new(size, sizeof(double));
+    double error;
+    struct err e;
+
+    for (int i = 0; i < m; i++)
+        for (int j = 0; j < n; j++)
+            expected[i * n + j] += dot_of(a.values + i * k, w.values + j * k, k);
+    ck_assert_msg(gemm_run(g, device.launch.stream, &p, &e) == 0, "%s", e.text);
+    array_to_host(&y);
+    error =
+        out == GEMM_BF16 ? error_bf16(y.host, expected, size) : error_f32(y.host, expected, size);
+    ck_assert_msg(error < bf16_error, "blocks %d m %d n %d k %d out %d: %g", blocks, m, n, k,
+                  (int)out, error);
+}
+
+TEST(gemm_of_e4m3_follows_twin, .n = 2)
+{
+    struct gemm *g;
+    struct err e;
+
+    err_must(gemm_new(&g, device_new(GEMM_WORKSPACE), false, 1, &e), &e);
+    for (int i = 0; i < 2; i++) {
+        check_gemm(g, _i, 16, 256, 512, GEMM_BF16);
+        check_gemm(g, _i, 48, 384, 1024, GEMM_F32);
+        check_gemm(g, _i, 112, 320, 512, GEMM_ADD_F32);
+        check_gemm(g, _i, 576, 384, 1536, GEMM_BF16);
+    }
+    gemm_free(g);
+}
+END_TEST
+
+RUN_TESTS_HERE("quant", device_set_up, device_tear_down)
