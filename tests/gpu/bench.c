@@ -3,7 +3,8 @@
  * from a file; see random_lengths.py). Prints one line of key=value a measurement; without
  * arguments, how it is called.
  *
- * With -r N the model is divided among N ranks. With a last word `invariant` the backend promises
+ * With -r N the model is divided among N ranks; with -q TYPE, "fp8" or "int4", its weights are
+ * quantized as they are loaded. With a last word `invariant` the backend promises
  * that nothing depends on what else runs. Where a bar is missed the exit status is 1. */
 #include <stdio.h>
 #include <stdlib.h>
@@ -211,16 +212,21 @@ static bool is(const char *word, const char *name)
 
 int main(int argc, char **argv)
 {
-    const int n_ranks = argc > 2 && is(argv[1], "-r") ? atoi(argv[2]) : 1;
     const bool invariant = argc > 2 && is(argv[argc - 1], "invariant");
     const double begin = now_seconds();
     const char *words[4] = {0}; /* after the folder */
+    const char *type = NULL;
+    int n_ranks = 1;
     bool copies, decode, mixed, prefill, tune, reached = true;
     struct backend_info info;
     struct model *model;
     struct err e;
 
-    if (argc > 2 && is(argv[1], "-r")) {
+    while (argc > 2 && (is(argv[1], "-r") || is(argv[1], "-q"))) {
+        if (is(argv[1], "-r"))
+            n_ranks = atoi(argv[2]);
+        else
+            type = argv[2];
         argv[2] = argv[0];
         argc -= 2;
         argv += 2;
@@ -234,7 +240,8 @@ int main(int argc, char **argv)
     tune = is(words[0], "tune");
     if (argc < 2) {
         fprintf(stderr,
-                "usage: %1$s [-r N] MODEL_FOLDER [LENGTHS_FILE | short [CACHE_FOLDER | eager]]\n"
+                "usage: %1$s [-r N] [-q TYPE] MODEL_FOLDER [LENGTHS_FILE | short [CACHE_FOLDER | "
+                "eager]]\n"
                 "       %1$s MODEL_FOLDER decode SEQS CONTEXT [CACHE_FOLDER]\n"
                 "       %1$s MODEL_FOLDER copies SEQS CONTEXT\n"
                 "       %1$s MODEL_FOLDER mixed LENGTHS_FILE\n"
@@ -262,6 +269,7 @@ int main(int argc, char **argv)
         return 0;
     }
     err_must(model_open(&model, argv[1], &e), &e);
+    quantize_to(model, type);
     config = model_config(model);
     options = (struct backend_options){.eager = is(words[1], "eager"),
                                        .invariant = invariant,
@@ -277,9 +285,10 @@ int main(int argc, char **argv)
         options.cache_folder = words[decode ? 3 : prefill ? 2 : 1];
     err_must(nvllm_backend.open(&backend, model, &options, &e), &e);
     nvllm_backend.info(backend, &info);
-    printf("bench=open model=%s device=\"%s\" seconds=%.3f weights_mb=%.0f blocks=%d\n",
-           basename(argv[1]), info.devices[0].name, now_seconds() - begin,
-           (double)info.weight_bytes / 1e6, info.tiers[TIER_DEVICE].n_blocks);
+    printf("bench=open model=%s weights=%s device=\"%s\" seconds=%.3f weights_mb=%.0f blocks=%d\n",
+           basename(argv[1]), type ? type : model_dtype_name(model), info.devices[0].name,
+           now_seconds() - begin, (double)info.weight_bytes / 1e6,
+           info.tiers[TIER_DEVICE].n_blocks);
     fflush(stdout);
     if (tune) {
         print_paths(now_seconds() - begin);

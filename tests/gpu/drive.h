@@ -20,6 +20,23 @@ static inline void divide_among_devices(struct backend_options *o, int tp_size)
         o->devices[i] = i % n_devices;
 }
 
+/* Has a plain model quantized as it is loaded: to "fp8" or "int4"; NULL: as it is. */
+static inline void quantize_to(struct model *model, const char *type)
+{
+    int dtype = 0;
+    struct err e;
+
+    if (!type)
+        return;
+    while (dtype < N_DTYPES && strcmp(dtype_info[dtype].name, type) != 0)
+        dtype++;
+    if (dtype == N_DTYPES) {
+        fprintf(stderr, "no type of weights is called %s\n", type);
+        exit(2);
+    }
+    err_must(model_quantize(model, (enum dtype)dtype, &e), &e);
+}
+
 /* The bundled model: below a folder of test data, or the tree's where that is NULL. */
 static inline struct model *open_tiny_model(const char *data_folder)
 {

@@ -1,11 +1,11 @@
 /* logits.c - writes the CUDA backend's raw logits of the last token of each prompt, for
  * compare_logits.py.
  *
- *   logits MODEL_FOLDER PROMPTS OUTPUT [TOKENS [RANKS]]
+ *   logits MODEL_FOLDER PROMPTS OUTPUT [TOKENS [RANKS [TYPE]]]
  *
  * PROMPTS: int32 numbers: for each prompt its length, then its ids. OUTPUT: vocab_size float32 for
  * each, of the row that the last of TOKENS (1) is sampled from. RANKS (1): on as many devices as
- * there are. */
+ * there are. TYPE, "fp8" or "int4": the model is quantized as it is loaded. */
 #include "cuda/ranks.h"
 #include "tests/gpu/drive.h"
 #include "tests/gpu/gpu_rig.h"
@@ -64,7 +64,7 @@ int main(int argc, char **argv)
     if (argc > 5)
         o.tp_size = atoi(argv[5]);
     if (argc < 4 || n_tokens < 1 || n_tokens > MAX_TOKENS || o.tp_size > MAX_RANKS) {
-        fprintf(stderr, "usage: %s MODEL_FOLDER PROMPTS OUTPUT [TOKENS [RANKS]]\n", argv[0]);
+        fprintf(stderr, "usage: %s MODEL_FOLDER PROMPTS OUTPUT [TOKENS [RANKS [TYPE]]]\n", argv[0]);
         return 2;
     }
     if (o.tp_size > 1)
@@ -76,6 +76,7 @@ int main(int argc, char **argv)
         return 1;
     }
     err_must(model_open(&model, argv[1], &e), &e);
+    quantize_to(model, argc > 6 ? argv[6] : NULL);
     o.max_seq_len = model_config(model)->max_seq_len;
     err_must(nvllm_backend.open(&b, model, &o, &e), &e);
     while (fread(&n, sizeof(n), 1, in) == 1 && n > 0 && n < o.max_seq_len) {
