@@ -16,28 +16,11 @@
  * prompts the gemm way, with algorithms that do not depend on how many rows there are. So a row's
  * result depends on its kind alone, and that never changes for one position of a sequence. One rank
  * sums products over heads and FFN columns in two halves then, as two ranks do. */
-#include "cuda/forward.h"
+#include "cuda/forward_impl.h"
 
 #include <errno.h>
 
 #include "engine/util/must.h"
-
-struct pass {
-    const struct forward *f;
-    const struct step_view *v;
-    const struct forward_shape *s;
-    struct err *e;
-};
-
-/* Rows first .. first + n - 1 of the activations. */
-struct rows {
-    int first, n;
-};
-
-static int qkv_dim(const struct forward *f)
-{
-    return (f->config->n_heads + 2 * f->config->n_kv_heads) * f->config->head_dim;
-}
 
 /* ---- ranks */
 
@@ -50,16 +33,10 @@ static int barrier(const struct pass *p, enum peer_mark mark)
     return cuda_check(peer_barrier(p->f->launch, &b), "a barrier of ranks", p->e);
 }
 
-/* Whether parts of so many rows are bf16. */
-static bool parts_are_bf16(const struct forward *f, int n)
-{
-    return f->ranks.n > 1 && n > NORM_PUSHED_ROWS && !f->invariant;
-}
-
 /* Whether each rank norms a share of so many rows. */
 static bool shares_rows(const struct forward *f, int n)
 {
-    return parts_are_bf16(f, n) && !f->ranks.exchange.nccl;
+    return pass_parts_are_bf16(f, n) && !f->ranks.exchange.nccl;
 }
 
 /* Rows of the step whose residual this rank keeps. */
@@ -74,15 +51,13 @@ static struct rows owned_rows(const struct pass *p)
     return (struct rows){first, share < n - first ? share : n - first};
 }
 
-enum { PARTS_OF_ATTENTION, PARTS_OF_FFN, NO_PARTS };
-
 /* As reduce(), of parts that an exchange adds first. */
 static int reduce_apart(const struct pass *p, int which, const uint16_t *w, bool gathered)
 {
     const struct forward *f = p->f;
     const int n_tokens = p->s->n_tokens, dim = f->config->hidden_dim;
     void *parts = f->ranks.parts[f->ranks.me][which];
-    const bool bf16 = parts_are_bf16(f, n_tokens);
+    const bool bf16 = pass_parts_are_bf16(f, n_tokens);
     const struct norm n = {.y = {f->normed},
                            .x = f->residual,
                            .w = w,
@@ -141,155 +116,13 @@ static int reduce(const struct pass *p, int which, const uint16_t *w, bool gathe
     return rc == 0 && shared ? barrier(p, PEER_END) : rc;
 }
 
-/* ---- products of many rows */
-
-/* Parts that products which add to the residual are computed in; 1: they add by themselves. */
-static int parts_of(const struct forward *f, int n_rows, const struct matrix *w)
-{
-    return f->invariant || f->ranks.n > 1 || forward_gemm_in(f, w, NULL) != GEMM_OF_BF16
-               ? 1
-               : gemm_parts(gemm_rows(n_rows), f->config->hidden_dim, w->k);
-}
-
-/* A product of many rows, before it is known how its weights are multiplied. */
-struct product {
-    const struct matrix *w, *bias; /* NULL: there is none */
-    const uint16_t *x;             /* [rows, w->k] */
-    void *y;
-    enum gemm_out out;
-};
-
-static struct product describe(const struct forward *f, enum forward_product kind, int layer)
-{
-    const struct layer_weights *l = &f->weights->layers[layer];
-    const struct product of[N_PRODUCTS] = {
-        [PRODUCT_QKV] = {&l->qkv, &l->qkv_bias, f->normed, f->qkv,
-                         l->qkv_bias.data ? GEMM_BIAS_BF16 : GEMM_BF16},
-        [PRODUCT_O] = {&l->o, NULL, f->attn, f->residual, GEMM_ADD_F32},
-        [PRODUCT_GATE_UP] = {&l->gate_up, NULL, f->normed, f->gate_up, GEMM_BF16},
-        [PRODUCT_DOWN] = {&l->down, NULL, f->act, f->residual, GEMM_ADD_F32},
-        [PRODUCT_LM_HEAD] = {&f->weights->lm_head, NULL, f->normed, f->logits, GEMM_F32},
-    };
-
-    return of[kind];
-}
-
-static struct gemm_product product_of(const struct forward *f, enum forward_product kind, int layer,
-                                      struct rows rows)
-{
-    const struct product of = describe(f, kind, layer);
-    const struct matrix *w = of.w;
-    const bool is_float = of.out == GEMM_ADD_F32 || of.out == GEMM_F32;
-    const size_t element = is_float ? sizeof(float) : sizeof(uint16_t);
-    const bool last = layer == f->config->n_layers - 1;
-    struct gemm_product p = {
-        .y = (char *)of.y + (size_t)rows.first * (size_t)w->n * element,
-        .y_stride = kind == PRODUCT_LM_HEAD ? f->sampler.logits_stride : w->n,
-        .in = forward_gemm_in(f, w, of.bias),
-        .x = of.x + (int64_t)rows.first * w->k,
-        .w = w->scales ? f->dequantized : w->data,
-        .bias = of.bias ? of.bias->data : NULL,
-        .m = gemm_rows(rows.n),
-        .n = w->n,
-        .k = w->k,
-        .out = of.out,
-    };
-
-    if (p.in != GEMM_OF_BF16) {
-        p.x = f->x_e4m3;
-        p.x_scales = f->x_scales;
-        p.w = w->data;
-        p.w_scales = w->scales;
-    }
-    if (f->ranks.n > 1 && (kind == PRODUCT_O || kind == PRODUCT_DOWN)) {
-        const bool bf16 = parts_are_bf16(f, rows.n);
-        char *parts =
-            f->ranks.parts[f->ranks.me][kind == PRODUCT_O ? PARTS_OF_ATTENTION : PARTS_OF_FFN];
-
-        p.y = parts + (size_t)rows.first * (size_t)w->n * sizeof(float); /* bf16: all rows */
-        p.out = bf16 ? GEMM_BF16 : GEMM_F32;
-        return p;
-    }
-    /* after the last layer no norm of all rows adds the parts */
-    if ((kind == PRODUCT_O || (kind == PRODUCT_DOWN && !last)) && parts_of(f, rows.n, w) > 1) {
-        p.y = f->parts;
-        p.out = GEMM_PARTS_F32;
-    }
-    return p;
-}
-
-bool forward_has_product(const struct forward *f, enum forward_product kind)
-{
-    return f->config->n_experts == 0 || (kind != PRODUCT_GATE_UP && kind != PRODUCT_DOWN);
-}
-
-struct gemm_product forward_product(const struct forward *f, enum forward_product kind, int layer,
-                                    int n_rows)
-{
-    return product_of(f, kind, layer, (struct rows){0, n_rows});
-}
-
-/* Brings the weights to bf16 or the input to 8 bits, where the product takes that. The input of the
- * second FFN product comes from gate and up themselves then. */
-static int prepare(const struct forward *f, enum forward_product kind, int layer, struct rows rows,
-                   struct err *e)
-{
-    const struct product of = describe(f, kind, layer);
-    const enum gemm_in in = forward_gemm_in(f, of.w, of.bias);
-    const struct quant q = forward_quant(of.w);
-    const bool gated = kind == PRODUCT_DOWN;
-    const uint16_t *x = gated ? f->gate_up : of.x;
-
-    if (q.element == ELEMENT_BF16)
-        return 0;
-    if (in == GEMM_OF_BF16)
-        return cuda_check(dequantize(f->launch, f->dequantized, of.w->data, &q, of.w->n, of.w->k),
-                          "dequantize", e);
-    return cuda_check(quantize(f->launch, f->x_e4m3, f->x_scales,
-                               x + (int64_t)rows.first * (gated ? 2 : 1) * of.w->k,
-                               gemm_rows(rows.n), of.w->k, in == GEMM_OF_E4M3_BLOCKS, gated),
-                      "quantize", e);
-}
-
-int forward_prepare_product(const struct forward *f, enum forward_product kind, int layer,
-                            int n_rows, struct err *e)
-{
-    return prepare(f, kind, layer, (struct rows){0, n_rows}, e);
-}
-
-/* One rank of an invariant pass adds what two ranks would have in parts. */
-static bool in_halves(const struct forward *f, const struct matrix *w)
-{
-    const struct quant q = forward_quant(w);
-
-    return f->invariant && f->ranks.n == 1 && skinny_halves(&q, w->k);
-}
-
-static int gemm(const struct pass *p, enum forward_product kind, int layer, struct rows rows)
-{
-    const struct forward *f = p->f;
-    struct gemm_product product = product_of(f, kind, layer, rows);
-    int r = prepare(f, kind, layer, rows, p->e);
-
-    if (r < 0)
-        return r;
-    if (product.out != GEMM_ADD_F32 || !in_halves(f, describe(f, kind, layer).w))
-        return gemm_run(f->gemm, f->launch->stream, &product, p->e);
-    product.out = GEMM_ADD_HALF_F32;
-    product.k /= 2;
-    r = gemm_run(f->gemm, f->launch->stream, &product, p->e);
-    product.x = (const uint16_t *)product.x + product.k;
-    product.w = (const uint16_t *)product.w + product.k;
-    return r < 0 ? r : gemm_run(f->gemm, f->launch->stream, &product, p->e);
-}
-
 /* The norm of rows after a product with `before`, added to the residual or left in parts; NULL:
  * none. */
 static int norm(const struct pass *p, struct rows rows, const uint16_t *w,
                 const struct matrix *before)
 {
     const struct forward *f = p->f;
-    const int dim = f->config->hidden_dim, n_parts = before ? parts_of(f, rows.n, before) : 1;
+    const int dim = f->config->hidden_dim, n_parts = before ? pass_parts_of(f, rows.n, before) : 1;
     const int64_t at = (int64_t)rows.first * dim;
     struct norm n = {.y = {f->normed + at},
                      .x = f->residual + at,
@@ -323,11 +156,11 @@ static int ffn_experts(const struct pass *p, int layer, struct rows rows, bool d
                              .path = !f->invariant ? EXPERTS_BY_ROWS
                                      : decodes     ? EXPERTS_FEW
                                                    : EXPERTS_MANY,
-                             .in_halves = in_halves(f, &f->weights->layers[layer].down)};
+                             .in_halves = pass_in_halves(f, &f->weights->layers[layer].down)};
 
     if (f->ranks.n > 1) {
         r.y = (float *)(void *)f->ranks.parts[f->ranks.me][PARTS_OF_FFN] + at;
-        r.out = parts_are_bf16(f, rows.n) ? EXPERT_SUM_BF16 : EXPERT_SUM_F32;
+        r.out = pass_parts_are_bf16(f, rows.n) ? EXPERT_SUM_BF16 : EXPERT_SUM_F32;
     }
     return experts_run(&f->experts, f->launch, &f->weights->layers[layer], &r, p->e);
 }
@@ -343,14 +176,14 @@ static int ffn_gemm(const struct pass *p, int layer, struct rows rows)
 
     if (f->config->n_experts)
         return ffn_experts(p, layer, rows, false);
-    if ((r = gemm(p, PRODUCT_GATE_UP, layer, rows)) < 0)
+    if ((r = pass_gemm(p, PRODUCT_GATE_UP, layer, rows)) < 0)
         return r;
     if (forward_gemm_in(f, &f->weights->layers[layer].down, NULL) == GEMM_OF_BF16 &&
         (r = cuda_check(silu_mul(f->launch, f->act + at, f->gate_up + 2 * at, rows.n,
                                  f->config->ffn_dim),
                         "silu_mul", p->e)) < 0)
         return r;
-    return gemm(p, PRODUCT_DOWN, layer, rows);
+    return pass_gemm(p, PRODUCT_DOWN, layer, rows);
 }
 
 /* A layer up to attention, and from there on. */
@@ -360,7 +193,7 @@ static int begin_gemm(const struct pass *p, int layer, struct rows rows)
     const bool after_down = layer > 0 && forward_has_product(p->f, PRODUCT_DOWN);
     const int r = norm(p, rows, w->attn_norm.data, after_down ? &w[-1].down : NULL);
 
-    return r < 0 ? r : gemm(p, PRODUCT_QKV, layer, rows);
+    return r < 0 ? r : pass_gemm(p, PRODUCT_QKV, layer, rows);
 }
 
 static int end_gemm(const struct pass *p, int layer, struct rows rows)
@@ -368,132 +201,10 @@ static int end_gemm(const struct pass *p, int layer, struct rows rows)
     const struct layer_weights *w = &p->f->weights->layers[layer];
     int r;
 
-    if ((r = gemm(p, PRODUCT_O, layer, rows)) < 0 ||
+    if ((r = pass_gemm(p, PRODUCT_O, layer, rows)) < 0 ||
         (r = norm(p, rows, w->mlp_norm.data, &w->o)) < 0)
         return r;
     return ffn_gemm(p, layer, rows);
-}
-
-/* ---- attention */
-
-enum {
-    FETCH_BESIDE = 4, /* thread blocks, while others compute */
-    FETCH_ALONE = 32,
-};
-
-/* Begins to fetch what earlier steps wrote of a layer, once attention has read what is there. */
-static int fetch_old(const struct pass *p, int layer)
-{
-    const struct ring *r = &p->f->ring;
-    const struct launch l = {.stream = r->stream, .n_sms = p->f->launch->n_sms};
-    const int i = layer % 2;
-    cudaError_t code = cudaStreamWaitEvent(r->stream, r->empty[i], 0);
-
-    if (code == cudaSuccess && p->s->chunk_old > 0)
-        code = fetch_blocks(&l, r->kv[i].base, &p->f->kv, layer, p->s->chunk_table, p->s->chunk_old,
-                            FETCH_BESIDE);
-    if (code == cudaSuccess)
-        code = cudaEventRecord(r->full[i], r->stream);
-    return cuda_check(code, "fetching an offloaded sequence", p->e);
-}
-
-/* Before a step's first layer. */
-static int begin_offloaded(const struct pass *p)
-{
-    const struct ring *r = &p->f->ring;
-    cudaError_t code = cudaEventRecord(r->begun, p->f->launch->stream);
-    int rc;
-
-    if (code == cudaSuccess)
-        code = cudaStreamWaitEvent(r->stream, r->begun, 0);
-    rc = cuda_check(code, "fetching an offloaded sequence", p->e);
-    for (int layer = 0; layer < 2 && layer < p->f->config->n_layers && rc == 0; layer++)
-        rc = fetch_old(p, layer);
-    return rc;
-}
-
-static int prefill(const struct pass *p, const struct attn *a, const struct attn_maps *maps,
-                   const struct step_view *v)
-{
-    const struct forward *f = p->f;
-    struct attn_prefill t = {.partial = f->prefill_partial,
-                             .counters = f->prefill_counters,
-                             .n_tiles = p->s->n_tiles,
-                             .n_splits = 1,
-                             .max_kv_len = p->s->max_kv_len};
-
-    if (!f->invariant)
-        t.n_splits = attn_prefill_splits(f->launch, t.n_tiles * a->n_heads, t.max_kv_len);
-    return cuda_check(maps->usable ? attn_prefill_sm90(f->launch, a, maps, v, &t)
-                                   : attn_prefill(f->launch, a, v, &t),
-                      "attn_prefill", p->e);
-}
-
-/* This step's keys and values have been stored in host memory; they come back from there, and the
- * others have been fetched meanwhile. */
-static int prefill_offloaded(const struct pass *p, const struct attn *a)
-{
-    const struct forward *f = p->f;
-    const struct forward_shape *s = p->s;
-    const struct ring *ring = &f->ring;
-    const struct kv_pool *kv = &ring->kv[a->layer % 2];
-    struct attn from = *a;
-    struct step_view v = *p->v;
-    cudaStream_t stream = f->launch->stream;
-    int r = cuda_check(fetch_blocks(f->launch, kv->base + s->chunk_old * kv->block_stride, &f->kv,
-                                    a->layer, s->chunk_table + s->chunk_old,
-                                    s->chunk_blocks - s->chunk_old, FETCH_ALONE),
-                       "fetch_blocks", p->e);
-
-    from.kv = kv;
-    from.layer = 0;
-    v.tables = ring->table;
-    if (r < 0 ||
-        (r = cuda_check(cudaStreamWaitEvent(stream, ring->full[a->layer % 2], 0), "a layer",
-                        p->e)) < 0 ||
-        (r = prefill(p, &from, &ring->maps[a->layer % 2], &v)) < 0 ||
-        (r = cuda_check(cudaEventRecord(ring->empty[a->layer % 2], stream), "a layer", p->e)) < 0)
-        return r;
-    return a->layer + 2 < f->config->n_layers ? fetch_old(p, a->layer + 2) : 0;
-}
-
-/* Prompts are normed, rotated and stored by rope_store(); decodes in the attention kernel, which
- * reads keys of earlier steps before the kernel ahead of it ends. With drafts all keys are stored
- * first, and then it waits. */
-static int attention(const struct pass *p, const struct layer_weights *w, int layer)
-{
-    const struct forward *f = p->f;
-    const int n_decodes = p->s->n_decodes, n_prompts = p->s->n_tokens - n_decodes;
-    struct launch decode = *f->launch;
-    const struct attn a = {.out = f->attn,
-                           .q = f->qkv,
-                           .q_stride = qkv_dim(f),
-                           .n_heads = f->config->n_heads,
-                           .layer = layer,
-                           .kv = &f->kv,
-                           .drafts = p->s->drafts && !f->invariant};
-    const struct rope rope = {.q_norm = w->q_norm.data,
-                              .k_norm = w->k_norm.data,
-                              .table = f->rope,
-                              .eps = f->config->rms_norm_eps};
-    int r;
-
-    decode.chained = decode.chained && !p->s->drafts;
-    if (n_prompts > 0 && (r = cuda_check(rope_store(f->launch, f->qkv, &rope, &f->kv, layer, p->v,
-                                                    n_decodes, n_prompts, f->config->n_heads, true),
-                                         "rope_store", p->e)) < 0)
-        return r;
-    if (p->s->drafts && (r = cuda_check(rope_store(f->launch, f->qkv, &rope, &f->kv, layer, p->v, 0,
-                                                   n_decodes, f->config->n_heads, false),
-                                        "rope_store", p->e)) < 0)
-        return r;
-    if (p->s->n_items > 0 && (r = cuda_check(attn_decode(&decode, &a, &rope, p->v, f->partial,
-                                                         f->counters, p->s->n_items),
-                                             "attn_decode", p->e)) < 0)
-        return r;
-    if (p->s->chunk_blocks > 0)
-        return prefill_offloaded(p, &a);
-    return p->s->n_tiles > 0 ? prefill(p, &a, &f->maps, p->v) : 0;
 }
 
 /* ---- products of few rows */
@@ -504,7 +215,7 @@ static int skinny(const struct pass *p, const struct matrix *w, struct skinny s)
     s.quant = forward_quant(w);
     s.k = w->k;
     s.n = s.out == SKINNY_SILU_MUL ? w->n / 2 : w->n;
-    if (s.out == SKINNY_ADD_F32 && in_halves(p->f, w))
+    if (s.out == SKINNY_ADD_F32 && pass_in_halves(p->f, w))
         s.sum = SKINNY_HALVES;
     s.y_stride = s.y_stride ? s.y_stride : s.n;
     s.eps = p->f->config->rms_norm_eps;
@@ -590,10 +301,10 @@ static int layer_of_ranks(const struct pass *p, int i, int n_skinny)
     int r;
 
     if ((r = reduce(p, i > 0 ? PARTS_OF_FFN : NO_PARTS, w->attn_norm.data, false)) < 0 ||
-        (rest.n > 0 && (r = gemm(p, PRODUCT_QKV, i, rest)) < 0) ||
+        (rest.n > 0 && (r = pass_gemm(p, PRODUCT_QKV, i, rest)) < 0) ||
         (n_skinny > 0 && (r = skinny_of_reduced(p, &w->qkv, w->attn_norm.data, qkv)) < 0) ||
-        (r = attention(p, w, i)) < 0 || (n_skinny > 0 && (r = skinny(p, &w->o, o)) < 0) ||
-        (rest.n > 0 && (r = gemm(p, PRODUCT_O, i, rest)) < 0) ||
+        (r = pass_attention(p, w, i)) < 0 || (n_skinny > 0 && (r = skinny(p, &w->o, o)) < 0) ||
+        (rest.n > 0 && (r = pass_gemm(p, PRODUCT_O, i, rest)) < 0) ||
         (r = reduce(p, PARTS_OF_ATTENTION, w->mlp_norm.data, false)) < 0)
         return r;
     if (n_skinny > 0 && f->config->n_experts)
@@ -614,7 +325,7 @@ static int layer(const struct pass *p, int i, int n_skinny)
     int r;
 
     if ((n_skinny > 0 && (r = begin_skinny(p, w, n_skinny)) < 0) ||
-        (rest.n > 0 && (r = begin_gemm(p, i, rest)) < 0) || (r = attention(p, w, i)) < 0 ||
+        (rest.n > 0 && (r = begin_gemm(p, i, rest)) < 0) || (r = pass_attention(p, w, i)) < 0 ||
         (n_skinny > 0 && (r = end_skinny(p, i, n_skinny)) < 0))
         return r;
     return rest.n > 0 ? end_gemm(p, i, rest) : 0;
@@ -659,7 +370,7 @@ static int lm_head(const struct pass *p)
                                       .x = f->normed,
                                       .m = m,
                                       .out = SKINNY_F32});
-    return gemm(p, PRODUCT_LM_HEAD, 0, (struct rows){0, m});
+    return pass_gemm(p, PRODUCT_LM_HEAD, 0, (struct rows){0, m});
 }
 
 /* ---- the resident kernel */
@@ -689,7 +400,7 @@ static int chain(const struct pass *p)
         r = exchange_sum(&f->ranks.exchange, f->launch, f->residual,
                          (size_t)n_tokens * (size_t)f->config->hidden_dim, false, p->e);
     if (r == 0 && p->s->chunk_blocks > 0)
-        r = begin_offloaded(p);
+        r = pass_begin_offloaded(p);
     for (int i = 0; i < f->config->n_layers && r == 0; i++)
         r = f->ranks.n > 1 ? layer_of_ranks(p, i, n_skinny) : layer(p, i, n_skinny);
     if (r == 0 && (p->s->n_rows > 0 || p->s->n_sums > 0))

@@ -1,0 +1,124 @@
+/* forward_attention.c - attention in the forward pass, with what an offloaded sequence has fetched
+ * from host memory for it. */
+#include "cuda/forward_impl.h"
+
+enum {
+    FETCH_BESIDE = 4, /* thread blocks, while others compute */
+    FETCH_ALONE = 32,
+};
+
+/* Begins to fetch what earlier steps wrote of a layer, once attention has read what is there. */
+static int fetch_old(const struct pass *p, int layer)
+{
+    const struct ring *r = &p->f->ring;
+    const struct launch l = {.stream = r->stream, .n_sms = p->f->launch->n_sms};
+    const int i = layer % 2;
+    cudaError_t code = cudaStreamWaitEvent(r->stream, r->empty[i], 0);
+
+    if (code == cudaSuccess && p->s->chunk_old > 0)
+        code = fetch_blocks(&l, r->kv[i].base, &p->f->kv, layer, p->s->chunk_table, p->s->chunk_old,
+                            FETCH_BESIDE);
+    if (code == cudaSuccess)
+        code = cudaEventRecord(r->full[i], r->stream);
+    return cuda_check(code, "fetching an offloaded sequence", p->e);
+}
+
+/* Before a step's first layer. */
+int pass_begin_offloaded(const struct pass *p)
+{
+    const struct ring *r = &p->f->ring;
+    cudaError_t code = cudaEventRecord(r->begun, p->f->launch->stream);
+    int rc;
+
+    if (code == cudaSuccess)
+        code = cudaStreamWaitEvent(r->stream, r->begun, 0);
+    rc = cuda_check(code, "fetching an offloaded sequence", p->e);
+    for (int layer = 0; layer < 2 && layer < p->f->config->n_layers && rc == 0; layer++)
+        rc = fetch_old(p, layer);
+    return rc;
+}
+
+static int prefill(const struct pass *p, const struct attn *a, const struct attn_maps *maps,
+                   const struct step_view *v)
+{
+    const struct forward *f = p->f;
+    struct attn_prefill t = {.partial = f->prefill_partial,
+                             .counters = f->prefill_counters,
+                             .n_tiles = p->s->n_tiles,
+                             .n_splits = 1,
+                             .max_kv_len = p->s->max_kv_len};
+
+    if (!f->invariant)
+        t.n_splits = attn_prefill_splits(f->launch, t.n_tiles * a->n_heads, t.max_kv_len);
+    return cuda_check(maps->usable ? attn_prefill_sm90(f->launch, a, maps, v, &t)
+                                   : attn_prefill(f->launch, a, v, &t),
+                      "attn_prefill", p->e);
+}
+
+/* This step's keys and values have been stored in host memory; they come back from there, and the
+ * others have been fetched meanwhile. */
+static int prefill_offloaded(const struct pass *p, const struct attn *a)
+{
+    const struct forward *f = p->f;
+    const struct forward_shape *s = p->s;
+    const struct ring *ring = &f->ring;
+    const struct kv_pool *kv = &ring->kv[a->layer % 2];
+    struct attn from = *a;
+    struct step_view v = *p->v;
+    cudaStream_t stream = f->launch->stream;
+    int r = cuda_check(fetch_blocks(f->launch, kv->base + s->chunk_old * kv->block_stride, &f->kv,
+                                    a->layer, s->chunk_table + s->chunk_old,
+                                    s->chunk_blocks - s->chunk_old, FETCH_ALONE),
+                       "fetch_blocks", p->e);
+
+    from.kv = kv;
+    from.layer = 0;
+    v.tables = ring->table;
+    if (r < 0 ||
+        (r = cuda_check(cudaStreamWaitEvent(stream, ring->full[a->layer % 2], 0), "a layer",
+                        p->e)) < 0 ||
+        (r = prefill(p, &from, &ring->maps[a->layer % 2], &v)) < 0 ||
+        (r = cuda_check(cudaEventRecord(ring->empty[a->layer % 2], stream), "a layer", p->e)) < 0)
+        return r;
+    return a->layer + 2 < f->config->n_layers ? fetch_old(p, a->layer + 2) : 0;
+}
+
+/* Prompts are normed, rotated and stored by rope_store(); decodes in the attention kernel, which
+ * reads keys of earlier steps before the kernel ahead of it ends. With drafts all keys are stored
+ * first, and then it waits. */
+int pass_attention(const struct pass *p, const struct layer_weights *w, int layer)
+{
+    const struct forward *f = p->f;
+    const int n_decodes = p->s->n_decodes, n_prompts = p->s->n_tokens - n_decodes;
+    struct launch decode = *f->launch;
+    const struct attn a = {.out = f->attn,
+                           .q = f->qkv,
+                           .q_stride = (f->config->n_heads + 2 * f->config->n_kv_heads) *
+                                       f->config->head_dim,
+                           .n_heads = f->config->n_heads,
+                           .layer = layer,
+                           .kv = &f->kv,
+                           .drafts = p->s->drafts && !f->invariant};
+    const struct rope rope = {.q_norm = w->q_norm.data,
+                              .k_norm = w->k_norm.data,
+                              .table = f->rope,
+                              .eps = f->config->rms_norm_eps};
+    int r;
+
+    decode.chained = decode.chained && !p->s->drafts;
+    if (n_prompts > 0 && (r = cuda_check(rope_store(f->launch, f->qkv, &rope, &f->kv, layer, p->v,
+                                                    n_decodes, n_prompts, f->config->n_heads, true),
+                                         "rope_store", p->e)) < 0)
+        return r;
+    if (p->s->drafts && (r = cuda_check(rope_store(f->launch, f->qkv, &rope, &f->kv, layer, p->v, 0,
+                                                   n_decodes, f->config->n_heads, false),
+                                        "rope_store", p->e)) < 0)
+        return r;
+    if (p->s->n_items > 0 && (r = cuda_check(attn_decode(&decode, &a, &rope, p->v, f->partial,
+                                                         f->counters, p->s->n_items),
+                                             "attn_decode", p->e)) < 0)
+        return r;
+    if (p->s->chunk_blocks > 0)
+        return prefill_offloaded(p, &a);
+    return p->s->n_tiles > 0 ? prefill(p, &a, &f->maps, p->v) : 0;
+}

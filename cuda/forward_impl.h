@@ -1,0 +1,47 @@
+/* forward_impl.h - what the files of the forward pass share; private to forward*.c. */
+#ifndef NVLLM_CUDA_FORWARD_IMPL_H
+#define NVLLM_CUDA_FORWARD_IMPL_H
+
+#include "cuda/forward.h"
+
+/* A step on its way through the layers. */
+struct pass {
+    const struct forward *f;
+    const struct step_view *v;
+    const struct forward_shape *s;
+    struct err *e;
+};
+
+/* Rows first .. first + n - 1 of the activations. */
+struct rows {
+    int first, n;
+};
+
+/* Which of the parts that each rank has for its sums. */
+enum { PARTS_OF_ATTENTION, PARTS_OF_FFN, NO_PARTS };
+
+/* Whether parts of so many rows are bf16. */
+static inline bool pass_parts_are_bf16(const struct forward *f, int n)
+{
+    return f->ranks.n > 1 && n > NORM_PUSHED_ROWS && !f->invariant;
+}
+
+/* ---- forward_products.c */
+
+/* A product of many rows, with what it makes of its weights or input first. */
+int pass_gemm(const struct pass *p, enum forward_product kind, int layer, struct rows rows);
+
+/* Parts that products which add to the residual are computed in; 1: they add by themselves. */
+int pass_parts_of(const struct forward *f, int n_rows, const struct matrix *w);
+
+/* One rank of an invariant pass adds what two ranks would have in parts. */
+bool pass_in_halves(const struct forward *f, const struct matrix *w);
+
+/* ---- forward_attention.c */
+
+/* Attention of all rows of a layer, from f->qkv to f->attn; before the first layer of a step with
+ * an offloaded sequence the other one. */
+int pass_attention(const struct pass *p, const struct layer_weights *w, int layer);
+int pass_begin_offloaded(const struct pass *p);
+
+#endif

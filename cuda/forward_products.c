@@ -1,0 +1,141 @@
+/* forward_products.c - the forward pass's products of many rows: what each multiplies, where its
+ * sums go, and what its weights or its input are made into first. */
+#include "cuda/forward_impl.h"
+
+int pass_parts_of(const struct forward *f, int n_rows, const struct matrix *w)
+{
+    return f->invariant || f->ranks.n > 1 || forward_gemm_in(f, w, NULL) != GEMM_OF_BF16
+               ? 1
+               : gemm_parts(gemm_rows(n_rows), f->config->hidden_dim, w->k);
+}
+
+/* A product of many rows, before it is known how its weights are multiplied. */
+struct product {
+    const struct matrix *w, *bias; /* NULL: there is none */
+    const uint16_t *x;             /* [rows, w->k] */
+    void *y;
+    enum gemm_out out;
+};
+
+static struct product describe(const struct forward *f, enum forward_product kind, int layer)
+{
+    const struct layer_weights *l = &f->weights->layers[layer];
+    const struct product of[N_PRODUCTS] = {
+        [PRODUCT_QKV] = {&l->qkv, &l->qkv_bias, f->normed, f->qkv,
+                         l->qkv_bias.data ? GEMM_BIAS_BF16 : GEMM_BF16},
+        [PRODUCT_O] = {&l->o, NULL, f->attn, f->residual, GEMM_ADD_F32},
+        [PRODUCT_GATE_UP] = {&l->gate_up, NULL, f->normed, f->gate_up, GEMM_BF16},
+        [PRODUCT_DOWN] = {&l->down, NULL, f->act, f->residual, GEMM_ADD_F32},
+        [PRODUCT_LM_HEAD] = {&f->weights->lm_head, NULL, f->normed, f->logits, GEMM_F32},
+    };
+
+    return of[kind];
+}
+
+static struct gemm_product product_of(const struct forward *f, enum forward_product kind, int layer,
+                                      struct rows rows)
+{
+    const struct product of = describe(f, kind, layer);
+    const struct matrix *w = of.w;
+    const bool is_float = of.out == GEMM_ADD_F32 || of.out == GEMM_F32;
+    const size_t element = is_float ? sizeof(float) : sizeof(uint16_t);
+    const bool last = layer == f->config->n_layers - 1;
+    struct gemm_product p = {
+        .y = (char *)of.y + (size_t)rows.first * (size_t)w->n * element,
+        .y_stride = kind == PRODUCT_LM_HEAD ? f->sampler.logits_stride : w->n,
+        .in = forward_gemm_in(f, w, of.bias),
+        .x = of.x + (int64_t)rows.first * w->k,
+        .w = w->scales ? f->dequantized : w->data,
+        .bias = of.bias ? of.bias->data : NULL,
+        .m = gemm_rows(rows.n),
+        .n = w->n,
+        .k = w->k,
+        .out = of.out,
+    };
+
+    if (p.in != GEMM_OF_BF16) {
+        p.x = f->x_e4m3;
+        p.x_scales = f->x_scales;
+        p.w = w->data;
+        p.w_scales = w->scales;
+    }
+    if (f->ranks.n > 1 && (kind == PRODUCT_O || kind == PRODUCT_DOWN)) {
+        const bool bf16 = pass_parts_are_bf16(f, rows.n);
+        char *parts =
+            f->ranks.parts[f->ranks.me][kind == PRODUCT_O ? PARTS_OF_ATTENTION : PARTS_OF_FFN];
+
+        p.y = parts + (size_t)rows.first * (size_t)w->n * sizeof(float); /* bf16: all rows */
+        p.out = bf16 ? GEMM_BF16 : GEMM_F32;
+        return p;
+    }
+    /* after the last layer no norm of all rows adds the parts */
+    if ((kind == PRODUCT_O || (kind == PRODUCT_DOWN && !last)) && pass_parts_of(f, rows.n, w) > 1) {
+        p.y = f->parts;
+        p.out = GEMM_PARTS_F32;
+    }
+    return p;
+}
+
+bool forward_has_product(const struct forward *f, enum forward_product kind)
+{
+    return f->config->n_experts == 0 || (kind != PRODUCT_GATE_UP && kind != PRODUCT_DOWN);
+}
+
+struct gemm_product forward_product(const struct forward *f, enum forward_product kind, int layer,
+                                    int n_rows)
+{
+    return product_of(f, kind, layer, (struct rows){0, n_rows});
+}
+
+/* Brings the weights to bf16 or the input to 8 bits, where the product takes that. The input of the
+ * second FFN product comes from gate and up themselves then. */
+static int prepare(const struct forward *f, enum forward_product kind, int layer, struct rows rows,
+                   struct err *e)
+{
+    const struct product of = describe(f, kind, layer);
+    const enum gemm_in in = forward_gemm_in(f, of.w, of.bias);
+    const struct quant q = forward_quant(of.w);
+    const bool gated = kind == PRODUCT_DOWN;
+    const uint16_t *x = gated ? f->gate_up : of.x;
+
+    if (q.element == ELEMENT_BF16)
+        return 0;
+    if (in == GEMM_OF_BF16)
+        return cuda_check(dequantize(f->launch, f->dequantized, of.w->data, &q, of.w->n, of.w->k),
+                          "dequantize", e);
+    return cuda_check(quantize(f->launch, f->x_e4m3, f->x_scales,
+                               x + (int64_t)rows.first * (gated ? 2 : 1) * of.w->k,
+                               gemm_rows(rows.n), of.w->k, in == GEMM_OF_E4M3_BLOCKS, gated),
+                      "quantize", e);
+}
+
+int forward_prepare_product(const struct forward *f, enum forward_product kind, int layer,
+                            int n_rows, struct err *e)
+{
+    return prepare(f, kind, layer, (struct rows){0, n_rows}, e);
+}
+
+bool pass_in_halves(const struct forward *f, const struct matrix *w)
+{
+    const struct quant q = forward_quant(w);
+
+    return f->invariant && f->ranks.n == 1 && skinny_halves(&q, w->k);
+}
+
+int pass_gemm(const struct pass *p, enum forward_product kind, int layer, struct rows rows)
+{
+    const struct forward *f = p->f;
+    struct gemm_product product = product_of(f, kind, layer, rows);
+    int r = prepare(f, kind, layer, rows, p->e);
+
+    if (r < 0)
+        return r;
+    if (product.out != GEMM_ADD_F32 || !pass_in_halves(f, describe(f, kind, layer).w))
+        return gemm_run(f->gemm, f->launch->stream, &product, p->e);
+    product.out = GEMM_ADD_HALF_F32;
+    product.k /= 2;
+    r = gemm_run(f->gemm, f->launch->stream, &product, p->e);
+    product.x = (const uint16_t *)product.x + product.k;
+    product.w = (const uint16_t *)product.w + product.k;
+    return r < 0 ? r : gemm_run(f->gemm, f->launch->stream, &product, p->e);
+}
