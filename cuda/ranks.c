@@ -1,51 +1,14 @@
 /* ranks.c - see ranks.h. */
-#include "cuda/ranks.h"
+#include "cuda/ranks_impl.h"
 
 #include <errno.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "engine/util/must.h"
 
-enum {
-    WAIT_US = 50, /* between looks at a long step */
-    COPY_POLL_US = 50,
-    OFFLOADED_SECONDS = 60,
-    STEP_LOOKS = 2000, /* polls of a step's events before the engine thread sleeps between them */
-};
-
-static const double COPY_WAIT = 1e-3; /* seconds: contract 2 of a step without rows */
-
-struct step {
-    const struct batch *batch;
-    int slot;
-    uint32_t number; /* of rank_threads_post() */
-};
-
-struct ranks {
-    int n;
-    struct rank ranks[MAX_RANKS];
-    struct rank_threads *threads; /* NULL: a single rank, which the caller's thread runs */
-    struct cluster *cluster;      /* NULL: there are no other processes */
-    bool open;
-    uint32_t *masks; /* [max_seqs, mask_words] of one step; pinned, all devices read it */
-    size_t mask_words;
-    struct host_memory *host; /* NULL: there is none */
-    int64_t n_copying;        /* copies of blocks that have not been told as ended */
-    struct backend_info infos[MAX_RANKS];
-
-    /* with threads */
-    struct step steps[SAMPLER_SLOTS];
-    double busy, busy_from; /* seconds with steps under way since the memory was taken */
-    int n_under_way;
-};
-
-/* Runs a function on all ranks at a time and waits for it, for so many seconds. Returns the first
- * error. */
-static int each_within(struct ranks *r, double seconds, rank_fn *run, const void *arg,
-                       struct err *e)
+int ranks_each_within(struct ranks *r, double seconds, rank_fn *run, const void *arg, struct err *e)
 {
     return r->threads ? rank_threads_run(r->threads, seconds, run, arg, e)
                       : run(&r->ranks[0], arg, e);
@@ -54,7 +17,7 @@ static int each_within(struct ranks *r, double seconds, rank_fn *run, const void
 /* The same of what may take long: reading weights. */
 static int each(struct ranks *r, rank_fn *run, const void *arg, struct err *e)
 {
-    return each_within(r, INFINITY, run, arg, e);
+    return ranks_each_within(r, INFINITY, run, arg, e);
 }
 
 /* ---- from open to close */
@@ -315,7 +278,7 @@ static int take_all(struct ranks *r, struct err *e)
 /* All processes meet. */
 static int join(struct ranks *r, const struct opening *o, struct err *e)
 {
-    int rc = each_within(r, CLUSTER_START_SECONDS, join_one, r->cluster, e);
+    int rc = ranks_each_within(r, CLUSTER_START_SECONDS, join_one, r->cluster, e);
 
     if (rc < 0 && rank_threads_are_lost(r->threads))
         return err_set(e, rc,
@@ -414,7 +377,7 @@ const struct rank *ranks_at(const struct ranks *r, int i)
 
 int ranks_run(struct ranks *r, rank_fn *run, const void *arg, struct err *e)
 {
-    return each_within(r, STEP_SECONDS, run, arg, e);
+    return ranks_each_within(r, STEP_SECONDS, run, arg, e);
 }
 
 int ranks_choose(struct ranks *r, struct err *e)
@@ -441,8 +404,7 @@ static int sleep_one(struct rank *rank, const void *keep_blocks, struct err *e)
     return rank_sleep(rank, *(const bool *)keep_blocks, e);
 }
 
-/* The leader of several processes. */
-static int order(struct ranks *r, const struct order *o, struct err *e)
+int ranks_order(struct ranks *r, const struct order *o, struct err *e)
 {
     return r->cluster && cluster_leads(r->cluster) ? cluster_order(r->cluster, o, e) : 0;
 }
@@ -450,7 +412,7 @@ static int order(struct ranks *r, const struct order *o, struct err *e)
 int ranks_sleep(struct ranks *r, bool keep_blocks, struct err *e)
 {
     const struct order sleep = {.kind = ORDER_SLEEP, .keep_blocks = keep_blocks};
-    const int rc = order(r, &sleep, e);
+    const int rc = ranks_order(r, &sleep, e);
 
     return rc < 0 ? rc : each(r, sleep_one, &keep_blocks, e);
 }
@@ -464,7 +426,7 @@ static int check_wake(struct rank *rank, const void *arg, struct err *e)
 int ranks_wake(struct ranks *r, struct err *e)
 {
     const bool keep_blocks = r->ranks[0].device.memory[DEVICE_KV] != NULL;
-    int rc = order(r, &(struct order){.kind = ORDER_WAKE}, e);
+    int rc = ranks_order(r, &(struct order){.kind = ORDER_WAKE}, e);
     int64_t ignored = 0;
 
     if (rc < 0 || (rc = agree(r, each(r, check_wake, NULL, e), &ignored, e)) < 0)
@@ -502,7 +464,7 @@ void ranks_info(struct ranks *r, struct backend_info *out)
     const struct backend_info *infos = r->infos; /* the last ones, where a rank does not answer */
     struct err ignored;
 
-    (void)each_within(r, STEP_SECONDS, info_of, r->infos, &ignored);
+    (void)ranks_each_within(r, STEP_SECONDS, info_of, r->infos, &ignored);
     *out = infos[0];
     out->n_devices = r->n;
     if (r->cluster) {
@@ -529,208 +491,4 @@ void ranks_info(struct ranks *r, struct backend_info *out)
         out->total_bytes += infos[i].total_bytes;
         out->free_bytes += infos[i].free_bytes;
     }
-}
-
-/* ---- steps */
-
-static int submit_one(struct rank *rank, const void *posted, struct err *e)
-{
-    const struct step *s = posted;
-
-    return rank_submit(rank, s->batch, s->slot, e);
-}
-
-int ranks_submit(struct ranks *r, const struct batch *batch, int slot, struct err *e)
-{
-    struct step *s = &r->steps[slot];
-    int rc;
-
-    for (int32_t i = 0; i < batch->n_copies; i++)
-        r->n_copying += !copy_is_of_disk(&batch_copies(batch)[i]);
-    if (r->host)
-        host_memory_pin(r->host);
-    s->batch = batch;
-    s->slot = slot;
-    if (!r->threads)
-        return rank_submit(&r->ranks[0], batch, slot, e);
-    rc = order(r, &(struct order){.kind = ORDER_STEP, .batch = batch}, e);
-    if (rc < 0)
-        return rc;
-    if (r->n_under_way++ == 0)
-        r->busy_from = monotonic_seconds();
-    return rank_threads_post(r->threads, submit_one, s, &s->number, e);
-}
-
-static int sample_one(struct rank *rank, const void *posted, struct err *e)
-{
-    const struct step *s = posted;
-
-    return rank_sample(rank, s->slot, e);
-}
-
-/* The steps before have ended on all ranks: nobody reads their masks any more. */
-int ranks_mask(struct ranks *r, const uint32_t *const *masks, int slot, struct err *e)
-{
-    struct step *s = &r->steps[slot];
-
-    must(!r->cluster);
-    batch_join_masks(r->masks, masks, s->batch->n_masks, r->mask_words);
-    if (!r->threads)
-        return rank_sample(&r->ranks[0], slot, e);
-    return rank_threads_post(r->threads, sample_one, s, &s->number, e);
-}
-
-static int poll_copies(struct rank *rank, const void *arg, struct err *e)
-{
-    (void)arg;
-    return host_tier_poll(rank->host, e);
-}
-
-/* How many copies have ended on all ranks of all processes. */
-static int count_ended(struct ranks *r, int64_t ended[2], struct err *e)
-{
-    const int rc = each_within(r, STEP_SECONDS, poll_copies, NULL, e);
-
-    ended[0] = ended[1] = INT64_MAX;
-    for (int i = 0; i < r->n && rc == 0; i++)
-        host_tier_least_ended(r->ranks[i].host, ended);
-    return rc < 0 || !r->cluster ? rc : cluster_least(r->cluster, ended, 2, CLUSTER_SECONDS, e);
-}
-
-/* Which copies have ended; where there is nothing else to wait for, waits for one. */
-static int take_copies(struct ranks *r, bool wait, struct step_result *out, struct err *e)
-{
-    const double begin = monotonic_seconds();
-    int64_t ended[2];
-
-    for (;;) {
-        int rc = r->n_copying > 0 ? order(r, &(struct order){.kind = ORDER_COPIES}, e) : 0;
-
-        if (rc == 0 && r->n_copying > 0)
-            rc = count_ended(r, ended, e);
-        if (rc < 0)
-            return rc;
-        if (r->n_copying > 0)
-            host_tier_take_ended(r->ranks[0].host, ended, out);
-        r->n_copying -= out->n_copies;
-        if (!wait || out->n_copies > 0 || monotonic_seconds() - begin >= COPY_WAIT)
-            return 0;
-        (void)usleep(COPY_POLL_US);
-    }
-}
-
-/* Of all ranks, of which one may report another that hangs: 1, or 0: not yet. */
-static int poll_devices(const struct ranks *r, int slot, struct err *e)
-{
-    int n_ended = 0;
-
-    for (int i = 0; i < r->n; i++) {
-        const struct rank *rank = &r->ranks[i];
-        struct err why;
-        const int rc = rank_poll(rank, slot, &why);
-
-        if (rc < 0)
-            return err_set(e, rc, "rank %d: %s", rank->shard.rank, why.text);
-        n_ended += rc;
-    }
-    return n_ended == r->n;
-}
-
-/* A step that waits for the bus may take seconds, and counts as alive for a minute. */
-static int wait_for_devices(const struct ranks *r, int slot, struct err *e)
-{
-    const struct rank *first = &r->ranks[0];
-    const double begin = monotonic_seconds();
-    int rc;
-
-    for (int looks = 0; (rc = poll_devices(r, slot, e)) == 0; looks++) {
-        if (looks < STEP_LOOKS)
-            continue;
-        (void)usleep(WAIT_US);
-        if (first->slots[slot].offloaded && first->options.beat &&
-            monotonic_seconds() - begin < OFFLOADED_SECONDS)
-            *first->options.beat += 2;
-    }
-    return rc < 0 ? rc : 0;
-}
-
-/* With other processes, which may keep a rank's thread waiting, too. */
-static int wait_in_cluster(const struct ranks *r, int slot, struct err *e)
-{
-    const double begin = monotonic_seconds();
-
-    for (int looks = 0;; looks++) {
-        int rc = rank_threads_poll(r->threads, r->steps[slot].number, e);
-
-        if (rc == 1)
-            rc = poll_devices(r, slot, e);
-        if (rc != 0)
-            return rc < 0 ? rc : 0;
-        if (looks < STEP_LOOKS)
-            continue;
-        (void)usleep(WAIT_US);
-        if ((rc = cluster_check(r->cluster, monotonic_seconds() - begin, e)) < 0 ||
-            (rc = cluster_nudge(r->cluster, e)) < 0)
-            return rc;
-    }
-}
-
-static int wait_for_step(struct ranks *r, int slot, struct err *e)
-{
-    int rc;
-
-    if (!r->threads)
-        return rank_wait(&r->ranks[0], slot, e);
-    rc = cuda_check(cudaSetDevice(r->ranks[0].device.id), "choosing the device", e);
-    if (rc == 0 && r->cluster)
-        return wait_in_cluster(r, slot, e);
-    if (rc == 0)
-        rc = rank_threads_wait(r->threads, r->steps[slot].number, e);
-    return rc < 0 ? rc : wait_for_devices(r, slot, e);
-}
-
-/* The step has ended on all ranks then: their slots may be written again. */
-int ranks_wait(struct ranks *r, int slot, struct step_result *out, struct err *e)
-{
-    const int rc = wait_for_step(r, slot, e);
-
-    if (rc < 0)
-        return rc;
-    if (r->threads && --r->n_under_way == 0)
-        r->busy += monotonic_seconds() - r->busy_from;
-    rank_result(&r->ranks[0], slot, out);
-    if (!r->host || ranks_follow(r))
-        return 0;
-    return take_copies(r, r->ranks[0].slots[slot].copies_only, out, e);
-}
-
-/* ---- followers */
-
-bool ranks_follow(const struct ranks *r)
-{
-    return r->cluster && !cluster_leads(r->cluster);
-}
-
-int ranks_next_order(struct ranks *r, struct order *out, struct err *e)
-{
-    return cluster_next(r->cluster, out, e);
-}
-
-int ranks_answer(struct ranks *r, const struct order *o, struct err *e)
-{
-    int64_t ended[2] = {0};
-
-    return o->kind == ORDER_COPIES ? count_ended(r, ended, e)
-                                   : cluster_least(r->cluster, ended, 1, CLUSTER_SECONDS, e);
-}
-
-int ranks_beat(struct ranks *r, struct err *e)
-{
-    const struct order beat = {.kind = ORDER_BEAT};
-    int rc;
-
-    if (!r->cluster || !cluster_beat_is_due(r->cluster))
-        return 0;
-    rc = cluster_order(r->cluster, &beat, e);
-    return rc < 0 ? rc : ranks_answer(r, &beat, e);
 }

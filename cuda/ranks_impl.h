@@ -1,0 +1,39 @@
+/* ranks_impl.h - what the files of ranks.h share; private to them. */
+#ifndef NVLLM_CUDA_RANKS_IMPL_H
+#define NVLLM_CUDA_RANKS_IMPL_H
+
+#include "cuda/ranks.h"
+
+struct step {
+    const struct batch *batch;
+    int slot;
+    uint32_t number; /* of rank_threads_post() */
+};
+
+struct ranks {
+    int n;
+    struct rank ranks[MAX_RANKS];
+    struct rank_threads *threads; /* NULL: a single rank, which the caller's thread runs */
+    struct cluster *cluster;      /* NULL: there are no other processes */
+    bool open;
+    uint32_t *masks; /* [max_seqs, mask_words] of one step; pinned, all devices read it */
+    size_t mask_words;
+    struct host_memory *host; /* NULL: there is none */
+    int64_t n_copying;        /* copies of blocks that have not been told as ended */
+    struct backend_info infos[MAX_RANKS];
+
+    /* with threads */
+    struct step steps[SAMPLER_SLOTS];
+    double busy, busy_from; /* seconds with steps under way since the memory was taken */
+    int n_under_way;
+};
+
+/* Runs a function on all ranks at a time and waits for it, for so many seconds. Returns the first
+ * error. */
+int ranks_each_within(struct ranks *r, double seconds, rank_fn *run, const void *arg,
+                      struct err *e);
+
+/* A leader tells its followers; where there are none, nothing. */
+int ranks_order(struct ranks *r, const struct order *o, struct err *e);
+
+#endif
