@@ -61,7 +61,7 @@ static const struct usage_command commands[] = {
     COMMAND("check", "find what is wrong with a model folder", .synopsis = "[options]"),
     COMMAND("list", "list the model folders below a directory", .synopsis = "[options] [DIRECTORY]",
             .options = {json_option}, .values = USAGE_FOLDER, .max_words = 1),
-    COMMAND("convert", "write a model folder again with quantized weights, or with plain ones",
+    COMMAND("convert", "write a model folder again, quantized or not",
             .synopsis = "[options] --to fp8|int4|bf16 IN OUT", .options = {convert_options},
             .values = USAGE_FOLDER, .max_words = 2),
     COMMAND("tokenize", "turn text into token ids", .synopsis = "[options] [TEXT|-]",
