@@ -16,7 +16,6 @@
 #include "engine/model/packing.h"
 #include "engine/model/quantized.h"
 #include "engine/util/bf16.h"
-#include "engine/util/checked.h"
 #include "engine/util/file.h"
 #include "engine/util/json_util.h"
 #include "engine/util/must.h"
@@ -24,7 +23,6 @@
 enum {
     COPY_BYTES = 1 << 20, /* of a tensor or a file at a time */
     MAX_OUTPUTS = 3,      /* tensors that a projection becomes */
-    MAX_INDEX = 64 << 20,
     PATH = 4096,
 };
 
@@ -113,6 +111,14 @@ static int decide_all(struct converter *c, struct err *e)
         if (!c->fates[f])
             return no_memory(e);
         c->n_all += m->files[f].tensors.n;
+        for (size_t i = 0; i < m->files[f].tensors.n; i++) {
+            const struct tensor *t = &m->files[f].tensors.tensors[i];
+
+            if (t->rank > MODEL_MAX_RANK)
+                return err_set(e, -ENOTSUP,
+                               "%s: %.120s: shape: %d dimensions are not supported; %d are",
+                               m->files[f].name, t->name, t->rank, MODEL_MAX_RANK);
+        }
     }
     for (const struct tensor_spec *s = tensor_specs; s < tensor_specs + N_TENSOR_SPECS; s++)
         for (int32_t i = 0; i < tensor_spec_count(s, &m->config); i++)
@@ -289,7 +295,8 @@ static int put_data(struct converter *c, size_t file, struct err *e)
     for (size_t i = 0; i < c->n && r == 0; i++) {
         const struct output *o = &c->outputs[i];
 
-        json_object_set_new(c->map, c->tensors[i].name, json_string(c->file));
+        if (o->fate || model_file_of(c->model, o->from->name) == &c->model->files[file])
+            json_object_set_new(c->map, c->tensors[i].name, json_string(c->file));
         c->bytes += c->tensors[i].bytes;
         if (!o->fate)
             r = copy_tensor(c, file, o->from, &c->tensors[i], e);
@@ -448,13 +455,14 @@ static int copy_file(struct converter *c, int from, const char *name, struct err
     return r;
 }
 
-/* Files that are not copied: those that are written anew, and weights in any form. */
-static bool is_copied(const char *name)
+/* Not weights in any form, nor the configuration, which is written anew. */
+static bool is_copied(const struct converter *c, const char *name)
 {
     static const char *const weights[] = {".safetensors", ".safetensors.index.json",
                                           ".bin",         ".bin.index.json",
                                           ".pt",          ".pth",
-                                          ".gguf"};
+                                          ".gguf",        ".onnx",
+                                          ".onnx_data"};
 
     for (size_t i = 0; i < sizeof(weights) / sizeof(weights[0]); i++) {
         const size_t n = strlen(weights[i]);
@@ -462,7 +470,7 @@ static bool is_copied(const char *name)
         if (strlen(name) >= n && strcmp(name + strlen(name) - n, weights[i]) == 0)
             return false;
     }
-    return strcmp(name, MODEL_CONFIG_FILE) != 0;
+    return !c->model || strcmp(name, MODEL_CONFIG_FILE) != 0;
 }
 
 static int copy_folder(struct converter *c, struct err *e);
@@ -473,7 +481,7 @@ static int copy_inner(struct converter *c, const char *name, struct err *e)
     struct converter inner = {.fd = -1};
     int r;
 
-    inner.from = openat(c->from, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    inner.from = openat(c->from, name, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (inner.from < 0)
         return err_set(e, -errno, "%s: %s", name, strerror(errno));
     r = mkdirat(c->to, name, 0755) < 0 ? err_set(e, -errno, "%s: %s", name, strerror(errno)) : 0;
@@ -487,12 +495,14 @@ static int copy_inner(struct converter *c, const char *name, struct err *e)
     return r;
 }
 
-/* Of an inner folder, which has no model, config.json too; hidden files stay behind. */
+/* Of an inner folder, which has no model, config.json too, but no folders. Hidden files stay
+ * behind, and so does the new folder where it lies in the old one. */
 static int copy_folder(struct converter *c, struct err *e)
 {
     const int again = dup(c->from);
     DIR *d = again < 0 ? NULL : fdopendir(again);
     const struct dirent *entry;
+    struct stat st, target;
     int r = 0;
 
     if (!d) {
@@ -502,14 +512,16 @@ static int copy_folder(struct converter *c, struct err *e)
         return r;
     }
     rewinddir(d);
+    if (fstat(c->to, &target) < 0)
+        r = err_set(e, -errno, "%s", strerror(errno));
     while (r == 0 && (entry = readdir(d))) {
-        struct stat st;
-
         if (entry->d_name[0] == '.' || fstatat(c->from, entry->d_name, &st, 0) < 0)
+            continue;
+        if (st.st_dev == target.st_dev && st.st_ino == target.st_ino)
             continue;
         if (S_ISDIR(st.st_mode) && c->model)
             r = copy_inner(c, entry->d_name, e);
-        else if (S_ISREG(st.st_mode) && (!c->model || is_copied(entry->d_name)))
+        else if (S_ISREG(st.st_mode) && is_copied(c, entry->d_name))
             r = copy_file(c, c->from, entry->d_name, e);
     }
     closedir(d);

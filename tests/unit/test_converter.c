@@ -9,6 +9,7 @@
 #include <string.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include "engine/model/converter.h"
 #include "engine/model/packing.h"
@@ -82,6 +83,14 @@ static void convert(const char *from, const char *to, enum dtype dtype)
     ck_assert_msg(model_convert(from, to, dtype, NULL, NULL, &e) == 0, "%s", e.text);
 }
 
+static void write_text(const char *path, const char *text)
+{
+    FILE *f = fopen(path, "w");
+
+    ck_assert(f && fputs(text, f) >= 0);
+    ck_assert_int_eq(fclose(f), 0);
+}
+
 /* A folder of random weights in three files, with a pooling module in a folder of its own. */
 static void write_sharded(enum dtype dtype)
 {
@@ -93,7 +102,6 @@ static void write_sharded(enum dtype dtype)
                        .dtype = dtype,
                        .n_shards = 3};
     uint64_t x = 1;
-    FILE *f;
 
     ck_assert_msg(writer_open(&w, &e) == 0, "%s", e.text);
     for (size_t i = 0; i < w.tensors.n; i++) {
@@ -116,9 +124,7 @@ static void write_sharded(enum dtype dtype)
     }
     ck_assert_int_eq(writer_close(&w, &e), 0);
     ck_assert_int_eq(mkdir(in_dir("plain/1_Pooling"), 0755), 0);
-    f = fopen(in_dir("plain/1_Pooling/config.json"), "w");
-    fputs("{}", f);
-    fclose(f);
+    write_text(in_dir("plain/1_Pooling/config.json"), "{}");
 }
 
 static const enum dtype targets[] = {DTYPE_E4M3, DTYPE_INT4};
@@ -199,6 +205,56 @@ TEST(f32_becomes_bf16)
     write_sharded(DTYPE_F32);
     convert(in_dir("plain"), in_dir("out"), DTYPE_BF16);
     check_same(in_dir("plain"), DTYPE_BF16, in_dir("out"), DTYPE_BF16);
+    remove_dir();
+}
+
+/* In the old folder, too: it does not hold itself, nor weights of other formats, wherever they are.
+ * A link to a folder is one. */
+TEST(folders_are_copied_once)
+{
+    static const char *const left[] = {"out", "pytorch_model.bin", "1_Pooling/model.bin"};
+    char path[256];
+
+    make_dir();
+    write_sharded(DTYPE_BF16);
+    write_text(in_dir("plain/pytorch_model.bin"), "");
+    write_text(in_dir("plain/1_Pooling/model.bin"), "");
+    ck_assert_int_eq(symlink("1_Pooling", in_dir("plain/link")), 0);
+    convert(in_dir("plain"), in_dir("plain/out"), DTYPE_E4M3);
+    check_same(in_dir("plain"), DTYPE_E4M3, in_dir("plain/out"), DTYPE_BF16);
+    ck_assert_int_eq(access(in_dir("plain/out/link/config.json"), R_OK), 0);
+    for (size_t i = 0; i < N(left); i++) {
+        snprintf(path, sizeof(path), "%s/plain/out/%s", dir, left[i]);
+        ck_assert_int_lt(access(path, F_OK), 0);
+    }
+    snprintf(path, sizeof(path), "%s/plain/out/out.part-%d", dir, (int)getpid());
+    ck_assert_int_lt(access(path, F_OK), 0);
+    remove_dir();
+}
+
+/* A tensor that the model does not need, of more dimensions than a header is written with. */
+TEST(many_dimensions_are_refused)
+{
+    static const char header[] =
+        "{\"strange\":{\"dtype\":\"U8\",\"shape\":[1,1,1,1,1],\"data_offsets\":[0,1]}}";
+    const uint64_t n = strlen(header);
+    json_t *root, *map;
+    FILE *f;
+
+    make_dir();
+    write_sharded(DTYPE_BF16);
+    f = fopen(in_dir("plain/strange.safetensors"), "w");
+    ck_assert(f && fwrite(&n, sizeof(n), 1, f) == 1 &&
+              fwrite(header, n + 1, 1, f) == 1); /* its end is the data */
+    fclose(f);
+    root = json_load_file(in_dir("plain/model.safetensors.index.json"), 0, NULL);
+    map = json_object_get(root, "weight_map");
+    ck_assert_int_eq(json_object_set_new(map, "strange", json_string("strange.safetensors")), 0);
+    ck_assert_int_eq(json_dump_file(root, in_dir("plain/model.safetensors.index.json"), 0), 0);
+    json_decref(root);
+    ck_assert_int_eq(model_convert(in_dir("plain"), in_dir("out"), DTYPE_E4M3, NULL, NULL, &e),
+                     -ENOTSUP);
+    ck_assert_ptr_nonnull(strstr(e.text, "strange: shape: 5 dimensions are not supported"));
     remove_dir();
 }
 
