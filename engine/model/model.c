@@ -408,8 +408,12 @@ int model_fingerprint(const struct model *m, bool with_times, XXH128_hash_t *out
     (void)XXH3_128bits_update(state, numbers, sizeof(numbers));
     rope_frequencies(c, inv_freq);
     (void)XXH3_128bits_update(state, inv_freq, (size_t)c->head_dim / 2 * sizeof(*inv_freq));
-    if (c->quant && c->quant->format == QUANT_AT_LOAD)
-        (void)XXH3_128bits_update(state, &c->quant->dtype, sizeof(c->quant->dtype));
+    if (c->quant) {
+        const int32_t quant[] = {(int32_t)c->quant->format, (int32_t)c->quant->dtype,
+                                 c->quant->zero_bias};
+
+        (void)XXH3_128bits_update(state, quant, sizeof(quant));
+    }
     for (size_t f = 0; r == 0 && f < m->n_files; f++) {
         struct stat st;
 

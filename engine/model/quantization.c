@@ -377,9 +377,9 @@ int quantization_at_load(struct quantization *q, const struct model_config *c, e
                 q->scale_cols /= 2;
         if (q->scale_cols < 32)
             return err_set(e, -ENOTSUP,
-                           "INT4 needs groups of at least 32 columns, which divide neither "
-                           "hidden_size, %d, nor the others: quantize to FP8",
-                           c->hidden_dim);
+                           "INT4 needs groups of at least 32 columns, but the inputs of "
+                           "projections are %d, %d and %d wide: quantize to FP8",
+                           (int)widths[0], (int)widths[1], (int)widths[2]);
     }
     q->format = QUANT_AT_LOAD;
     return 0;

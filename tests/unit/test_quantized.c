@@ -458,6 +458,25 @@ TEST(short_files_are_refused, .n = N_FORMS)
     remove_dir();
 }
 
+/* What the same bytes mean as another format is another model: its cached keys are not used. */
+TEST(fingerprint_has_the_format)
+{
+    XXH128_hash_t hashes[2];
+
+    make_dir();
+    quantized_write(dir, &shapes[SHAPE_WHOLE], &forms[FORM_GPTQ + 1], false);
+    for (int i = 0; i < 2; i++) {
+        struct model *m = open_folder();
+
+        ck_assert_int_eq(model_fingerprint(m, false, &hashes[i], &e), 0);
+        model_close(m);
+        if (i == 0)
+            replace(CONFIG, "\"gptq\", \"damp", "\"gptq_v2\", \"damp");
+    }
+    ck_assert(!XXH128_isEqual(hashes[0], hashes[1]));
+    remove_dir();
+}
+
 /* q is quantized, k and v are not: one matrix cannot be both. */
 TEST(mixed_matrices_are_refused)
 {
