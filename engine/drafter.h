@@ -17,9 +17,8 @@
 #include "engine/core/core.h"
 #include "engine/text/tokenizer.h"
 
-enum {
-    DRAFTER_SEQS = 16
-}; /* texts at a time: with more a step of the first model pays by itself */
+/* Texts at a time: with more a step of the first model pays by itself. */
+enum { DRAFTER_SEQS = 16 };
 
 struct drafter;
 

@@ -416,9 +416,8 @@ int engine_check_options(const struct backend_options *o, const struct model *mo
 
 void engine_read_memory(struct engine *g)
 {
-    struct backend_info info;
-
     const uint64_t draft_bytes = g->drafter ? drafter_bytes(g->drafter) : 0;
+    struct backend_info info;
 
     g->options.backend->info(g->backend, &info);
     info.other_bytes -= draft_bytes < info.other_bytes ? draft_bytes : info.other_bytes;

@@ -188,8 +188,7 @@ struct engine_status {
     struct backend_info backend; /* from READY on, as what follows; of when it was last idle */
     int32_t n_ranks;             /* with a device of their own; 0: there is one device */
     const struct backend_device *ranks; /* the devices of this struct's backend */
-    uint64_t
-        draft_bytes; /* of the device's memory, by the draft model: not in backend.other_bytes */
+    uint64_t draft_bytes;               /* the draft model's: not in backend.other_bytes */
     struct core_stats core;
     int32_t block_len;
     int32_t max_seq_len;

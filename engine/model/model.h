@@ -185,8 +185,7 @@ const struct model_defaults *model_defaults(const struct model *m);
 const struct embedder *model_embedder(const struct model *m);
 
 /* A tensor that the configuration needs by its full name, in the files with or without "model."
- * before it; NULL for any other name. Each is there
- * and has the right shape. */
+ * before it; NULL for any other name. Each is there and has the right shape. */
 const struct tensor *model_tensor(const struct model *m, const char *name);
 /* A hash of the configuration and the beginning of each tensor, and of the times at which the files
  * were written: other weights have another one. Without times a copy has the same. */

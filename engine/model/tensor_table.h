@@ -88,8 +88,8 @@ enum { SHARD_MAX_RANKS = 8 };
  * or several ranks have the same one where there are more ranks. The vocabulary is divided by
  * multiples of 64, of which the last ranks may get none, and FFN columns by multiples of 32, where
  * each rank gets some, else evenly; of a model that is quantized in groups of columns, by multiples
- * of those. Each rank has all experts, of each its FFN columns: so ranks
- * have the same work, whichever experts a row goes to. */
+ * of a group. Each rank has all experts, of each its FFN columns: so ranks have the same work,
+ * whichever experts a row goes to. */
 void shard_range(int64_t *first, int64_t *n, const struct model_config *c, enum tensor_dim dim,
                  struct shard s);
 

@@ -1,8 +1,9 @@
 /* bf16.h - conversions between float formats, one value and whole arrays.
  *
- * Conversion to bf16 and E4M3 rounds to nearest, ties to even. NaN becomes a quiet NaN, infinities
- * and signs are kept, and a value out of range becomes infinite. The processor's rounding and
- * flush-to-zero modes make no difference. No state; any thread. */
+ * Conversion to bf16 and E4M3 rounds to nearest, ties to even. In bf16 NaN becomes a quiet NaN,
+ * infinities and signs are kept, and a value out of range becomes infinite; in E4M3 NaN, infinities
+ * and values out of range become 448 with their sign. The processor's rounding and flush-to-zero
+ * modes make no difference. No state; any thread. */
 #ifndef NVLLM_ENGINE_UTIL_BF16_H
 #define NVLLM_ENGINE_UTIL_BF16_H
 
@@ -72,7 +73,7 @@ static inline float f32_from_e4m3(uint8_t x)
     return f;
 }
 
-/* What is beyond 448 becomes that; NaN becomes any number. */
+/* What is beyond 448, and NaN, becomes 448 with its sign. */
 static inline uint8_t e4m3_from_f32(float x)
 {
     uint32_t bits, exponent, mantissa, lost, code;
