@@ -204,6 +204,11 @@ void drafter_free(struct drafter *d)
     free(d);
 }
 
+int32_t drafter_max_len(const struct drafter *d)
+{
+    return d->options.max_seq_len;
+}
+
 uint64_t drafter_bytes(const struct drafter *d)
 {
     struct backend_info i;

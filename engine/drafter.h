@@ -46,6 +46,7 @@ struct draft {
 int drafter_ask(struct drafter *d, const struct core_wish *wishes, int32_t n, int32_t vocab_size,
                 struct draft *out, struct err *e);
 
+int32_t drafter_max_len(const struct drafter *d);  /* of a text with its drafts */
 uint64_t drafter_bytes(const struct drafter *d);   /* that it has taken, of the ledger */
 bool drafter_has_changed(const struct drafter *d); /* as model_has_changed() */
 

@@ -447,8 +447,10 @@ static int new_core(struct engine *g, struct err *e)
     int r;
 
     g->speculates = options.speculate = g->options.speculate && info->drafts;
-    if (g->speculates && g->drafter)
+    if (g->speculates && g->drafter) {
         options.draft_seqs = DRAFTER_SEQS;
+        options.draft_len = drafter_max_len(g->drafter);
+    }
     g->has_masks = info->masks;
     options.offload = info->offloads;
     if (info->masks)

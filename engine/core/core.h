@@ -41,6 +41,7 @@ struct core_options {
                      * not change with preemptions and hits */
     bool speculate; /* the core proposes drafts by itself, see speculation.c */
     int32_t draft_seqs; /* sequences for which a draft model can be asked at a time; 0: none is */
+    int32_t draft_len;  /* with draft_seqs: the longest text that it takes, drafts included */
     bool offload;       /* requests too large for the device have their blocks in the host tier */
     int32_t tier_blocks[N_TIERS]; /* of the tiers below the device, 0: none; [TIER_DEVICE] unused */
     bool restores;                /* core_restore() is called: until core_restored() nothing goes to

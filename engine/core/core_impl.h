@@ -251,7 +251,7 @@ void core_want_rows(struct step *st, struct step_entry *e, int32_t n_drafts);
 /* speculation.c */
 extern const double core_first_chance; /* of the draft model */
 /* The draft model may be asked for s, were it to pay. */
-bool core_may_wish(const struct sequence *s);
+bool core_may_wish(const struct core *c, const struct sequence *s);
 /* Of n drafts of the draft model so many were right. */
 void core_judge_model(struct core *c, struct sequence *s, int32_t n_right, int32_t n);
 /* A token has been added to the text of s. */

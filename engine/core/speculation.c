@@ -119,9 +119,10 @@ static int32_t predict(struct core *c, struct sequence *s, int32_t most)
 
 /* ---- the draft model */
 
-bool core_may_wish(const struct sequence *s)
+bool core_may_wish(const struct core *c, const struct sequence *s)
 {
-    return s->lookup && !s->request->masks && !core_is_offloaded(s);
+    return s->lookup && !s->request->masks && !core_is_offloaded(s) &&
+           sequence_n_tokens(s) < c->options.draft_len;
 }
 
 /* How many drafts of the model pay. What it has to read first is divided among the tokens that may
@@ -129,15 +130,15 @@ bool core_may_wish(const struct sequence *s)
 static int32_t model_length(const struct core *c, const struct sequence *s)
 {
     const double draft_us = step_cost_model_us(&c->cost), one_us = step_cost_us(&c->cost, 1, 0);
-    const int32_t n_unread = sequence_n_tokens(s) - s->n_modelled, left = tokens_left(s);
+    const int32_t n = sequence_n_tokens(s), left = tokens_left(s);
     struct source model = {.chance = s->model_chance, .draft_us = draft_us, .holds_others = true};
 
-    if (c->n_decoding > c->options.draft_seqs || c->n_alone > 0 || !core_may_wish(s) ||
+    if (c->n_decoding > c->options.draft_seqs || c->n_alone > 0 || !core_may_wish(c, s) ||
         !may_have_drafts(c, s) || left <= 0)
         return 0;
     if (one_us > 0)
-        model.token_us = c->cost.row_us * (draft_us / one_us) * n_unread / left;
-    return best_length(c, s, &model, least(CORE_MAX_DRAFTS, left));
+        model.token_us = c->cost.row_us * (draft_us / one_us) * (n - s->n_modelled) / left;
+    return best_length(c, s, &model, least(CORE_MAX_DRAFTS, least(left, c->options.draft_len - n)));
 }
 
 int32_t core_wishes(const struct core *c, struct core_wish *out)
@@ -145,7 +146,7 @@ int32_t core_wishes(const struct core *c, struct core_wish *out)
     int32_t n = 0;
 
     SEQUENCE_EACH (s, &c->decoding)
-        if (!core_may_wish(s)) /* since the last step was planned */
+        if (!core_may_wish(c, s)) /* since the last step was planned */
             return 0;
     SEQUENCE_EACH (s, &c->decoding) {
         const int32_t n_drafts = s->wishes && s->n_sampling == 0 ? model_length(c, s) : 0;

@@ -273,6 +273,7 @@ static int run_with_model(uint64_t answer, bool right)
 static void restart_with_model(void)
 {
     rig.options.draft_seqs = 4;
+    rig.options.draft_len = 2 * N;
     rig_restart();
 }
 
@@ -354,8 +355,8 @@ static void check_no_wishes(int n_steps)
     }
 }
 
-/* Nobody waits for a model that it cannot have: one with penalties, more sequences than it may be
- * asked for. */
+/* Nobody waits for a model that it cannot have: one with penalties, one whose text is too long for
+ * it, more sequences than it may be asked for. */
 TEST(nobody_waits_for_the_model)
 {
     enum { TOKENS = 30 };
@@ -368,6 +369,11 @@ TEST(nobody_waits_for_the_model)
     rig.sampling.presence_penalty = 0;
     ask_anew('b');
     check_no_wishes(N);
+    rig_run();
+    r = rig_request(4, 2 * N, N);
+    rig_ask(&r);
+    ask_anew('c');
+    check_no_wishes(N / 2);
     rig_run();
     for (int i = 0; i < 5; i++)
         rig_ask_for(10 + i, 10, TOKENS);
