@@ -36,6 +36,7 @@ struct checking {
     const struct config_check *check;
     json_t *findings;
     int n_wrong;
+    const char *folder;   /* of the model that is checked, for say_line() */
     char mend[MEND_ROOM]; /* of command() */
 };
 
@@ -253,9 +254,8 @@ static void say_line(void *arg, const char *level, const char *text)
 
     if (strcmp(level, "wrong") == 0)
         say(c, WRONG, "model",
-            command(c, c->check->options->model_path,
-                    denied ? "sudo chmod -R o+rX " : "nvllmd check --model "),
-            "%s", text);
+            command(c, c->folder, denied ? "sudo chmod -R o+rX " : "nvllmd check --model "), "%s",
+            text);
     else if (strcmp(level, "note") == 0)
         say(c, NOTE, "model", NULL, "%s", text);
 }
@@ -339,7 +339,8 @@ static void check_draft(struct checking *c, const struct backend_options *backen
     struct err e;
     int r;
 
-    if (!check_reach(c, o->draft))
+    c->folder = o->draft;
+    if (!check_reach(c, c->folder))
         return;
     model_check(&vocab_size, o->draft, &problems);
     if (problems.n > 0)
@@ -370,7 +371,8 @@ static void check_model(struct checking *c, const struct backend_choice *choice)
             "no model: set path in section [model], or give --model DIR");
         return;
     }
-    if (!check_reach(c, o->model_path))
+    c->folder = o->model_path;
+    if (!check_reach(c, c->folder))
         return;
     offline_check_folder(o->model_path, *o->chat_template ? o->chat_template : NULL, &problems);
     if (problems.n > 0)
