@@ -20,6 +20,9 @@ struct rows {
 /* Which of the parts that each rank has for its sums. */
 enum { PARTS_OF_ATTENTION, PARTS_OF_FFN, NO_PARTS };
 
+/* Products of few rows leave floats. */
+_Static_assert((int)FORWARD_FEW_ROWS <= (int)NORM_PUSHED_ROWS, "parts of few rows are floats");
+
 /* Whether parts of so many rows are bf16. */
 static inline bool pass_parts_are_bf16(const struct forward *f, int n)
 {

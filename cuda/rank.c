@@ -587,6 +587,22 @@ static int read_known(struct rank *b, struct err *e)
     return algo_file_read(&b->known, b->options.cache_folder, b->key, e);
 }
 
+/* A product of m rows as each layer has it: not all layers need be quantized. */
+static int load_product(struct rank *b, enum forward_product kind, int m, struct err *e)
+{
+    bool loaded[N_GEMM_IN] = {false};
+    int r = 0;
+
+    for (int layer = 0; layer < b->config.n_layers && r == 0; layer++) {
+        const struct gemm_product p = forward_product(&b->forward, kind, layer, m);
+
+        if (!loaded[p.in])
+            r = gemm_run(b->gemm, b->device.launch.stream, &p, e);
+        loaded[p.in] = true;
+    }
+    return r;
+}
+
 /* Loads all that a step may launch: see kernels_load(). */
 static int load_kernels(struct rank *b, struct err *e)
 {
@@ -594,14 +610,10 @@ static int load_kernels(struct rank *b, struct err *e)
     int r = cuda_check(kernels_load(), "loading kernels", e);
 
     for (int m = gemm_rows(1); m <= last && r == 0; m = gemm_rows(m + 1))
-        for (int kind = 0; kind < N_PRODUCTS && r == 0; kind++) {
-            const struct gemm_product p =
-                forward_product(&b->forward, (enum forward_product)kind, 0, m);
-
+        for (int kind = 0; kind < N_PRODUCTS && r == 0; kind++)
             if (forward_has_product(&b->forward, (enum forward_product)kind) &&
                 (kind != PRODUCT_LM_HEAD || m <= most_logits))
-                r = gemm_run(b->gemm, b->device.launch.stream, &p, e);
-        }
+                r = load_product(b, (enum forward_product)kind, m, e);
     return r < 0 ? r : cuda_check(cudaStreamSynchronize(b->device.launch.stream), "loading", e);
 }
 

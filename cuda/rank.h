@@ -66,7 +66,7 @@ struct rank {
 /* What the kernels ask of matrices: rows without gaps, 256-byte alignment. */
 extern const struct weights_layout cuda_weights_layout;
 
-/* Takes the device's memory for weights and fills it, bf16; weights_deinit() afterwards leaves that
+/* Takes the device's memory for weights and fills it; weights_deinit() afterwards leaves that
  * memory to the device. */
 int cuda_weights_load(struct weights *w, struct device *d, const struct model *m, struct shard s,
                       const struct backend_options *o, struct err *e);

@@ -104,6 +104,14 @@ int drafter_check_vocabulary(const char *folder, const struct tokenizer *tokeniz
                             folder, id);
 }
 
+/* Loading, at the start and when it wakes, shows that the engine thread is alive. How far it is
+ * says nothing of the first model. */
+static void on_progress(void *beat, double done)
+{
+    (void)done;
+    *(_Atomic uint64_t *)beat += 2;
+}
+
 /* Of one device, or of the CPU. bf16 keys, of which it is known what they take. */
 static struct backend_options options_of(const struct backend_options *of_model,
                                          const struct model_config *c)
@@ -123,7 +131,8 @@ static struct backend_options options_of(const struct backend_options *of_model,
     o.kv_dtype = KV_DTYPE_BF16;
     o.invariant = false; /* the first model's tokens do not depend on what is drafted */
     o.tune = false;
-    o.progress = NULL;
+    o.progress = o.beat ? on_progress : NULL;
+    o.progress_ctx = o.beat;
     return o;
 }
 

@@ -74,7 +74,7 @@ enum {
     ROPE_LANES = 4,            /* threads that rope_store() has for a head */
     SAMPLER_MAX_SPLITS = 64,   /* parts of one row */
     SAMPLER_SLOTS = 3,         /* of results: of two steps in flight and of the one before */
-    SKINNY_MAX_ROWS = 16,      /* for which this is the fastest product */
+    SKINNY_MAX_ROWS = 16,      /* for which it may be the fastest product of bf16 weights */
     SKINNY_NORM_BYTES = 16384, /* 2 * m * k at most where the product norms its input */
 };
 
@@ -350,8 +350,8 @@ cudaError_t expert_sum(const struct launch *l, void *y, enum expert_sum_out out,
 enum element { ELEMENT_BF16 /* as they are */, ELEMENT_E4M3 /* e4m3 */, ELEMENT_INT4, N_ELEMENTS };
 struct quant {
     enum element element;
-    const void *scales; /* [n / scale_rows, k / scale_cols] float of ELEMENT_E4M3; of ELEMENT_INT4
-                           bf16, or */
+    const void *scales; /* [n / scale_rows, k / scale_cols] both rounded up: float of ELEMENT_E4M3;
+                         * of ELEMENT_INT4 bf16, or */
     bool scales_f16;
     const uint8_t *zeros; /* of ELEMENT_INT4, as scales, or NULL: 8 */
     int scale_rows, scale_cols;

@@ -11,6 +11,7 @@ static constexpr int VEC = 8;     /* bf16 in 16 bytes */
 static constexpr int GROUP = 128; /* activations of a scale, */
 static constexpr int LANES = 16;  /* which so many threads have */
 static constexpr float E4M3_MAX = 448.0f;
+static constexpr float LEAST = 0x1p-100f; /* 448 / it is finite */
 
 template <int KIND>
 static __global__ void __launch_bounds__(THREADS)
@@ -84,10 +85,11 @@ static __device__ __forceinline__ uint2 to_e4m3(const uint4 &v, float factor)
     return make_uint2(pair(v.x) | pair(v.y) << 16, pair(v.z) | pair(v.w) << 16);
 }
 
-/* 448 / most; zeros stay what they are. */
+/* 448 / most. Zeros stay what they are, and what is too small for that becomes zero: an infinite
+ * factor would make NaN of a zero beside it. */
 static __device__ __forceinline__ float factor_of(float most)
 {
-    return most > 0.0f ? __fdiv_rn(E4M3_MAX, most) : 0.0f;
+    return most > LEAST ? __fdiv_rn(E4M3_MAX, most) : 0.0f;
 }
 
 /* Vector j of a row of x, or of what gate and up give, which lie side by side. */

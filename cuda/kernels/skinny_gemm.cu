@@ -1,7 +1,7 @@
 /* skinny_gemm.cu - launches products of few rows, and of experts' few picks: see skinny.cuh. */
 #include "cuda/kernels/skinny.cuh"
 
-/* The same for a row a block, to memory. */
+/* What stage() does, for a row a block and to memory. */
 static __global__ void __launch_bounds__(WARPS *WARP)
     norm_kernel(uint4 *y,   /* [m, k / 8] */
                 float *rms, /* [m] 1 / rms */

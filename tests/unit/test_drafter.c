@@ -267,6 +267,36 @@ static void write_tokenizer(const char *from, const char *to)
     free(text);
 }
 
+static void count_call(void *n_calls, double done)
+{
+    (void)done;
+    ++*(int *)n_calls;
+}
+
+/* While it is read, at the start and when it wakes, the engine thread counts as alive; it is no
+ * progress of the first model. */
+TEST(reading_it_is_a_sign_of_life)
+{
+    _Atomic uint64_t beat = 1;
+    int n_calls = 0;
+
+    options.beat = &beat;
+    options.progress = count_call;
+    options.progress_ctx = &n_calls;
+    drafter_free(drafter);
+    drafter = NULL;
+    ck_assert_int_eq(drafter_new(&drafter, TEST_MODEL_DIR, &cpu_backend, &options, &e), 0);
+    ck_assert_uint_gt(beat, 1);
+    ck_assert_int_eq(drafter_sleep(drafter, &e), 0);
+    beat = 1;
+    ck_assert_int_eq(drafter_wake(drafter, &e), 0);
+    ck_assert_uint_gt(beat, 1);
+    ck_assert_uint_eq(beat % 2, 1);
+    ck_assert_int_eq(n_calls, 0);
+    drafter_free(drafter); /* before the counter that it adds to */
+    drafter = NULL;
+}
+
 /* Another vocabulary, several ranks, and no speculation are refused by name. */
 TEST(what_does_not_fit_is_refused)
 {
