@@ -20,9 +20,10 @@ enum { TILE_ROWS = 3, TILE_OUTS = 2, QUERY_ROWS = 2, QUERY_VECS = 1 };
 #endif
 enum {
     GROUP = CPU_KV_GROUP,
-    ONE_ROW_OUTS = 4,   /* rows of weights read side by side for a single row of x */
-    LINE = 64,          /* bytes of a cache line */
-    E4M3_MAX_SCALE = 7, /* its exponent: 2^7 times the factor that vectors lack is a float */
+    ONE_ROW_OUTS = 4,     /* rows of weights read side by side for a single row of x */
+    LINE = 64,            /* bytes of a cache line */
+    E4M3_MAX_SCALE = 7,   /* its exponent: 2^7 times the factor that vectors lack is a float */
+    E4M3_NAN_SCALE = 255, /* as in the OCP's E8M0: all elements are NaN */
 };
 
 /* The bytes that n elements take; the type is a constant after inlining, as in all that follows. */
@@ -304,17 +305,19 @@ VEC_FUNC float power_of_two(uint32_t exponent)
     return f;
 }
 
-/* Of a scale 2^(exponent - 127). */
+/* Of a scale 2^(exponent - 127), or E4M3_NAN_SCALE. */
 static void from_e4m3(float *y, const uint8_t *x, int n, uint8_t exponent)
 {
-    const struct vec factor =
-        vec_set1(power_of_two(exponent + 120u)); /* 2^120 is what vectors lack */
+    const bool is_nan = exponent == E4M3_NAN_SCALE;
+    const float scale = is_nan ? NAN : power_of_two(exponent);
+    const struct vec factor = /* 2^120 is what vectors lack */
+        vec_set1(is_nan ? NAN : power_of_two(exponent + 120u));
     int i = 0;
 
     for (; i + VEC <= n; i += VEC)
         vec_store(y + i, vec_mul(vec_load_e4m3(x + i), factor));
     for (; i < n; i++)
-        y[i] = f32_from_e4m3(x[i]) * power_of_two(exponent);
+        y[i] = f32_from_e4m3(x[i]) * scale;
 }
 
 static uint8_t to_e4m3(uint8_t *y, const float *x, int n)
@@ -322,8 +325,11 @@ static uint8_t to_e4m3(uint8_t *y, const float *x, int n)
     float largest = 0;
     int exponent;
 
-    for (int i = 0; i < n; i++)
+    for (int i = 0; i < n; i++) {
+        if (!(fabsf(x[i]) < INFINITY))
+            return E4M3_NAN_SCALE;
         largest = fabsf(x[i]) > largest ? fabsf(x[i]) : largest;
+    }
     (void)frexpf(largest / 448, &exponent); /* below 2^exponent */
     exponent -= ldexpf(448, exponent - 1) >= largest;
     exponent = exponent < -126 ? -126 : exponent > E4M3_MAX_SCALE ? E4M3_MAX_SCALE : exponent;

@@ -47,8 +47,8 @@ struct attend {
     float scale;
     const int32_t *block_table;
     int block_shift;    /* block_len = 1 << block_shift */
-    const char *k, *v;  /* of this layer and head in block 0; of E4M3 a block's scales, 2^(x - 127),
-                         * lie behind its [block_len, head_dim] elements, a byte each */
+    const char *k, *v;  /* of this layer and head in block 0; of E4M3 a block's scales, 2^(x - 127)
+                         * or 255: NaN, lie behind its [block_len, head_dim] elements, a byte each */
     size_t block_bytes; /* from block to block */
     enum dtype dtype;   /* f32, bf16 or E4M3 */
     float *scratch;     /* [cpu_attend_scratch()] of this thread */
@@ -67,7 +67,8 @@ struct cpu_ops {
     void (*add_scaled)(float *y, const float *x, float scale, int n);      /* y += x * scale */
     void (*from_bf16)(float *y, const uint16_t *x, int n);
     void (*to_bf16)(uint16_t *y, const float *x, int n); /* nearest even */
-    /* Returns x, of the least scale 2^(x - 127) with which all are in range. */
+    /* Returns x, of the least scale 2^(x - 127) with which all are in range; 255, and leaves y,
+     * where one is NaN or infinite: all are NaN then. */
     uint8_t (*to_e4m3)(uint8_t *y, const float *x, int n);
     /* The largest; false if one is NaN or Inf. */
     bool (*row_max)(float *max, const float *x, int n);

@@ -80,7 +80,7 @@ static struct driver open_way(const struct way *w)
     };
     ck_assert_msg(cpu_backend_open_with(&d.backend, model, &options, ops, &e) == 0, "%s", e.text);
     cpu_backend.info(d.backend, &info);
-    if (w->poison) /* all bits set: NaN in both dtypes */
+    if (w->poison) /* all bits set: NaN in all dtypes */
         memset(cpu_backend_kv(d.backend), 0xff,
                info.block_bytes * (size_t)info.tiers[TIER_DEVICE].n_blocks);
     return d;
@@ -260,10 +260,11 @@ TEST(golden_with_ranks, .n = N_TP, .timeout = 240)
 static const struct {
     enum kv_dtype dtype;
     double tolerance, margin;
-} narrow[] = {{KV_DTYPE_BF16, 0.5, 1.0}, {KV_DTYPE_FP8, INFINITY, 0.3}};
+} narrow[] = {{KV_DTYPE_BF16, 0.5, 1.0}, {KV_DTYPE_FP8, 4.5, 0.3}};
 
 /* K and V in bf16 and E4M3: the same tokens if the candidates are further apart than the error that
- * this makes, and again no bit depends on the way. */
+ * this makes, and again no bit depends on the way. (With E4M3 one unlikely id of digits-2 is off by
+ * 4.0, all others by less than 1.4.) */
 TEST(narrow_kv, .n = N(narrow), .timeout = 240)
 {
     static struct drive_seq alone[MAX_CASES], now[MAX_CASES];
@@ -309,13 +310,13 @@ TEST(golden_long_prompts, .timeout = 240)
     golden_long("passkey-900-sentences", &usual, 2e-3);
 }
 
-/* The same after 11,052 tokens, and with E4M3, by its ids. */
+/* The same after 11,052 tokens, and with E4M3. */
 TEST(golden_longest_prompt, .n = 2, .timeout = 240)
 {
     struct way w = {4096, 1000, 1, 2, 256, 0, true, true, CPU_N_ISAS, KV_DTYPE_AUTO, 1};
 
     w.kv_dtype = _i ? KV_DTYPE_FP8 : KV_DTYPE_AUTO;
-    golden_long("passkey-1800-sentences", &w, _i ? (double)INFINITY : 2e-3);
+    golden_long("passkey-1800-sentences", &w, _i ? 4.5 : 2e-3);
 }
 #endif
 

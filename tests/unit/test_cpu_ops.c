@@ -390,6 +390,25 @@ TEST(row_max_notices)
     }
 }
 
+/* A key or value with one NaN or infinity is NaN. */
+TEST(e4m3_rows_keep_nan)
+{
+    const float wrong[] = {NAN, INFINITY, -INFINITY};
+    uint8_t row[20];
+
+    for (int isa = 0; isa < CPU_N_ISAS; isa++) {
+        ops = cpu_ops_get((enum cpu_isa)isa);
+        for (int i = 0; ops && i < 20 * 3; i++) {
+            const float saved = in[i % 20];
+
+            in[i % 20] = wrong[i / 20];
+            ck_assert_int_eq(ops->to_e4m3(row, in, 20), 255);
+            in[i % 20] = saved;
+            ck_assert_int_lt(ops->to_e4m3(row, in, 20), 255);
+        }
+    }
+}
+
 /* Attention over blocks of 16 in descending order; all other blocks are poisoned. */
 struct shape {
     int rows, group, first_pos, dim;
