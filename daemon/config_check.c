@@ -330,7 +330,8 @@ static bool check_reach(struct checking *c, const char *path)
 }
 
 /* The draft model, beside a model that is right. */
-static void check_draft(struct checking *c, const struct backend_options *backend)
+static void check_draft(struct checking *c, const struct backend_ops *ops,
+                        const struct backend_options *backend)
 {
     const struct options *o = c->check->options;
     struct problems problems = {.line = say_line, .arg = c};
@@ -346,6 +347,8 @@ static void check_draft(struct checking *c, const struct backend_options *backen
     if (problems.n > 0)
         return;
     r = drafter_check_options(backend, o->speculation != 0, &e);
+    if (r == 0 && ops)
+        r = drafter_check_model(o->draft, ops, backend, &e);
     if (r == 0)
         r = tokenizer_load(&tokenizer, o->model_path, &e);
     if (r == 0)
@@ -390,7 +393,7 @@ static void check_model(struct checking *c, const struct backend_choice *choice)
         say_ranks(c, model, backend.tp_size);
     model_close(model);
     if (*o->draft)
-        check_draft(c, &backend);
+        check_draft(c, choice->ops, &backend);
 }
 
 /* Which process of which cluster this would be. */

@@ -120,7 +120,7 @@ static struct backend_options options_of(const struct backend_options *of_model,
     uint64_t n_blocks;
 
     o.max_seqs = CATCH_UP * DRAFTER_SEQS;
-    if (c->max_seq_len < o.max_seq_len)
+    if (o.max_seq_len <= 0 || c->max_seq_len < o.max_seq_len)
         o.max_seq_len = c->max_seq_len;
     n_blocks = ((uint64_t)o.max_seq_len + (uint64_t)o.block_len - 1) / (uint64_t)o.block_len;
     memset(o.tier_bytes, 0, sizeof(o.tier_bytes));
@@ -134,6 +134,32 @@ static struct backend_options options_of(const struct backend_options *of_model,
     o.progress = o.beat ? on_progress : NULL;
     o.progress_ctx = o.beat;
     return o;
+}
+
+/* To be closed also after an error. */
+static int open_model(struct model **out, const char *folder, struct err *why)
+{
+    int r = model_open(out, folder, why);
+
+    if (r == 0 && model_config(*out)->headless)
+        r = err_set(why, -ENOTSUP, "%s has no LM head: it only embeds", folder);
+    return r;
+}
+
+int drafter_check_model(const char *folder, const struct backend_ops *ops,
+                        const struct backend_options *of_model, struct err *e)
+{
+    struct model *model = NULL;
+    struct err why;
+    int r = open_model(&model, folder, &why);
+
+    if (r == 0 && ops->check) {
+        const struct backend_options o = options_of(of_model, model_config(model));
+
+        r = ops->check(model, &o, &why);
+    }
+    model_close(model);
+    return r < 0 ? err_set(e, r, "model.draft: %s", why.text) : 0;
 }
 
 static void forget_all(struct drafter *d)
@@ -180,9 +206,7 @@ int drafter_new(struct drafter **out, const char *folder, const struct backend_o
     if (!d)
         return err_set(e, -ENOMEM, "model.draft: out of memory");
     d->ops = ops;
-    r = model_open(&d->model, folder, &why);
-    if (r == 0 && model_config(d->model)->headless)
-        r = err_set(&why, -ENOTSUP, "%s has no LM head: it only embeds", folder);
+    r = open_model(&d->model, folder, &why);
     if (r == 0) {
         d->options = options_of(of_model, model_config(d->model));
         r = ops->open(&d->backend, d->model, &d->options, &why);

@@ -31,6 +31,9 @@ void drafter_free(struct drafter *d); /* takes NULL */
 /* Whether these options allow one: -ENOTSUP where several ranks share the model, -EINVAL without
  * speculation. */
 int drafter_check_options(const struct backend_options *of_model, bool speculate, struct err *e);
+/* Whether the folder's model can be one, and what the backend would refuse of it. */
+int drafter_check_model(const char *folder, const struct backend_ops *ops,
+                        const struct backend_options *of_model, struct err *e);
 /* Whether each id means the same in the folder's tokenizer: else -EINVAL, naming one. */
 int drafter_check_vocabulary(const char *folder, const struct tokenizer *tokenizer, struct err *e);
 
