@@ -569,6 +569,16 @@ static void remove_folder(int at, const char *name, int depth)
     (void)unlinkat(at, name, AT_REMOVEDIR);
 }
 
+/* Whether what was written can be opened: a plain tensor may have had the name of a scale. */
+static int check_written(const char *folder, struct err *e)
+{
+    struct model *m = NULL;
+    const int r = model_open(&m, folder, e);
+
+    model_close(m);
+    return r;
+}
+
 /* Writes the folder under another name beside `to`, and gives it that when it is whole. */
 static int write_folder(struct converter *c, const char *to, struct err *e)
 {
@@ -584,6 +594,8 @@ static int write_folder(struct converter *c, const char *to, struct err *e)
         return err_set(e, -errno, "%s: %s", beside, strerror(errno));
     c->to = open(beside, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     r = c->to < 0 ? err_set(e, -errno, "%s: %s", beside, strerror(errno)) : write_all(c, e);
+    if (r == 0)
+        r = check_written(beside, e);
     if (r == 0 && rename(beside, to) < 0)
         r = err_set(e, -errno, "%s: %s", to, strerror(errno));
     if (c->to >= 0)
