@@ -2,7 +2,6 @@
  * their order, a projection's replaced by those of its new form. */
 #include "engine/model/converter.h"
 
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -11,6 +10,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "engine/model/folder_files.h"
 #include "engine/model/model_config.h"
 #include "engine/model/model_impl.h"
 #include "engine/model/packing.h"
@@ -21,7 +21,7 @@
 #include "engine/util/must.h"
 
 enum {
-    COPY_BYTES = 1 << 20, /* of a tensor or a file at a time */
+    COPY_BYTES = 1 << 20, /* of a tensor at a time */
     MAX_OUTPUTS = 3,      /* tensors that a projection becomes */
     PATH = 4096,
 };
@@ -52,8 +52,7 @@ struct converter {
     void (*progress)(void *ctx, double done);
     void *progress_ctx;
     /* of the file that is written */
-    int fd;
-    const char *file;
+    struct new_file out;
     struct tensor *tensors; /* [n] */
     struct output *outputs; /* [n] */
     size_t n;
@@ -189,13 +188,6 @@ static int list_outputs(struct converter *c, size_t file, struct err *e)
 
 /* ---- data */
 
-static int put(struct converter *c, const void *from, size_t bytes, struct err *e)
-{
-    const int r = file_write(c->fd, from, bytes);
-
-    return r < 0 ? err_set(e, r, "%s: cannot write: %s", c->file, strerror(-r)) : 0;
-}
-
 static int copy_tensor(struct converter *c, size_t file, const struct tensor *from,
                        const struct tensor *to, struct err *e)
 {
@@ -212,7 +204,7 @@ static int copy_tensor(struct converter *c, size_t file, const struct tensor *fr
         r = rounds ? model_read_bf16(c->model, &t, at, (uint16_t *)(void *)buffer, (size_t)n, e)
                    : model_read(c->model, &t, at, buffer, (size_t)n, e);
         if (r == 0)
-            r = put(c, buffer, (size_t)(rounds ? n * sizeof(uint16_t) : n), e);
+            r = new_file_write(&c->out, buffer, (size_t)(rounds ? n * sizeof(uint16_t) : n), e);
     }
     free(buffer);
     return r;
@@ -255,7 +247,7 @@ static int put_floats(struct converter *c, const struct matrix *m, struct err *e
     for (int32_t i = 0; i < m->n && r == 0; i++) {
         matrix_row_f32(row, m, i);
         bf16_from_f32_array(halves, row, (size_t)m->k);
-        r = put(c, halves, (size_t)m->k * sizeof(*halves), e);
+        r = new_file_write(&c->out, halves, (size_t)m->k * sizeof(*halves), e);
     }
     free(row);
     free(halves);
@@ -276,11 +268,12 @@ static int put_projection(struct converter *c, const struct fate *fate, struct e
 
         for (uint64_t i = 0; m.dtype == DTYPE_INT4 && i < matrix_bytes(&m) / sizeof(*words); i++)
             words[i] = int4_to_sequence(words[i]);
-        r = put(c, m.data, matrix_bytes(&m), e);
+        r = new_file_write(&c->out, m.data, matrix_bytes(&m), e);
         if (r == 0)
-            r = put(c, m.scales, dtype_bytes(m.scale_dtype, (uint64_t)matrix_scales(&m)), e);
+            r = new_file_write(&c->out, m.scales,
+                               dtype_bytes(m.scale_dtype, (uint64_t)matrix_scales(&m)), e);
         if (r == 0 && m.dtype == DTYPE_INT4)
-            r = put(c, shape, sizeof(shape), e);
+            r = new_file_write(&c->out, shape, sizeof(shape), e);
     }
     free(m.data);
     free(m.scales);
@@ -296,7 +289,7 @@ static int put_data(struct converter *c, size_t file, struct err *e)
         const struct output *o = &c->outputs[i];
 
         if (o->fate || model_file_of(c->model, o->from->name) == &c->model->files[file])
-            json_object_set_new(c->map, c->tensors[i].name, json_string(c->file));
+            json_object_set_new(c->map, c->tensors[i].name, json_string(c->out.name));
         c->bytes += c->tensors[i].bytes;
         if (!o->fate)
             r = copy_tensor(c, file, o->from, &c->tensors[i], e);
@@ -311,24 +304,6 @@ static int put_data(struct converter *c, size_t file, struct err *e)
     return r;
 }
 
-static int open_output(struct converter *c, const char *name, struct err *e)
-{
-    c->file = name;
-    c->fd = openat(c->to, name, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
-    return c->fd < 0 ? err_set(e, -errno, "%s: %s", name, strerror(errno)) : 0;
-}
-
-/* Closes it; r is the result so far. */
-static int close_output(struct converter *c, int r, struct err *e)
-{
-    if (c->fd >= 0 && r == 0 && fsync(c->fd) < 0)
-        r = err_set(e, -errno, "%s: %s", c->file, strerror(errno));
-    if (c->fd >= 0 && close(c->fd) < 0 && r == 0)
-        r = err_set(e, -errno, "%s: %s", c->file, strerror(errno));
-    c->fd = -1;
-    return r;
-}
-
 static int write_weights(struct converter *c, size_t file, struct err *e)
 {
     char *header = NULL;
@@ -338,12 +313,12 @@ static int write_weights(struct converter *c, size_t file, struct err *e)
     if (r == 0 && safetensors_header(&header, &bytes, c->tensors, c->n) < 0)
         r = no_memory(e);
     if (r == 0)
-        r = open_output(c, c->model->files[file].name, e);
+        r = new_file_open(&c->out, c->to, c->model->files[file].name, e);
     if (r == 0)
-        r = put(c, header, bytes, e);
+        r = new_file_write(&c->out, header, bytes, e);
     if (r == 0)
         r = put_data(c, file, e);
-    r = close_output(c, r, e);
+    r = new_file_close(&c->out, r, e);
     free(header);
     free(c->tensors);
     free(c->outputs);
@@ -357,12 +332,12 @@ static int write_weights(struct converter *c, size_t file, struct err *e)
 static int write_json(struct converter *c, const char *name, const json_t *root, struct err *e)
 {
     char *text = json_text(root, JSON_INDENT(2) | JSON_SORT_KEYS);
-    int r = text ? open_output(c, name, e) : no_memory(e);
+    int r = text ? new_file_open(&c->out, c->to, name, e) : no_memory(e);
 
     if (r == 0)
-        r = put(c, text, strlen(text), e);
+        r = new_file_write(&c->out, text, strlen(text), e);
     free(text);
-    return close_output(c, r, e);
+    return new_file_close(&c->out, r, e);
 }
 
 /* What transformers and its like are not to expect quantized: the LM head and routers. */
@@ -434,100 +409,6 @@ static int write_index(struct converter *c, struct err *e)
     return r;
 }
 
-static int copy_file(struct converter *c, int from, const char *name, struct err *e)
-{
-    char *buffer = malloc(COPY_BYTES);
-    uint64_t bytes = 0;
-    int fd = -1, r = buffer ? file_open(&fd, &bytes, from, name, e) : no_memory(e);
-
-    if (r == 0)
-        r = open_output(c, name, e);
-    for (uint64_t at = 0, n; at < bytes && r == 0; at += n) {
-        n = bytes - at < COPY_BYTES ? bytes - at : COPY_BYTES;
-        r = file_read(fd, name, at, buffer, (size_t)n, e);
-        if (r == 0)
-            r = put(c, buffer, (size_t)n, e);
-    }
-    r = close_output(c, r, e);
-    if (fd >= 0)
-        close(fd);
-    free(buffer);
-    return r;
-}
-
-/* Not weights in any form, nor the configuration, which is written anew. */
-static bool is_copied(const struct converter *c, const char *name)
-{
-    static const char *const weights[] = {".safetensors", ".safetensors.index.json",
-                                          ".bin",         ".bin.index.json",
-                                          ".pt",          ".pth",
-                                          ".gguf",        ".onnx",
-                                          ".onnx_data"};
-
-    for (size_t i = 0; i < sizeof(weights) / sizeof(weights[0]); i++) {
-        const size_t n = strlen(weights[i]);
-
-        if (strlen(name) >= n && strcmp(name + strlen(name) - n, weights[i]) == 0)
-            return false;
-    }
-    return !c->model || strcmp(name, MODEL_CONFIG_FILE) != 0;
-}
-
-static int copy_folder(struct converter *c, struct err *e);
-
-/* A folder in the folder, as embedders have, with config.json in it. */
-static int copy_inner(struct converter *c, const char *name, struct err *e)
-{
-    struct converter inner = {.fd = -1};
-    int r;
-
-    inner.from = openat(c->from, name, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (inner.from < 0)
-        return err_set(e, -errno, "%s: %s", name, strerror(errno));
-    r = mkdirat(c->to, name, 0755) < 0 ? err_set(e, -errno, "%s: %s", name, strerror(errno)) : 0;
-    inner.to = r < 0 ? -1 : openat(c->to, name, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (r == 0)
-        r = inner.to < 0 ? err_set(e, -errno, "%s: %s", name, strerror(errno))
-                         : copy_folder(&inner, e);
-    if (inner.to >= 0)
-        close(inner.to);
-    close(inner.from);
-    return r;
-}
-
-/* Of an inner folder, which has no model, config.json too, but no folders. Hidden files stay
- * behind, and so does the new folder where it lies in the old one. */
-static int copy_folder(struct converter *c, struct err *e)
-{
-    const int again = dup(c->from);
-    DIR *d = again < 0 ? NULL : fdopendir(again);
-    const struct dirent *entry;
-    struct stat st, target;
-    int r = 0;
-
-    if (!d) {
-        r = err_set(e, -errno, "%s", strerror(errno));
-        if (again >= 0)
-            close(again);
-        return r;
-    }
-    rewinddir(d);
-    if (fstat(c->to, &target) < 0)
-        r = err_set(e, -errno, "%s", strerror(errno));
-    while (r == 0 && (entry = readdir(d))) {
-        if (entry->d_name[0] == '.' || fstatat(c->from, entry->d_name, &st, 0) < 0)
-            continue;
-        if (st.st_dev == target.st_dev && st.st_ino == target.st_ino)
-            continue;
-        if (S_ISDIR(st.st_mode) && c->model)
-            r = copy_inner(c, entry->d_name, e);
-        else if (S_ISREG(st.st_mode) && is_copied(c, entry->d_name))
-            r = copy_file(c, c->from, entry->d_name, e);
-    }
-    closedir(d);
-    return r;
-}
-
 /* ---- all */
 
 static int write_all(struct converter *c, struct err *e)
@@ -542,31 +423,12 @@ static int write_all(struct converter *c, struct err *e)
     if (r == 0)
         r = write_config(c, e);
     if (r == 0)
-        r = copy_folder(c, e);
+        r = folder_copy(c->from, c->to, e);
     for (size_t f = 0; c->fates && f < c->model->n_files; f++)
         free(c->fates[f]);
     free(c->fates);
     json_decref(c->map);
     return r;
-}
-
-static void remove_folder(int at, const char *name, int depth)
-{
-    const int fd = openat(at, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
-    DIR *d = fd < 0 ? NULL : fdopendir(fd);
-    const struct dirent *entry;
-
-    while (d && (entry = readdir(d))) {
-        if (strcmp(entry->d_name, ".") == 0 || strcmp(entry->d_name, "..") == 0)
-            continue;
-        if (unlinkat(fd, entry->d_name, 0) < 0 && depth > 0)
-            remove_folder(fd, entry->d_name, depth - 1);
-    }
-    if (d)
-        closedir(d);
-    else if (fd >= 0)
-        close(fd);
-    (void)unlinkat(at, name, AT_REMOVEDIR);
 }
 
 /* Whether what was written can be opened: a plain tensor may have had the name of a scale. */
@@ -601,7 +463,7 @@ static int write_folder(struct converter *c, const char *to, struct err *e)
     if (c->to >= 0)
         close(c->to);
     if (r < 0)
-        remove_folder(AT_FDCWD, beside, 1);
+        folder_remove(AT_FDCWD, beside);
     return r;
 }
 
@@ -609,7 +471,7 @@ int model_convert(const char *from, const char *to, enum dtype dtype,
                   void (*progress)(void *ctx, double done), void *progress_ctx, struct err *e)
 {
     struct converter c = {.dtype = dtype,
-                          .fd = -1,
+                          .out.fd = -1,
                           .progress = progress,
                           .progress_ctx = progress_ctx};
     struct stat st;
