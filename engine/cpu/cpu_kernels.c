@@ -94,15 +94,11 @@ VEC_FUNC void add_columns(struct vec *acc, const struct matmul *m, int row, int 
 
 VEC_FUNC float half_to_float(uint16_t x)
 {
-#ifdef __F16C__
-    return _cvtsh_ss(x);
-#else
     const uint32_t bits = f32_bits_from_f16(x);
     float f;
 
     memcpy(&f, &bits, sizeof(f));
     return f;
-#endif
 }
 
 /* The scale of a group, of E4M3 with what its vectors lack. */

@@ -11,10 +11,8 @@ const struct cpu_ops *cpu_ops_get(enum cpu_isa isa)
                    ? &cpu_ops_avx512
                    : NULL;
     case CPU_ISA_AVX2:
-        return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-                       __builtin_cpu_supports("f16c")
-                   ? &cpu_ops_avx2
-                   : NULL;
+        return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") ? &cpu_ops_avx2
+                                                                               : NULL;
 #endif
     case CPU_ISA_PLAIN:
         return &cpu_ops_plain;
