@@ -68,11 +68,11 @@ class Pooling(Embedder):
     def test_beside_answers_without_room(self):
         """Where answers take a text's blocks, what was summed up before does not count."""
         case, n_answers, n_texts = CASES[-1], 4, 8
-        with self.start("cache.kv_memory=32M", "scheduler.max_batch_tokens=32",
+        with self.start("cache.kv_memory=24M", "scheduler.max_batch_tokens=32",
                         "scheduler.speculation=off",
                         mode="mean_tokens") as d, d.connect() as w:
             for i in range(n_answers):
-                w.send(i + 1, generate={"prompt_ids": {"ids": [i + 5] * 40}, "max_tokens": 600,
+                w.send(i + 1, generate={"prompt_ids": {"ids": [i + 5] * 40}, "max_tokens": 400,
                                         "sampling": {"ignore_eos": True}})
             sent, answers_left, embeddings = 0, n_answers, []
             while answers_left or len(embeddings) < sent:
