@@ -16,21 +16,28 @@ static void set_up(void)
     rig_start();
 }
 
-/* Steps until nothing is left, with at most two in flight, as the engine has them. */
+/* Begins a step, where one may begin and fewer than two are in flight, as the engine has them; else
+ * ends one. Returns how many have begun. */
+static int advance(int *in_flight, bool may_begin)
+{
+    if (may_begin && *in_flight < BACKEND_IN_FLIGHT && rig_next()) {
+        ++*in_flight;
+        return 1;
+    }
+    ck_assert_int_gt(*in_flight, 0);
+    rig_commit();
+    --*in_flight;
+    return 0;
+}
+
+/* Steps until nothing is left. */
 static int run(void)
 {
     int in_flight = 0, n = 0;
 
     for (int i = 0; in_flight > 0 || core_busy(rig.core); i++) {
         ck_assert_int_lt(i, 10000);
-        if (in_flight < BACKEND_IN_FLIGHT && rig_next()) {
-            in_flight++;
-            n++;
-        } else {
-            ck_assert_int_gt(in_flight, 0);
-            rig_commit();
-            in_flight--;
-        }
+        n += advance(&in_flight, true);
     }
     return n;
 }
@@ -258,14 +265,7 @@ static int run_with_model(uint64_t answer, bool right)
                                         wishes[i].n_drafts),
                              wishes[i].n_drafts);
         }
-        if (!(n_wishes > 0 && in_flight > 0) && in_flight < BACKEND_IN_FLIGHT && rig_next()) {
-            in_flight++;
-            n++;
-        } else {
-            ck_assert_int_gt(in_flight, 0);
-            rig_commit();
-            in_flight--;
-        }
+        n += advance(&in_flight, n_wishes == 0 || in_flight == 0);
     }
     return n;
 }

@@ -515,12 +515,28 @@ static const struct {
     {{WRITER_MIXTRAL(8, 2), 2, 8, 2, 16, 52, 80, 2048, 1024, 1e-6f, 1e6, false}, 8},
 };
 
+/* The model that was made gives what the reference gives; in chunks, and by the plain instructions,
+ * the same bits. Drops it. */
+static void check_model(enum cpu_isa isa, int tp_size)
+{
+    int32_t prompt[N_PROMPT];
+    struct drive_seq whole, cut;
+
+    make_prompt(prompt, N_PROMPT);
+    run(&whole, prompt, 512, isa, tp_size);
+    check_reference(&whole);
+    run(&cut, prompt, 17, CPU_ISA_PLAIN, tp_size);
+    ck_assert_mem_eq(cut.out, whole.out, sizeof(*cut.out) * N_OUT);
+    ck_assert_mem_eq(cut.logprobs, whole.logprobs, sizeof(*cut.logprobs) * N_OUT);
+    drive_seq_deinit(&whole);
+    drive_seq_deinit(&cut);
+    drop_model();
+}
+
 /* Shards give what the whole gives, and chunks of them the same bits. */
 TEST(ranks_agree_with_reference, .n = N(sharded))
 {
     const int tp_size = sharded[_i].tp_size;
-    int32_t prompt[N_PROMPT];
-    struct drive_seq whole, cut;
 
     if (_i == EMPTY_SHARE) {
         int64_t first, n;
@@ -530,15 +546,7 @@ TEST(ranks_agree_with_reference, .n = N(sharded))
         ck_assert_int_eq(n, 0);
     }
     make_model(&sharded[_i].config, SOUND);
-    make_prompt(prompt, N_PROMPT);
-    run(&whole, prompt, 512, CPU_ISA_PLAIN, tp_size);
-    check_reference(&whole);
-    run(&cut, prompt, 17, CPU_ISA_PLAIN, tp_size);
-    ck_assert_mem_eq(cut.out, whole.out, sizeof(*cut.out) * N_OUT);
-    ck_assert_mem_eq(cut.logprobs, whole.logprobs, sizeof(*cut.logprobs) * N_OUT);
-    drive_seq_deinit(&whole);
-    drive_seq_deinit(&cut);
-    drop_model();
+    check_model(CPU_ISA_PLAIN, tp_size);
 }
 
 /* Columns in groups of 128, 64 and 32; in FP8 also blocks that are cut at every side. */
@@ -560,20 +568,10 @@ static const struct {
 TEST(quantized_models_agree_with_reference, .n = N(quantized))
 {
     const int tp_size = quantized[_i].tp_size;
-    int32_t prompt[N_PROMPT];
-    struct drive_seq whole, cut;
 
     make_model(&quantized[_i].config, SOUND);
     ck_assert_msg(model_quantize(model, quantized[_i].dtype, &e) == 0, "%s", e.text);
-    make_prompt(prompt, N_PROMPT);
-    run(&whole, prompt, 512, best_isa(), tp_size);
-    check_reference(&whole);
-    run(&cut, prompt, 17, CPU_ISA_PLAIN, tp_size);
-    ck_assert_mem_eq(cut.out, whole.out, sizeof(*cut.out) * N_OUT);
-    ck_assert_mem_eq(cut.logprobs, whole.logprobs, sizeof(*cut.logprobs) * N_OUT);
-    drive_seq_deinit(&whole);
-    drive_seq_deinit(&cut);
-    drop_model();
+    check_model(best_isa(), tp_size);
 }
 
 /* Neither twice, nor in groups that no width allows. */
