@@ -326,8 +326,8 @@ static uint8_t to_e4m3(uint8_t *y, const float *x, int n)
             return E4M3_NAN_SCALE;
         largest = fabsf(x[i]) > largest ? fabsf(x[i]) : largest;
     }
-    (void)frexpf(largest / 448, &exponent); /* below 2^exponent */
-    exponent -= ldexpf(448, exponent - 1) >= largest;
+    (void)frexpf(largest / E4M3_MAX, &exponent); /* below 2^exponent */
+    exponent -= ldexpf(E4M3_MAX, exponent - 1) >= largest;
     exponent = exponent < -126 ? -126 : exponent > E4M3_MAX_SCALE ? E4M3_MAX_SCALE : exponent;
     for (int i = 0; i < n; i++)
         y[i] = e4m3_from_f32(x[i] * power_of_two((uint32_t)(127 - exponent)));

@@ -6,7 +6,6 @@
 
 #include "engine/util/bf16.h"
 
-#define E4M3_MAX 448.0f
 /* Half the distance from -8 to 7: of the ends one is rounded to, the other is half a step away. */
 #define INT4_REACH 7.5f
 

@@ -73,7 +73,9 @@ static inline float f32_from_e4m3(uint8_t x)
     return f;
 }
 
-/* What is beyond 448, and NaN, becomes 448 with its sign. */
+#define E4M3_MAX 448.0f
+
+/* What is beyond E4M3_MAX, and NaN, becomes that with its sign. */
 static inline uint8_t e4m3_from_f32(float x)
 {
     uint32_t bits, exponent, mantissa, lost, code;
