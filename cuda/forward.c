@@ -2,9 +2,10 @@
  *
  * The resident path is one persistent kernel for all layers and the LM head (resident.cu). The
  * other two go layer by layer. Skinny: every product is a skinny_gemm that norms its input (where
- * that is short) and adds to or gates its output by itself, five kernels a layer. Gemm: cuBLASLt,
- * which can only add, with norms and gate as kernels of their own; a product with few tiles for the
- * machine leaves sums over parts of k, and the norm after it adds these.
+ * that is short) and adds to or gates its output by itself, five kernels a layer. Gemm: up to
+ * STREAM_MAX_ROWS rows stream_gemm, then cuBLASLt, which can only add, with norms and gate as
+ * kernels of their own; a product with few tiles for the machine leaves sums over parts of k, and
+ * the norm after it adds these.
  *
  * The FFN of a mixture of experts is that of experts.h on both.
  *
@@ -178,7 +179,8 @@ static int ffn_gemm(const struct pass *p, int layer, struct rows rows)
         return ffn_experts(p, layer, rows, false);
     if ((r = pass_gemm(p, PRODUCT_GATE_UP, layer, rows)) < 0)
         return r;
-    if (forward_gemm_in(f, &f->weights->layers[layer].down, NULL) == GEMM_OF_BF16 &&
+    if (!pass_gates(f, layer, rows.n) &&
+        forward_gemm_in(f, &f->weights->layers[layer].down, NULL) == GEMM_OF_BF16 &&
         (r = cuda_check(silu_mul(f->launch, f->act + at, f->gate_up + 2 * at, rows.n,
                                  f->config->ffn_dim),
                         "silu_mul", p->e)) < 0)

@@ -79,6 +79,7 @@ struct forward {
     struct ring ring;
     bool invariant; /* the same products whatever the number of rows */
     bool e4m3;      /* products of many rows may take activations of 8 bits */
+    bool streams;   /* stream_gemm() is usable */
     int few_rows;   /* of a step for which there are paths to choose from, at most */
     uint8_t decode_path[FORWARD_FEW_ROWS + 1]; /* enum forward_path by rows, of decodes alone */
     uint8_t chain_path[FORWARD_FEW_ROWS + 1];  /* where the resident kernel cannot be */
@@ -157,6 +158,9 @@ int forward_sample(const struct forward *f, const struct step_view *v, int n_row
 /* forward_run() as a graph, of a step without sums. */
 int forward_capture(cudaGraphExec_t *out, const struct forward *f, const struct step_view *v,
                     const struct forward_shape *s, struct err *e);
+
+/* Whether PATH_GEMM takes stream_gemm() for a product of n_rows rows, not cuBLASLt. */
+bool forward_streams(const struct forward *f, enum forward_product kind, int n_rows);
 
 /* Whether there is such a product: experts have their own. */
 bool forward_has_product(const struct forward *f, enum forward_product kind);

@@ -34,6 +34,9 @@ static inline bool pass_parts_are_bf16(const struct forward *f, int n)
 /* A product of many rows, with what it makes of its weights or input first. */
 int pass_gemm(const struct pass *p, enum forward_product kind, int layer, struct rows rows);
 
+/* Whether the first FFN product gates what it gives, so that it is f->act. */
+bool pass_gates(const struct forward *f, int layer, int n_rows);
+
 /* Parts that products which add to the residual are computed in; 1: they add by themselves. */
 int pass_parts_of(const struct forward *f, int n_rows, const struct matrix *w);
 

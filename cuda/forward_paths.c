@@ -2,8 +2,9 @@
  * resident kernel has of the model; see forward.h. */
 #include "cuda/forward.h"
 
-/* Without records. A step of 2, 4, 16 rows on an H200 by skinny products and by cuBLASLt, 0.6B:
- * 0.80 and 0.83, 0.90 and 0.86, 1.29 and 1.12 ms; 8B: 4.7 and 4.4, 4.8 and 4.5, 6.1 and 4.9. */
+/* Without records, where weights cannot stream. A step of 2, 4, 16 rows on an H200 by skinny
+ * products and by cuBLASLt, 0.6B: 0.80 and 0.83, 0.90 and 0.86, 1.29 and 1.12 ms; 8B: 4.7
+ * and 4.4, 4.8 and 4.5, 6.1 and 4.9. */
 enum { SKINNY_ROWS = 2 };
 
 /* The same of quantized weights. A layer of 8B on an H100 with 16 and 32 rows: where many rows take
@@ -14,7 +15,7 @@ enum { SKINNY_E4M3_ROWS = 16, SKINNY_QUANTIZED_ROWS = 128 };
 static int skinny_rows(const struct forward *f)
 {
     if (!f->config->quant)
-        return SKINNY_ROWS;
+        return f->streams ? 0 : SKINNY_ROWS;
     return forward_gemm_in(f, &f->weights->layers->gate_up, NULL) == GEMM_OF_BF16
                ? SKINNY_QUANTIZED_ROWS
                : SKINNY_E4M3_ROWS;

@@ -2,8 +2,24 @@
  * sums go, and what its weights or its input are made into first. */
 #include "cuda/forward_impl.h"
 
+/* Whether stream_gemm() multiplies n_rows rows with w. */
+static bool streams(const struct forward *f, const struct matrix *w, int n_rows)
+{
+    return f->streams && !f->invariant && !w->scales && n_rows <= STREAM_MAX_ROWS && w->k % 8 == 0;
+}
+
+bool pass_gates(const struct forward *f, int layer, int n_rows)
+{
+    const struct layer_weights *l = &f->weights->layers[layer];
+
+    return streams(f, &l->gate_up, n_rows) && f->config->ffn_dim % 8 == 0 &&
+           forward_gemm_in(f, &l->down, NULL) == GEMM_OF_BF16; /* which gates by itself */
+}
+
 int pass_parts_of(const struct forward *f, int n_rows, const struct matrix *w)
 {
+    if (f->ranks.n == 1 && streams(f, w, n_rows))
+        return stream_parts(w->n, w->k);
     return f->invariant || f->ranks.n > 1 || forward_gemm_in(f, w, NULL) != GEMM_OF_BF16
                ? 1
                : gemm_parts(gemm_rows(n_rows), f->config->hidden_dim, w->k);
@@ -30,6 +46,11 @@ static struct product describe(const struct forward *f, enum forward_product kin
     };
 
     return of[kind];
+}
+
+bool forward_streams(const struct forward *f, enum forward_product kind, int n_rows)
+{
+    return streams(f, describe(f, kind, 0).w, n_rows);
 }
 
 static struct gemm_product product_of(const struct forward *f, enum forward_product kind, int layer,
@@ -122,13 +143,53 @@ bool pass_in_halves(const struct forward *f, const struct matrix *w)
     return f->invariant && f->ranks.n == 1 && skinny_halves(&q, w->k);
 }
 
+/* Of what product_of() says. */
+static int stream(const struct pass *p, enum forward_product kind, int layer, struct rows rows)
+{
+    const struct forward *f = p->f;
+    const struct gemm_product of = product_of(f, kind, layer, rows);
+    struct stream s = {.y = of.y,
+                       .y_stride = of.y_stride,
+                       .x = of.x,
+                       .w = of.w,
+                       .bias = of.bias,
+                       .m = of.m,
+                       .n = of.n,
+                       .k = of.k,
+                       .n_parts = 1};
+
+    switch (of.out) {
+    case GEMM_PARTS_F32:
+        s.n_parts = stream_parts(of.n, of.k);
+        s.out = STREAM_F32;
+        break;
+    case GEMM_F32:
+        s.out = STREAM_F32;
+        break;
+    case GEMM_ADD_F32:
+        s.out = STREAM_ADD_F32;
+        break;
+    default:
+        s.out = STREAM_BF16;
+    }
+    if (kind == PRODUCT_GATE_UP && pass_gates(f, layer, rows.n)) {
+        s.n /= 2;
+        s.y = f->act + (int64_t)rows.first * s.n;
+        s.y_stride = s.n;
+        s.out = STREAM_SILU_MUL;
+    }
+    return cuda_check(stream_gemm(f->launch, &s), "a product of few rows", p->e);
+}
+
 int pass_gemm(const struct pass *p, enum forward_product kind, int layer, struct rows rows)
 {
     const struct forward *f = p->f;
     struct gemm_product product = product_of(f, kind, layer, rows);
-    int r = prepare(f, kind, layer, rows, p->e);
+    int r;
 
-    if (r < 0)
+    if (streams(f, describe(f, kind, layer).w, rows.n))
+        return stream(p, kind, layer, rows);
+    if ((r = prepare(f, kind, layer, rows, p->e)) < 0)
         return r;
     if (product.out != GEMM_ADD_F32 || !pass_in_halves(f, describe(f, kind, layer).w))
         return gemm_run(f->gemm, f->launch->stream, &product, p->e);

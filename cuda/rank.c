@@ -424,6 +424,8 @@ static int open_device(struct rank *b, struct err *e)
         r = open_ring(&f->ring, e);
     if (r == 0)
         r = cuda_check(attn_prefill_init(), "preparing attention", e);
+    if (r == 0)
+        r = cuda_check(stream_gemm_init(&f->streams), "preparing products", e);
     if (r == 0 && c->n_experts)
         r = cuda_check(expert_gemm_init(&d->launch), "preparing experts", e);
     if (r == 0 && f->resident_rows > 0)

@@ -9,7 +9,7 @@
  * few tiles their keys are split too, and the warpgroup that finishes last joins the splits. */
 #include "cuda/kernels/attn_prefill_sm90.cuh"
 
-#include <cudaTypedefs.h>
+#include "cuda/kernels/tensor_map.cuh"
 
 static constexpr int COPY_REGISTERS = 40, COMPUTE_REGISTERS = 232;
 static_assert((COPY_REGISTERS + GROUPS * COMPUTE_REGISTERS) * GROUP_THREADS <= 65536, "an SM's");
@@ -329,31 +329,6 @@ static size_t shared_bytes(int head_dim)
     return 1023 + (head_dim == 128 ? layout<128>::BYTES : layout<64>::BYTES);
 }
 
-/* cuTensorMapEncodeTiled, of the driver that is loaded anyway. */
-static cudaError_t find_encode(PFN_cuTensorMapEncodeTiled_v12000 *out)
-{
-    cudaDriverEntryPointQueryResult found;
-    void *f = nullptr;
-    const cudaError_t r = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &f, 12000,
-                                                           cudaEnableDefault, &found);
-
-    *out = (PFN_cuTensorMapEncodeTiled_v12000)f;
-    return r == cudaSuccess && !f ? cudaErrorNotSupported : r;
-}
-
-/* A bf16 array of so many dimensions, the first of which is 64 wide; strides in bytes. */
-static cudaError_t encode(PFN_cuTensorMapEncodeTiled_v12000 f, CUtensorMap *out, void *base, int n,
-                          const cuuint64_t *sizes, const cuuint64_t *strides, const cuuint32_t *box)
-{
-    const cuuint32_t ones[4] = {1, 1, 1, 1};
-
-    return f(out, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, (cuuint32_t)n, base, sizes, strides, box, ones,
-             CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-             CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS
-               ? cudaSuccess
-               : cudaErrorInvalidValue;
-}
-
 extern "C" cudaError_t attn_maps_init(struct attn_maps *out, const struct kv_pool *kv,
                                       int64_t n_blocks, const uint16_t *q, int64_t q_stride,
                                       int n_rows)
@@ -368,7 +343,6 @@ extern "C" cudaError_t attn_maps_init(struct attn_maps *out, const struct kv_poo
     const cuuint64_t q_sizes[3] = {64, (cuuint64_t)n_rows, (cuuint64_t)q_stride / 64};
     const cuuint64_t q_strides[2] = {(cuuint64_t)q_stride * 2, 128};
     const cuuint32_t q_box[3] = {64, ATTN_TILE, halves};
-    PFN_cuTensorMapEncodeTiled_v12000 f;
     struct cudaFuncAttributes attributes;
     CUtensorMap keys, queries;
     cudaError_t r = cudaFuncGetAttributes(&attributes, kernel_of(kv->head_dim).f);
@@ -380,11 +354,9 @@ extern "C" cudaError_t attn_maps_init(struct attn_maps *out, const struct kv_poo
     r = cudaFuncSetAttribute(kernel_of(kv->head_dim).f, cudaFuncAttributeMaxDynamicSharedMemorySize,
                              (int)shared_bytes(kv->head_dim));
     if (r == cudaSuccess)
-        r = find_encode(&f);
+        r = encode_map(&keys, kv->base, 4, kv_sizes, kv_strides, kv_box);
     if (r == cudaSuccess)
-        r = encode(f, &keys, kv->base, 4, kv_sizes, kv_strides, kv_box);
-    if (r == cudaSuccess)
-        r = encode(f, &queries, (void *)q, 3, q_sizes, q_strides, q_box);
+        r = encode_map(&queries, q, 3, q_sizes, q_strides, q_box);
     if (r != cudaSuccess)
         return r;
     static_assert(sizeof(out->keys) == sizeof(keys), "a tensor map");

@@ -57,6 +57,15 @@ static __device__ __forceinline__ void fence_async()
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
+static __device__ __forceinline__ void copy_box_2d(uint32_t to, const CUtensorMap *map, int x,
+                                                   int y, uint32_t barrier)
+{
+    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+                 "[%0], [%1, {%2, %3}], [%4];" ::"r"(to),
+                 "l"(map), "r"(x), "r"(y), "r"(barrier)
+                 : "memory");
+}
+
 static __device__ __forceinline__ void copy_box_3d(uint32_t to, const CUtensorMap *map, int x,
                                                    int y, int z, uint32_t barrier)
 {
@@ -72,6 +81,34 @@ static __device__ __forceinline__ void copy_box_4d(uint32_t to, const CUtensorMa
     asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
                  "[%0], [%1, {%2, %3, %4, %5}], [%6];" ::"r"(to),
                  "l"(map), "r"(x), "r"(y), "r"(z), "r"(w), "r"(barrier)
+                 : "memory");
+}
+
+// What will not be read again gives way in L2 first: `policy` is first_to_go().
+static __device__ __forceinline__ uint64_t first_to_go()
+{
+    uint64_t policy;
+
+    asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    return policy;
+}
+
+static __device__ __forceinline__ void copy_box_2d(uint32_t to, const CUtensorMap *map, int x,
+                                                   int y, uint32_t barrier, uint64_t policy)
+{
+    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+                 ".L2::cache_hint [%0], [%1, {%2, %3}], [%4], %5;" ::"r"(to),
+                 "l"(map), "r"(x), "r"(y), "r"(barrier), "l"(policy)
+                 : "memory");
+}
+
+static __device__ __forceinline__ void copy_box_4d(uint32_t to, const CUtensorMap *map, int x,
+                                                   int y, int z, int w, uint32_t barrier,
+                                                   uint64_t policy)
+{
+    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+                 ".L2::cache_hint [%0], [%1, {%2, %3, %4, %5}], [%6], %7;" ::"r"(to),
+                 "l"(map), "r"(x), "r"(y), "r"(z), "r"(w), "r"(barrier), "l"(policy)
                  : "memory");
 }
 
@@ -126,6 +163,7 @@ template <int N> static __device__ __forceinline__ void pin(float (&x)[N])
 }
 
 #define ACCUMULATORS_4(d, i) "+f"(d[i]), "+f"(d[(i) + 1]), "+f"(d[(i) + 2]), "+f"(d[(i) + 3])
+#define ACCUMULATORS_8(d, i) ACCUMULATORS_4(d, i), ACCUMULATORS_4(d, (i) + 4)
 #define ACCUMULATORS_16(d, i)                                                                      \
     ACCUMULATORS_4(d, i), ACCUMULATORS_4(d, (i) + 4), ACCUMULATORS_4(d, (i) + 8),                  \
         ACCUMULATORS_4(d, (i) + 12)
@@ -142,6 +180,47 @@ static __device__ __forceinline__ void wgmma_ss(float (&d)[64], uint64_t a, uint
                  "%64, %65, p, 1, 1, 0, 0;}"
                  : ACCUMULATORS_16(d, 0), ACCUMULATORS_16(d, 16), ACCUMULATORS_16(d, 32),
                    ACCUMULATORS_16(d, 48)
+                 : "l"(a), "l"(b), "r"((int)add));
+}
+
+// The same of b [16, 16], [32, 16], [48, 16] and [64, 16].
+static __device__ __forceinline__ void wgmma_ss(float (&d)[8], uint64_t a, uint64_t b, bool add)
+{
+    asm volatile("{.reg .pred p; setp.ne.b32 p, %10, 0; "
+                 "wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16 "
+                 "{%0, %1, %2, %3, %4, %5, %6, %7}, %8, %9, p, 1, 1, 0, 0;}"
+                 : ACCUMULATORS_8(d, 0)
+                 : "l"(a), "l"(b), "r"((int)add));
+}
+
+static __device__ __forceinline__ void wgmma_ss(float (&d)[16], uint64_t a, uint64_t b, bool add)
+{
+    asm volatile("{.reg .pred p; setp.ne.b32 p, %18, 0; "
+                 "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 "
+                 "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, "
+                 "%16, %17, p, 1, 1, 0, 0;}"
+                 : ACCUMULATORS_16(d, 0)
+                 : "l"(a), "l"(b), "r"((int)add));
+}
+
+static __device__ __forceinline__ void wgmma_ss(float (&d)[24], uint64_t a, uint64_t b, bool add)
+{
+    asm volatile("{.reg .pred p; setp.ne.b32 p, %26, 0; "
+                 "wgmma.mma_async.sync.aligned.m64n48k16.f32.bf16.bf16 "
+                 "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+                 "%16, %17, %18, %19, %20, %21, %22, %23}, %24, %25, p, 1, 1, 0, 0;}"
+                 : ACCUMULATORS_16(d, 0), ACCUMULATORS_8(d, 16)
+                 : "l"(a), "l"(b), "r"((int)add));
+}
+
+static __device__ __forceinline__ void wgmma_ss(float (&d)[32], uint64_t a, uint64_t b, bool add)
+{
+    asm volatile("{.reg .pred p; setp.ne.b32 p, %34, 0; "
+                 "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
+                 "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+                 "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
+                 "%32, %33, p, 1, 1, 0, 0;}"
+                 : ACCUMULATORS_16(d, 0), ACCUMULATORS_16(d, 16)
                  : "l"(a), "l"(b), "r"((int)add));
 }
 
@@ -171,6 +250,7 @@ static __device__ __forceinline__ void wgmma_rs(float (&d)[32], const uint32_t *
 }
 
 #undef ACCUMULATORS_4
+#undef ACCUMULATORS_8
 #undef ACCUMULATORS_16
 
 #endif

@@ -406,6 +406,32 @@ bool skinny_halves(const struct quant *q, int k);
 cudaError_t skinny_norm(const struct launch *l, uint16_t *y, float *rms, const float *x,
                         const uint16_t *norm, int m, int k, float eps);
 
+/* The same of bf16 weights and up to so many rows, by kernels for compute capability 9.0. */
+enum { STREAM_MAX_ROWS = 64, STREAM_PART_TILES = 128 };
+enum stream_out {
+    STREAM_BF16,
+    STREAM_F32, /* y [n_parts, m, n]: sums over equal parts of k, not yet added */
+    STREAM_ADD_F32,
+    STREAM_SILU_MUL,
+    N_STREAM_OUT
+};
+struct stream {
+    void *y; /* row stride y_stride */
+    int64_t y_stride;
+    const uint16_t *x, *w; /* [m, k]; [n, k], of STREAM_SILU_MUL [2 * n, k] */
+    const uint16_t *bias;  /* [n], added before anything is rounded, or NULL; STREAM_BF16 alone */
+    int m, n, k;           /* k a multiple of 8; of STREAM_SILU_MUL n as well */
+    enum stream_out out;
+    int n_parts; /* of STREAM_F32: 1, or stream_parts() */
+};
+cudaError_t stream_gemm(const struct launch *l, const struct stream *s);
+/* Once a device; not usable where the kernels were not compiled for it. */
+cudaError_t stream_gemm_init(bool *usable);
+
+/* Where tiles of all rows of w are too few for the machine, parts of k make them more: as many as
+ * leave STREAM_PART_TILES tiles at most. */
+int stream_parts(int n, int k);
+
 /* The sampler's memory and results. Each rank has the logits of its ids and looks through them;
  * rank 0 joins what they have found, and reads their logits where that is not enough. Rows of
  * logits have stride logits_stride, a multiple of 4. */

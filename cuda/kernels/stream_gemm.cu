@@ -1,0 +1,279 @@
+/* stream_gemm.cu - products of up to STREAM_MAX_ROWS rows with a weight matrix that streams through
+ * shared memory, for compute capability 9.0.
+ *
+ * Bound by memory: the weights, each read once. A block stays on its multiprocessor and takes tiles
+ * of 64 rows of w one after another, over all of k or a part of it. One thread keeps a ring of
+ * stages full by bulk tensor copies, 64 of k at a time: tens of stages are under way whatever the
+ * tile, across the ends of tiles, and the first are requested before the kernel waits for the one
+ * ahead of it. Weights are the 64-wide operand of wgmma, x the other, as wide as there are rows;
+ * its stages come with those of the weights, from L2.
+ *
+ * Of a gated product, 8 rows of gate and 8 of up lie in turn in a tile, so that both sums of a
+ * result are in one thread.
+ *
+ * A row's result does not depend on how many rows there are. */
+#include "cuda/kernels/common.cuh"
+#include "cuda/kernels/hopper.cuh"
+#include "cuda/kernels/tensor_map.cuh"
+
+static constexpr int ROWS = 64; /* of w of a tile */
+static constexpr int STEP = 64; /* k of a stage: 128 bytes of a row */
+static constexpr int ATOM = 8 * STEP * 2;
+static constexpr int W_BYTES = ROWS * STEP * 2; /* of a stage */
+static constexpr int GROUP_THREADS = 4 * WARP;  /* that multiply */
+static constexpr int THREADS = GROUP_THREADS + WARP;
+static constexpr int RING_BYTES = 196 << 10; /* leaves room for a block of attention behind it */
+
+/* Of N rows of x a stage has so many bytes, and the ring so many stages. */
+template <int N> static constexpr int STAGE_BYTES = W_BYTES + STEP * 2 * N;
+template <int N> static constexpr int STAGES = RING_BYTES / STAGE_BYTES<N>;
+
+struct stream_args {
+    CUtensorMap w, x;
+    struct stream s;
+    int n_steps; /* of a part of k */
+    int n_items; /* tiles times parts */
+};
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+/* The ring: a stage is full when its copies have arrived, empty when it has been multiplied. */
+template <int N> struct barriers {
+    uint64_t full[STAGES<N>], empty[STAGES<N>];
+};
+
+/* Step number i of a block: which of w and of k. */
+struct place {
+    int tile, k;
+};
+
+static __device__ __forceinline__ struct place place_of(const struct stream_args &a, int i)
+{
+    const int item = (int)blockIdx.x + i / a.n_steps * (int)gridDim.x;
+
+    return {item / a.s.n_parts, (item % a.s.n_parts * a.n_steps + i % a.n_steps) * STEP};
+}
+
+static __device__ __forceinline__ int steps_of(const struct stream_args &a)
+{
+    const int me = (int)blockIdx.x, grid = (int)gridDim.x;
+
+    return (a.n_items - me + grid - 1) / grid * a.n_steps;
+}
+
+/* Weights will not be read again, x by all blocks. */
+template <bool GATED>
+static __device__ __forceinline__ void copy_w(uint32_t to, const struct stream_args &a,
+                                              struct place p, uint32_t full, uint64_t policy)
+{
+    if (GATED)
+        copy_box_4d(to, &a.w, p.k, 0, 0, p.tile * (ROWS / 16), full, policy);
+    else
+        copy_box_2d(to, &a.w, p.k, p.tile * ROWS, full, policy);
+}
+
+/* One thread: all copies of the block. */
+template <int N, bool GATED>
+static __device__ __forceinline__ void copy_all(const struct stream_args &a, struct barriers<N> *b,
+                                                uint32_t ring)
+{
+    static constexpr uint32_t STAGE = STAGE_BYTES<N>;
+    const int n = steps_of(a), first = n < STAGES<N> ? n : STAGES<N>;
+    const uint64_t policy = first_to_go();
+
+    for (int i = 0; i < first; i++) {
+        barrier_expect(shared_address(&b->full[i]), STAGE);
+        copy_w<GATED>(ring + (uint32_t)i * STAGE, a, place_of(a, i), shared_address(&b->full[i]),
+                      policy);
+    }
+    chain_wait();
+    for (int i = 0; i < first; i++)
+        copy_box_2d(ring + (uint32_t)i * STAGE + W_BYTES, &a.x, place_of(a, i).k, 0,
+                    shared_address(&b->full[i]));
+    for (int i = first, stage = 0, parity = 0; i < n; i++) {
+        const uint32_t full = shared_address(&b->full[stage]), to = ring + (uint32_t)stage * STAGE;
+        const struct place p = place_of(a, i);
+
+        barrier_wait(shared_address(&b->empty[stage]), (uint32_t)parity);
+        barrier_expect(full, STAGE);
+        copy_w<GATED>(to, a, p, full, policy);
+        copy_box_2d(to + W_BYTES, &a.x, p.k, 0, full);
+        if (++stage == STAGES<N>)
+            stage = 0, parity ^= 1;
+    }
+}
+
+/* A thread has rows r and r + 8 of w of a tile, of each two neighbouring rows of x in eight. */
+template <int N, int OUT>
+static __device__ __forceinline__ void store(const struct stream_args &a, const float (&d)[N / 2],
+                                             int item)
+{
+    const struct stream &s = a.s;
+    const int warp = (int)threadIdx.x / WARP, lane = (int)threadIdx.x % WARP;
+    const int tile = item / s.n_parts, part = item % s.n_parts;
+    const int row = OUT == STREAM_SILU_MUL ? tile * (ROWS / 2) + warp * 8 + lane / 4
+                                           : tile * ROWS + warp * 16 + lane / 4;
+    const bool has_bias = OUT == STREAM_BF16 && s.bias;
+    const float bias[2] = {has_bias && row < s.n ? bf16_to_float(s.bias[row]) : 0.0f,
+                           has_bias && row + 8 < s.n ? bf16_to_float(s.bias[row + 8]) : 0.0f};
+
+#pragma unroll
+    for (int i = 0; i < N / 2; i++) {
+        const int m = i / 4 * 8 + lane % 4 * 2 + i % 2, up = i / 2 % 2, n = row + up * 8;
+
+        if (m >= s.m)
+            continue;
+        if (OUT == STREAM_SILU_MUL) {
+            if (up == 0 && row < s.n)
+                ((uint16_t *)s.y)[m * s.y_stride + row] = bf16_bits(silu(d[i]) * d[i + 2]);
+        } else if (n < s.n) {
+            float *y = (float *)s.y + ((int64_t)part * s.m + m) * s.y_stride + n;
+
+            if (OUT == STREAM_BF16)
+                ((uint16_t *)s.y)[m * s.y_stride + n] = bf16_bits(d[i] + bias[up]);
+            else
+                *y = OUT == STREAM_ADD_F32 ? __ldcg(y) + d[i] : d[i];
+        }
+    }
+}
+
+/* While a stage is multiplied the one before may be under way still. */
+template <int N, int OUT>
+static __device__ __forceinline__ void multiply_all(const struct stream_args &a,
+                                                    struct barriers<N> *b, uint32_t ring)
+{
+    static constexpr uint32_t STAGE = STAGE_BYTES<N>;
+    const int n = steps_of(a), me = (int)blockIdx.x, grid = (int)gridDim.x;
+    int stage = 0, before = 0;
+    uint32_t parity = 0;
+
+    chain_wait(); /* what the results replace has been read */
+    for (int i = 0; i < n; i += a.n_steps) {
+        float d[N / 2];
+
+        for (int j = 0; j < a.n_steps; j++) {
+            const uint32_t at = ring + (uint32_t)stage * STAGE;
+            const uint64_t w = matrix_at(at, 0, ATOM), x = matrix_at(at + W_BYTES, 0, ATOM);
+
+            barrier_wait(shared_address(&b->full[stage]), parity);
+            wgmma_fence();
+#pragma unroll
+            for (int k = 0; k < STEP / 16; k++)
+                wgmma_ss(d, matrix_step(w, k * 32), matrix_step(x, k * 32), j + k > 0);
+            wgmma_commit();
+            wgmma_wait<1>();
+            if (j > 0 && threadIdx.x % WARP == 0)
+                barrier_arrive(shared_address(&b->empty[before]));
+            before = stage;
+            if (++stage == STAGES<N>)
+                stage = 0, parity ^= 1;
+        }
+        wgmma_wait<0>();
+        pin(d);
+        if (threadIdx.x % WARP == 0)
+            barrier_arrive(shared_address(&b->empty[before]));
+        store<N, OUT>(a, d, me + i / a.n_steps * grid);
+    }
+}
+#endif
+
+/* N: rows of x of a stage. */
+template <int N, int OUT>
+static __global__ void __launch_bounds__(THREADS, 1)
+    stream_kernel(const __grid_constant__ struct stream_args a)
+{
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+    extern __shared__ unsigned char memory[];
+    __shared__ struct barriers<N> b;
+    const uint32_t ring = (shared_address(memory) + 1023) & ~1023u;
+
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < STAGES<N>; i++) {
+            barrier_init(shared_address(&b.full[i]), 1);
+            barrier_init(shared_address(&b.empty[i]), GROUP_THREADS / WARP);
+        }
+        fence_async();
+    }
+    __syncthreads();
+    if (threadIdx.x < GROUP_THREADS)
+        multiply_all<N, OUT>(a, &b, ring);
+    else if (threadIdx.x == GROUP_THREADS)
+        copy_all<N, OUT == STREAM_SILU_MUL>(a, &b, ring);
+#endif
+}
+
+template <int N> static auto kernel_of(enum stream_out out)
+{
+    return out == STREAM_BF16      ? known<stream_kernel<N, STREAM_BF16>>()
+           : out == STREAM_F32     ? known<stream_kernel<N, STREAM_F32>>()
+           : out == STREAM_ADD_F32 ? known<stream_kernel<N, STREAM_ADD_F32>>()
+                                   : known<stream_kernel<N, STREAM_SILU_MUL>>();
+}
+
+/* To align the ring, too. */
+template <int N> static constexpr int SHARED_BYTES = 1023 + STAGES<N> *STAGE_BYTES<N>;
+
+template <int N> static cudaError_t allow()
+{
+    cudaError_t r = cudaSuccess;
+
+    for (int out = 0; out < N_STREAM_OUT && r == cudaSuccess; out++)
+        r = cudaFuncSetAttribute((const void *)kernel_of<N>((enum stream_out)out).f,
+                                 cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES<N>);
+    return r;
+}
+
+extern "C" cudaError_t stream_gemm_init(bool *usable)
+{
+    struct cudaFuncAttributes attributes;
+    cudaError_t r = cudaFuncGetAttributes(&attributes, kernel_of<16>(STREAM_F32).f);
+
+    /* Compiled for another capability the kernel is empty and has no shared memory. */
+    *usable = r == cudaSuccess && attributes.sharedSizeBytes > 0;
+    if (*usable && (r = allow<16>()) == cudaSuccess && (r = allow<32>()) == cudaSuccess &&
+        (r = allow<48>()) == cudaSuccess)
+        r = allow<64>();
+    return r;
+}
+
+extern "C" int stream_parts(int n, int k)
+{
+    const int tiles = (n + ROWS - 1) / ROWS;
+
+    for (int parts = 8; parts > 1; parts /= 2)
+        if (tiles * parts <= STREAM_PART_TILES && k % (parts * STEP) == 0)
+            return parts;
+    return 1;
+}
+
+template <int N> static cudaError_t run(const struct launch *l, const struct stream *s)
+{
+    const cuuint64_t k = (cuuint64_t)s->k, n = (cuuint64_t)s->n, row = k * 2;
+    const cuuint64_t x_sizes[2] = {k, (cuuint64_t)s->m}, w_sizes[2] = {k, n};
+    const cuuint64_t gated_sizes[4] = {k, 8, 2, n / 8}, gated_strides[3] = {row, n * row, 8 * row};
+    const cuuint32_t x_box[2] = {STEP, N}, w_box[2] = {STEP, ROWS};
+    const cuuint32_t gated_box[4] = {STEP, 8, 2, ROWS / 16};
+    const bool gated = s->out == STREAM_SILU_MUL;
+    const int each = gated ? ROWS / 2 : ROWS;
+    struct stream_args a;
+    cudaError_t r = encode_map(&a.x, s->x, 2, x_sizes, &row, x_box);
+
+    if (r == cudaSuccess)
+        r = gated ? encode_map(&a.w, s->w, 4, gated_sizes, gated_strides, gated_box)
+                  : encode_map(&a.w, s->w, 2, w_sizes, &row, w_box);
+    if (r != cudaSuccess)
+        return r;
+    a.s = *s;
+    a.n_steps = (s->k / s->n_parts + STEP - 1) / STEP;
+    a.n_items = (s->n + each - 1) / each * s->n_parts;
+    return launch_kernel(kernel_of<N>(s->out),
+                         dim3((unsigned)(a.n_items < l->n_sms ? a.n_items : l->n_sms)), THREADS,
+                         SHARED_BYTES<N>, l, a);
+}
+
+extern "C" cudaError_t stream_gemm(const struct launch *l, const struct stream *s)
+{
+    return s->m <= 16   ? run<16>(l, s)
+           : s->m <= 32 ? run<32>(l, s)
+           : s->m <= 48 ? run<48>(l, s)
+                        : run<64>(l, s);
+}

@@ -1,0 +1,169 @@
+/* test_stream.c - products whose weights stream through shared memory against a plain twin in
+ * double, and that a row's result does not depend on the others. */
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "tests/gpu/gpu_rig.h"
+#include "tests/unit/run_suite.h"
+
+/* One rounding to bf16 of random values is off by 2^-9 / sqrt(3) at most: 1.7e-3 and a margin. */
+static const double bf16_error = 2.5e-3;
+
+/* The matrix unit cuts off what it adds to a sum: of 12,288 products 6e-6 is seen. */
+static const double f32_error = 2e-5;
+
+static bool usable;
+
+static void set_up(void)
+{
+    device_set_up();
+    cuda_must(stream_gemm_init(&usable));
+    if (!usable)
+        printf("skipped: not a device of compute capability 9.0\n");
+}
+
+static double silu(double x)
+{
+    return x / (1.0 + exp(-x));
+}
+
+/* A product of random numbers; its y is wider than its rows where it is not in parts. */
+struct product {
+    struct device_array x, w, bias, y;
+    struct stream s;
+};
+
+static struct product random_product(int m, int n, int k, enum stream_out out, int n_parts)
+{
+    const bool wide = out == STREAM_F32 || out == STREAM_ADD_F32, gated = out == STREAM_SILU_MUL;
+    const size_t stride = (size_t)n + (n_parts > 1 ? 0 : 8);
+    const size_t size = (size_t)n_parts * (size_t)m * stride;
+    struct product p = {.x = array_bf16((size_t)m * (size_t)k, 1.0f),
+                        .w = array_bf16((size_t)n * (size_t)k * (gated ? 2 : 1),
+                                        1.0f / sqrtf((float)k)),
+                        .bias = array_bf16((size_t)n, 2.0f),
+                        .y = out == STREAM_ADD_F32 ? array_f32(size, 1.0f)
+                                                   : array_new(size * (wide ? 4 : 2))};
+
+    p.s = (struct stream){.y = p.y.device,
+                          .y_stride = (int64_t)stride,
+                          .x = p.x.device,
+                          .w = p.w.device,
+                          .bias = out == STREAM_BF16 ? p.bias.device : NULL,
+                          .m = m,
+                          .n = n,
+                          .k = k,
+                          .out = out,
+                          .n_parts = n_parts};
+    return p;
+}
+
+/* Result j of a row x [k] in a part. */
+static double twin(const struct product *p, const double *x, int j, int part)
+{
+    const struct stream *s = &p->s;
+    const uint16_t *w = p->w.host;
+    const int each = s->k / s->n_parts;
+    const double y = dot(x + part * each, w + (size_t)j * (size_t)s->k + part * each, each);
+
+    if (s->out == STREAM_SILU_MUL)
+        return silu(y) * dot(x, w + (size_t)(s->n + j) * (size_t)s->k, s->k);
+    return y + (s->bias ? bf16_value(((uint16_t *)p->bias.host)[j]) : 0.0);
+}
+
+static void check(int m, int n, int k, enum stream_out out, int n_parts)
+{
+    const bool wide = out == STREAM_F32 || out == STREAM_ADD_F32;
+    const struct product p = random_product(m, n, k, out, n_parts);
+    const size_t stride = (size_t)p.s.y_stride, size = (size_t)(n_parts * m) * stride;
+    const double *in = values_bf16(p.x.host, (size_t)m * (size_t)k);
+    double *expected =
+        out == STREAM_ADD_F32 ? values_f32(p.y.host, size) : host_new(size, sizeof(double));
+    double *got, error;
+
+    for (int i = 0; i < n_parts * m; i++)
+        for (int j = 0; j < n; j++)
+            expected[(size_t)i * stride + (size_t)j] += twin(&p, in + i % m * k, j, i / m);
+    cuda_must(stream_gemm(&device.launch, &p.s));
+    array_to_host(&p.y);
+    got = wide ? values_f32(p.y.host, size) : values_bf16(p.y.host, size);
+    for (size_t i = 0; i < size && out != STREAM_ADD_F32; i++)
+        if (i % stride >= (size_t)n) {
+            ck_assert(isnan(got[i])); /* nothing written past a row */
+            got[i] = 0.0;
+        }
+    error = relative_error(got, expected, size);
+    ck_assert_msg(error < (wide ? f32_error : bf16_error), "m %d n %d k %d out %d parts %d: %g", m,
+                  n, k, (int)out, n_parts, error);
+}
+
+static const int rows[] = {1, 2, 7, 16, 17, 31, 32, 33, 48, 49, 63, 64};
+
+/* All outputs; tiles that are not full, fewer steps than the ring has and more, more tiles than the
+ * machine has room for. */
+TEST(products_follow_twin, .n = N(rows))
+{
+    const int m = rows[_i];
+
+    for (int out = 0; usable && out < N_STREAM_OUT; out++) {
+        check(m, 64, 64, (enum stream_out)out, 1);
+        check(m, 200, 72, (enum stream_out)out, 1);
+        check(m, 264, 896, (enum stream_out)out, 1);
+        check(m, 1000, 4864, (enum stream_out)out, 1);
+        check(m, 128 * 64 + 40, 328, (enum stream_out)out, 1);
+    }
+    if (usable) {
+        check(m, 52, 320, STREAM_F32, 1);
+        check(m, 30001, 128, STREAM_F32, 1);
+        check(m, 1152, 896, STREAM_BF16, 1);
+    }
+}
+END_TEST
+
+static const struct {
+    int n, k, n_parts;
+} in_parts[] = {{1024, 2048, 8}, {1024, 3072, 8}, {4096, 4096, 2}, {4096, 12288, 2},
+                {896, 4864, 4},  {5120, 5120, 1}, {200, 72, 1}};
+
+TEST(products_come_in_parts, .n = N(in_parts))
+{
+    const int n = in_parts[_i].n, k = in_parts[_i].k;
+
+    ck_assert_int_eq(stream_parts(n, k), in_parts[_i].n_parts);
+    for (int m = 5; usable && m <= STREAM_MAX_ROWS; m += 27)
+        check(m, n, k, STREAM_F32, in_parts[_i].n_parts);
+}
+END_TEST
+
+/* Rows of one product are those of any with fewer, to the bit. */
+TEST(rows_do_not_depend_on_others)
+{
+    const int n = 520, k = 1096;
+    const struct product all = random_product(STREAM_MAX_ROWS, n, k, STREAM_F32, 1);
+    const size_t row = (size_t)all.s.y_stride * 4;
+    char *expected = host_new(all.y.bytes, 1);
+
+    if (!usable)
+        return;
+    cuda_must(stream_gemm(&device.launch, &all.s));
+    array_to_host(&all.y);
+    memcpy(expected, all.y.host, all.y.bytes);
+    for (int i = 0; i < N(rows); i++) {
+        struct stream some = all.s;
+        const int first = STREAM_MAX_ROWS - rows[i];
+
+        some.m = rows[i];
+        some.x += first * k;
+        device_fill(all.y.device, 0xff, all.y.bytes);
+        cuda_must(stream_gemm(&device.launch, &some));
+        array_to_host(&all.y);
+        for (int j = 0; j < rows[i]; j++)
+            ck_assert_msg(memcmp((char *)all.y.host + (size_t)j * row,
+                                 expected + (size_t)(first + j) * row, (size_t)n * 4) == 0,
+                          "row %d of %d", j, rows[i]);
+    }
+}
+END_TEST
+
+RUN_TESTS_HERE("stream", set_up, device_tear_down)
