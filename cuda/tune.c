@@ -180,6 +180,23 @@ static int run_candidate(struct tune *t, const struct gemm_product *p, int index
     return r < 0 ? r : 1;
 }
 
+/* After all candidates: the first was timed when the device may not have had its full clock, and
+ * keeps its place where another was only faster than it was then. */
+static int time_first_again(struct tune *t, const struct gemm_product *p, int n_runs, struct err *e)
+{
+    float us = 0.0f;
+    int r = run_candidate(t, p, 0, n_runs, &us, e);
+
+    if (r < 0)
+        return r;
+    t->first_us = us < t->first_us ? us : t->first_us;
+    if (t->best_us >= FASTER * t->first_us) {
+        t->best_us = t->first_us;
+        gemm_record(t->rank->gemm, &t->best, p, 0, t->first_us);
+    }
+    return 0;
+}
+
 /* Each candidate has two pieces: a run that loads its kernel, then timed runs. */
 static int measure_product(struct tune *t, struct err *e)
 {
@@ -213,6 +230,9 @@ static int measure_product(struct tune *t, struct err *e)
     if (r < 0)
         return r;
     if (r == 0) {
+        r = time_first_again(t, &p, is_short ? PRODUCT_RUNS : 1, e);
+        if (r < 0)
+            return r;
         add(t, &t->best);
         if (t->m == FIRST_ROWS)
             t->saved_us += (t->first_us - t->best_us) *
