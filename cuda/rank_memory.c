@@ -1,0 +1,320 @@
+/* rank_memory.c - a rank's device memory: planned by what a model and its steps need, taken and
+ * given back; see rank.h. */
+#include <errno.h>
+#include <stdlib.h>
+
+#include "cuda/rank.h"
+#include "engine/model/rope.h"
+#include "engine/util/must.h"
+
+enum { GRAPH_RESERVE = 256 << 20 }; /* of device memory, for what the driver takes as graphs come */
+
+static const double KV_FRACTION = 0.9; /* by default: some is left for others' contexts */
+
+/* What other ranks read and write. */
+static void lay_shared(struct rank *b, struct arena *a, size_t rows)
+{
+    struct forward_ranks *r = &b->forward.ranks;
+
+    for (int i = 0; i < 2; i++)
+        r->parts[r->me][i] = arena_take(a, rows * (size_t)b->config.hidden_dim * sizeof(float));
+    if (r->exchange.nccl)
+        return;
+    r->normed[r->me] = b->forward.normed;
+    r->barrier.arrived[r->me] = arena_take(a, MAX_RANKS * sizeof(uint32_t));
+    r->barrier.last = arena_take(a, sizeof(uint32_t));
+    r->barrier.clock = arena_take(a, sizeof(*r->barrier.clock));
+    r->inbox_bytes = (size_t)r->n * NORM_PUSHED_ROWS * (size_t)b->config.hidden_dim * sizeof(float);
+    for (int i = 0; i < 2; i++)
+        r->inbox[r->me][i] = arena_take(a, r->inbox_bytes);
+}
+
+static void lay_activations(struct rank *b, struct arena *a)
+{
+    const struct model_config *c = &b->config;
+    struct forward *f = &b->forward;
+    const struct quantized_plan quantized = forward_plan_quantized(f);
+    const size_t rows =
+        (size_t)gemm_rows(b->limits.max_tokens) + (b->options.invariant ? FORWARD_SPARE_ROWS : 0);
+    const size_t qkv_dim = (size_t)(c->n_heads + 2 * c->n_kv_heads) * (size_t)c->head_dim;
+    const size_t groups = (size_t)((c->n_heads / c->n_kv_heads + ATTN_GROUP - 1) / ATTN_GROUP);
+    const size_t passes = (size_t)c->n_kv_heads * groups;
+    const size_t partials = (size_t)step_max_partials(&b->limits, b->limits.max_seqs);
+    const size_t hidden = (size_t)c->hidden_dim, ffn = (size_t)c->ffn_dim;
+
+    f->rope = arena_take(a, (size_t)b->options.max_seq_len * (size_t)c->head_dim * sizeof(float));
+    f->residual = arena_take(a, rows * hidden * sizeof(float));
+    f->normed = arena_take(a, rows * hidden * sizeof(uint16_t));
+    f->rms = arena_take(a, rows * sizeof(float));
+    f->qkv = arena_take(a, rows * qkv_dim * sizeof(uint16_t));
+    f->attn = arena_take(a, rows * (size_t)c->n_heads * (size_t)c->head_dim * sizeof(uint16_t));
+    if (c->n_experts) {
+        experts_lay(&f->experts, a, c, rows);
+        f->gate_up = f->experts.out;
+    } else {
+        f->gate_up = arena_take(a, rows * (ffn > hidden ? ffn : hidden) * 2 * sizeof(uint16_t));
+        f->act = arena_take(a, rows * ffn * sizeof(uint16_t));
+    }
+    f->x_e4m3 = arena_take(a, rows * quantized.x_bytes);
+    f->x_scales = arena_take(a, rows * quantized.n_x_scales * sizeof(float));
+    f->dequantized = arena_take(a, quantized.n_dequantized * sizeof(uint16_t));
+    if (b->shard.tp_size > 1)
+        lay_shared(b, a, rows);
+    else
+        f->parts = arena_take(a, GEMM_PART_FLOATS * sizeof(float));
+    f->partial =
+        arena_take(a, partials * passes * ATTN_GROUP * ((size_t)c->head_dim + 2) * sizeof(float));
+    f->counters = arena_take(a, (size_t)b->limits.max_seqs * passes * sizeof(int32_t));
+    f->prefill_partial = arena_take(a, attn_prefill_partial_bytes(c->head_dim));
+    f->prefill_counters = arena_take(a, ATTN_PREFILL_COUNTERS * sizeof(int32_t));
+    if (f->resident_rows > 0)
+        f->resident.exchange = arena_take(a, resident_exchange_bytes(&f->resident));
+    if (f->resident_rows > 0 && b->shard.tp_size > 1)
+        f->resident.sums = arena_take(a, resident_sum_bytes(&f->resident));
+}
+
+static void lay_sampler(struct rank *b, struct arena *a)
+{
+    const size_t seqs = (size_t)b->limits.max_seqs;
+    const bool apart = b->forward.ranks.exchange.nccl != NULL;
+    const int me = b->shard.rank;
+    struct sampler_memory *m = &b->forward.sampler;
+    const size_t stride = ((size_t)b->forward.ranks.embedding.rows_per_rank + 7) & ~(size_t)7;
+
+    m->n_ranks = b->shard.tp_size;
+    m->me = me;
+    m->ids_per_rank = b->forward.ranks.embedding.rows_per_rank;
+    m->vocab_size = b->config.vocab_size;
+    m->logits_stride = (int64_t)stride;
+    m->max_seqs = b->limits.max_seqs;
+    m->invariant = b->options.invariant;
+    b->forward.logits =
+        arena_take(a, (size_t)gemm_rows(b->limits.max_seqs) * stride * sizeof(float));
+    m->logits[me] = b->forward.logits;
+    m->adjusted[me] = arena_take(a, seqs * stride * sizeof(float));
+    m->states = arena_take(a, seqs * sizeof(*m->states));
+    m->bias = arena_take(a, seqs * SAMPLING_MAX_BIAS * sizeof(*m->bias));
+    m->seen[me] = arena_take(a, seqs * stride * sizeof(**m->seen));
+    if (me == 0 || apart)
+        m->scans = arena_take(a, sampler_scan_bytes(&b->device.launch, m));
+    for (int i = 1; i < m->n_ranks && me == 0 && apart; i++) { /* for copies of the others' */
+        m->logits[i] = arena_take(a, seqs * stride * sizeof(float));
+        m->adjusted[i] = arena_take(a, seqs * stride * sizeof(float));
+    }
+    m->sampled[me] = arena_take(a, seqs * sizeof(**m->sampled));
+    b->history = arena_take(a, (size_t)b->options.max_seq_len * sizeof(int32_t));
+}
+
+/* One use's memory, zeroed: padding rows are computed with, though never looked at. */
+static int take_arena(struct rank *b, enum device_use use,
+                      void (*lay)(struct rank *, struct arena *), struct err *e)
+{
+    struct arena count = {0}, real = {0};
+    int r;
+
+    lay(b, &count);
+    r = device_take(&b->device, use, count.used, e);
+    if (r < 0)
+        return r;
+    real.base = b->device.memory[use];
+    lay(b, &real);
+    return cuda_check(cudaMemsetAsync(real.base, 0, real.used, b->device.launch.stream),
+                      "clearing memory", e);
+}
+
+static uint64_t ring_bytes(const struct rank *b)
+{
+    const uint64_t n = (uint64_t)b->forward.ring.max_blocks;
+
+    return n * (2 * b->block_bytes / (uint64_t)b->config.n_layers + sizeof(int32_t));
+}
+
+int rank_plan_ring(struct rank *b, struct err *e)
+{
+    const uint64_t n_host =
+        b->options.tier_bytes[TIER_HOST] / b->block_bytes / (uint64_t)b->shard.tp_size;
+    const uint64_t n = (uint64_t)b->n_blocks, most = (uint64_t)b->limits.max_blocks;
+    uint64_t pool;
+
+    if (n_host <= n || most <= n || b->options.n_processes > 1)
+        return 0;
+    b->forward.ring.max_blocks = (int)(n_host < most ? n_host : most);
+    if (b->options.tier_bytes[TIER_DEVICE])
+        return 0;
+    pool = n * b->block_bytes;
+    if (pool < ring_bytes(b) + b->block_bytes)
+        return err_set(e, -ENOMEM,
+                       "%s: too little memory for sequences in host memory; lower "
+                       "cache.host_memory or scheduler.max_seq_len",
+                       b->device.name);
+    b->n_blocks = (int32_t)((pool - ring_bytes(b)) / b->block_bytes);
+    return 0;
+}
+
+/* The pool gets a fraction of what is free now, or its share of so many bytes; whole blocks. */
+static int plan_blocks(struct rank *b, struct err *e)
+{
+    const struct backend_options *o = &b->options;
+    uint64_t free_bytes = 0, bytes, n;
+    int r = device_free_bytes(&free_bytes, e);
+
+    if (r < 0)
+        return r;
+    free_bytes = free_bytes > GRAPH_RESERVE ? free_bytes - GRAPH_RESERVE : 0;
+    bytes =
+        o->tier_bytes[TIER_DEVICE]
+            ? o->tier_bytes[TIER_DEVICE] / (uint64_t)b->shard.tp_size
+            : (uint64_t)((o->kv_fraction > 0 ? o->kv_fraction : KV_FRACTION) * (double)free_bytes);
+    n = bytes / b->block_bytes;
+    if (n > (uint64_t)(INT32_MAX / o->block_len))
+        n = (uint64_t)(INT32_MAX / o->block_len);
+    if (n == 0)
+        return err_set(e, -ENOMEM,
+                       "%s: %.1f MiB are left for KV blocks, and one block of %d tokens takes "
+                       "%.1f MiB; lower block_len or raise kv_memory",
+                       b->device.name, (double)bytes / 0x1p20, o->block_len,
+                       (double)b->block_bytes / 0x1p20);
+    b->n_blocks = (int32_t)n;
+    return 0;
+}
+
+/* Two layers of the longest sequence that may be offloaded. */
+static int take_ring(struct rank *b, struct err *e)
+{
+    struct ring *r = &b->forward.ring;
+    const struct kv_pool *kv = &b->forward.kv;
+    const uint64_t n = (uint64_t)r->max_blocks, layer = n * (uint64_t)kv->layer_stride;
+    int32_t *table = malloc(n * sizeof(*table));
+    int rc;
+
+    if (!table)
+        return err_set(e, -ENOMEM, "out of memory");
+    for (int i = 0; i < r->max_blocks; i++)
+        table[i] = i;
+    rc = device_take(&b->device, DEVICE_RING, ring_bytes(b), e);
+    for (int i = 0; i < 2 && rc == 0; i++) {
+        r->kv[i] = *kv;
+        r->kv[i].base = (uint16_t *)b->device.memory[DEVICE_RING] + (uint64_t)i * layer;
+        r->kv[i].block_stride = kv->layer_stride;
+        r->kv[i].n_blocks = r->max_blocks;
+    }
+    r->table = (int32_t *)(void *)((uint16_t *)b->device.memory[DEVICE_RING] + 2 * layer);
+    if (rc == 0)
+        rc = cuda_check(cudaMemcpy(r->table, table, n * sizeof(*table), cudaMemcpyHostToDevice),
+                        "copying a table", e);
+    free(table);
+    return rc;
+}
+
+static int take_pool(struct rank *b, struct err *e)
+{
+    const struct model_config *c = &b->config;
+    const struct backend_options *o = &b->options;
+    const int64_t v_offset = (int64_t)c->n_kv_heads * o->block_len * c->head_dim;
+    int r = 0;
+
+    if (!b->device.memory[DEVICE_KV])
+        r = device_take(&b->device, DEVICE_KV, (uint64_t)b->n_blocks * b->block_bytes, e);
+    if (r < 0)
+        return r;
+    b->forward.kv = (struct kv_pool){.base = b->device.memory[DEVICE_KV],
+                                     .block_stride = 2 * v_offset * c->n_layers,
+                                     .layer_stride = 2 * v_offset,
+                                     .v_offset = v_offset,
+                                     .block_shift = __builtin_ctz((unsigned)o->block_len),
+                                     .n_kv_heads = c->n_kv_heads,
+                                     .head_dim = c->head_dim,
+                                     .n_blocks = b->n_blocks};
+    b->limits.n_blocks = b->n_blocks;
+    return b->forward.ring.max_blocks > 0 ? take_ring(b, e) : 0;
+}
+
+/* Where the rank's part of a block in host memory begins. */
+static size_t host_part(const struct rank *b)
+{
+    return (size_t)b->local * b->block_bytes;
+}
+
+/* With a host tier: where its blocks are, and the maps of the ring. */
+static int place_host(struct rank *b, int n_rows, struct err *e)
+{
+    struct forward *f = &b->forward;
+    const struct model_config *c = &b->config;
+    const char *host = host_memory_base(b->host_memory) + host_part(b);
+    int r = 0;
+
+    f->kv.host_stride = b->n_local * f->kv.block_stride;
+    f->kv.host_offset = (host - (const char *)f->kv.base) / (ptrdiff_t)sizeof(*f->kv.base) -
+                        b->n_blocks * f->kv.host_stride;
+    for (int i = 0; i < 2 && f->ring.max_blocks > 0 && b->device.compute == 90 && r == 0; i++)
+        r = cuda_check(attn_maps_init(&f->ring.maps[i], &f->ring.kv[i], f->ring.max_blocks, f->qkv,
+                                      (c->n_heads + 2 * c->n_kv_heads) * c->head_dim, n_rows),
+                       "preparing attention", e);
+    return r;
+}
+
+int rank_take_memory(struct rank *b, struct err *e)
+{
+    const struct model_config *c = &b->config;
+    struct device *d = &b->device;
+    struct forward *f = &b->forward;
+    float inv_freq[ROPE_MAX_PAIRS];
+    int r;
+
+    if ((r = cuda_weights_load(&b->weights, d, b->model, b->shard, &b->options, e)) < 0 ||
+        (r = take_arena(b, DEVICE_ACTIVATIONS, lay_activations, e)) < 0 ||
+        (r = take_arena(b, DEVICE_SAMPLER, lay_sampler, e)) < 0 ||
+        (r = device_take(d, DEVICE_WORKSPACE, GEMM_WORKSPACE, e)) < 0 ||
+        (r = device_take(d, DEVICE_STEP, step_max_bytes(&b->limits), e)) < 0 ||
+        (r = gemm_new(&b->gemm, d->memory[DEVICE_WORKSPACE], b->options.invariant, b->shard.tp_size,
+                      e)) < 0)
+        return r;
+    b->step_memory = d->memory[DEVICE_STEP];
+    f->gemm = b->gemm;
+    must(c->head_dim / 2 <= ROPE_MAX_PAIRS);
+    rope_frequencies(c, inv_freq);
+    r = cuda_check(rope_table(f->launch, f->rope, b->options.max_seq_len, inv_freq, c->head_dim / 2,
+                              rope_scale(c)),
+                   "rope_table", e);
+    for (int i = 0; i < 2 && f->ranks.inbox_bytes > 0 && r == 0; i++)
+        r = cuda_check(cudaMemsetAsync(f->ranks.inbox[b->shard.rank][i], 0xff, f->ranks.inbox_bytes,
+                                       d->launch.stream),
+                       "clearing memory", e);
+    return r == 0 && b->n_blocks == 0 ? plan_blocks(b, e) : r;
+}
+
+int rank_take_blocks(struct rank *b, struct err *e)
+{
+    const struct model_config *c = &b->config;
+    struct device *d = &b->device;
+    struct forward *f = &b->forward;
+    int r = take_pool(b, e);
+
+    if (r == 0 && b->host)
+        host_tier_move_device(b->host, d->memory[DEVICE_KV]);
+    else if (r == 0 && b->host_memory)
+        r = host_tier_new(&b->host, b->host_memory, host_part(b), b->block_bytes,
+                          (size_t)b->n_local * b->block_bytes, d->memory[DEVICE_KV], b->n_blocks,
+                          e);
+    if (r == 0 && b->host)
+        r = place_host(b, gemm_rows(b->limits.max_tokens), e);
+    if (r == 0 && d->compute == 90)
+        r = cuda_check(attn_maps_init(&f->maps, &f->kv, b->n_blocks, f->qkv,
+                                      (c->n_heads + 2 * c->n_kv_heads) * c->head_dim,
+                                      gemm_rows(b->limits.max_tokens)),
+                       "preparing attention", e);
+    if (r == 0 && f->resident_rows > 0)
+        r = cuda_check(resident_clear(f->launch, &f->resident), "clearing exchanges", e);
+    return r < 0 ? r : cuda_check(cudaStreamSynchronize(d->launch.stream), "clearing memory", e);
+}
+
+void rank_give_back(struct rank *b, bool keep_blocks)
+{
+    rank_drop_graphs(b);
+    gemm_free(b->gemm);
+    b->gemm = NULL;
+    weights_deinit(&b->weights);
+    for (int i = 0; i < DEVICE_N_USES; i++)
+        if (i != DEVICE_KV || !keep_blocks)
+            device_give_back(&b->device, (enum device_use)i);
+}
