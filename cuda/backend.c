@@ -14,7 +14,8 @@
 struct backend {
     struct ranks *ranks;
     struct tune *tune; /* measures for the next start; NULL: nothing to */
-    bool products_loaded, asleep;
+    int rows_loaded;   /* products of so many rows and fewer */
+    bool asleep;
     uint64_t n_submitted, n_waited;
     bool lacks_masks; /* the last step submitted does */
     int dead;         /* the errno that ended it */
@@ -228,20 +229,24 @@ static int cuda_idle(struct backend *b, struct err *e)
     b->dead = r;
     if (r < 0 || b->asleep)
         return r;
-    if (b->products_loaded && ranks_pin(b->ranks)) /* before anything is measured beside it */
+    if (b->rows_loaded < first->limits.max_tokens) { /* else steps would wait for them */
+        b->rows_loaded = gemm_rows(b->rows_loaded + 1);
+        b->dead = ranks_load_products(b->ranks, b->rows_loaded, e);
+        return b->dead < 0 ? b->dead : 1;
+    }
+    if (ranks_pin(b->ranks)) /* before anything is measured beside it */
         return 1;
-    if (b->products_loaded && !b->tune)
+    if (!b->tune)
         return 0;
     r = cuda_check(cudaSetDevice(first->device.id), "choosing the device", e);
     if (r == 0)
-        r = b->products_loaded ? tune_step(b->tune, e) : ranks_load_products(b->ranks, e);
+        r = tune_step(b->tune, e);
     if (r < 0)
         b->dead = r;
     if (r == 0) { /* all is measured, and written */
         tune_free(b->tune);
         b->tune = NULL;
     }
-    b->products_loaded = true;
     return r;
 }
 
@@ -263,6 +268,7 @@ static int cuda_wake(struct backend *b, struct err *e)
     if (r != -ENOMEM)
         b->dead = r;
     b->asleep = r < 0;
+    b->rows_loaded = 0;
     return r;
 }
 

@@ -160,7 +160,7 @@ int forward_capture(cudaGraphExec_t *out, const struct forward *f, const struct 
                     const struct forward_shape *s, struct err *e);
 
 /* Whether PATH_GEMM takes stream_gemm() for a product of n_rows rows, not cuBLASLt. */
-bool forward_streams(const struct forward *f, enum forward_product kind, int n_rows);
+bool forward_streams(const struct forward *f, enum forward_product kind, int layer, int n_rows);
 
 /* Whether there is such a product: experts have their own. */
 bool forward_has_product(const struct forward *f, enum forward_product kind);

@@ -48,9 +48,9 @@ static struct product describe(const struct forward *f, enum forward_product kin
     return of[kind];
 }
 
-bool forward_streams(const struct forward *f, enum forward_product kind, int n_rows)
+bool forward_streams(const struct forward *f, enum forward_product kind, int layer, int n_rows)
 {
-    return streams(f, describe(f, kind, 0).w, n_rows);
+    return streams(f, describe(f, kind, layer).w, n_rows);
 }
 
 static struct gemm_product product_of(const struct forward *f, enum forward_product kind, int layer,
@@ -187,7 +187,7 @@ int pass_gemm(const struct pass *p, enum forward_product kind, int layer, struct
     struct gemm_product product = product_of(f, kind, layer, rows);
     int r;
 
-    if (streams(f, describe(f, kind, layer).w, rows.n))
+    if (forward_streams(f, kind, layer, rows.n))
         return stream(p, kind, layer, rows);
     if ((r = prepare(f, kind, layer, rows, p->e)) < 0)
         return r;

@@ -272,7 +272,8 @@ static int read_known(struct rank *b, struct err *e)
     return algo_file_read(&b->known, b->options.cache_folder, b->key, e);
 }
 
-/* A product of m rows as each layer has it: not all layers need be quantized. */
+/* A product of m rows as each layer has it, where cuBLASLt computes it: not all layers need be
+ * quantized. */
 static int load_product(struct rank *b, enum forward_product kind, int m, struct err *e)
 {
     bool loaded[N_GEMM_IN] = {false};
@@ -281,25 +282,12 @@ static int load_product(struct rank *b, enum forward_product kind, int m, struct
     for (int layer = 0; layer < b->config.n_layers && r == 0; layer++) {
         const struct gemm_product p = forward_product(&b->forward, kind, layer, m);
 
-        if (!loaded[p.in])
-            r = gemm_run(b->gemm, b->device.launch.stream, &p, e);
+        if (loaded[p.in] || forward_streams(&b->forward, kind, layer, m))
+            continue;
+        r = gemm_run(b->gemm, b->device.launch.stream, &p, e);
         loaded[p.in] = true;
     }
     return r;
-}
-
-/* Loads all that a step may launch: see kernels_load(). */
-static int load_kernels(struct rank *b, struct err *e)
-{
-    const int last = gemm_rows(b->limits.max_tokens), most_logits = gemm_rows(b->limits.max_seqs);
-    int r = cuda_check(kernels_load(), "loading kernels", e);
-
-    for (int m = gemm_rows(1); m <= last && r == 0; m = gemm_rows(m + 1))
-        for (int kind = 0; kind < N_PRODUCTS && r == 0; kind++)
-            if (forward_has_product(&b->forward, (enum forward_product)kind) &&
-                (kind != PRODUCT_LM_HEAD || m <= most_logits))
-                r = load_product(b, (enum forward_product)kind, m, e);
-    return r < 0 ? r : cuda_check(cudaStreamSynchronize(b->device.launch.stream), "loading", e);
 }
 
 int rank_choose(struct rank *b, struct err *e)
@@ -310,19 +298,22 @@ int rank_choose(struct rank *b, struct err *e)
     forward_choose_paths(&b->forward, &b->known);
     rank_drop_graphs(b);
     if (b->shard.tp_size > 1)
-        r = load_kernels(b, e);
+        r = cuda_check(kernels_load(), "loading kernels", e);
     if (r == 0 && !b->options.eager)
         r = rank_prepare_graph(b, 1, false, false, e);
     return r < 0 ? r : cuda_check(cudaStreamSynchronize(b->device.launch.stream), "starting", e);
 }
 
-int rank_load_products(struct rank *b, struct err *e)
+int rank_load_products(struct rank *b, int n_rows, struct err *e)
 {
-    const struct gemm_product p = forward_product(&b->forward, PRODUCT_QKV, 0, gemm_rows(1));
-    cudaStream_t stream = b->device.launch.stream;
-    int r = gemm_run(b->gemm, stream, &p, e);
+    const int m = gemm_rows(n_rows), most_logits = gemm_rows(b->limits.max_seqs);
+    int r = cuda_check(cudaSetDevice(b->device.id), "choosing the device", e);
 
-    return r < 0 || (r = cuda_check(cudaStreamSynchronize(stream), "loading", e)) < 0 ? r : 1;
+    for (int kind = 0; kind < N_PRODUCTS && r == 0; kind++)
+        if (forward_has_product(&b->forward, (enum forward_product)kind) &&
+            (kind != PRODUCT_LM_HEAD || m <= most_logits))
+            r = load_product(b, (enum forward_product)kind, m, e);
+    return r < 0 ? r : cuda_check(cudaStreamSynchronize(b->device.launch.stream), "loading", e);
 }
 
 int rank_open(struct rank *b, const struct model *model, struct shard shard, int local,

@@ -96,8 +96,9 @@ void rank_give_back(struct rank *r, bool keep_blocks);
 int rank_sleep(struct rank *r, bool keep_blocks, struct err *e);
 int rank_check_wake(struct rank *r, struct err *e);
 
-/* Computes a product, of which the first loads cuBLASLt's kernels: 0.1 s. Returns 1. */
-int rank_load_products(struct rank *r, struct err *e);
+/* Computes each product of so many rows, which loads cuBLASLt's kernels for it: the first time in
+ * 0.1 s. Between steps: it writes where they do. */
+int rank_load_products(struct rank *r, int n_rows, struct err *e);
 
 /* Enqueues a step; results go to slot number `slot` and hold until that is used again: rank 0 has
  * them. One with masks samples only with rank_sample(), once these are in the sampler's memory: a

@@ -133,8 +133,11 @@ static int post(struct rank_threads *t, struct job job, struct err *e)
 int rank_threads_run(struct rank_threads *t, double seconds, rank_fn *run, const void *arg,
                      struct err *e)
 {
-    int r = post(t, (struct job){.run = run, .arg = arg}, e);
+    int r;
 
+    if (t->lost < 0)
+        t->lost = wait_until_done(t, t->n_posted, seconds);
+    r = post(t, (struct job){.run = run, .arg = arg}, e);
     if (r < 0)
         return r;
     t->lost = wait_until_done(t, t->n_posted, seconds);

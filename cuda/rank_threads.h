@@ -23,8 +23,8 @@ bool rank_threads_free(struct rank_threads *t);
 
 bool rank_threads_are_lost(const struct rank_threads *t);
 
-/* Runs a function on all ranks at a time and waits for it, for so many seconds. Returns the first
- * error. */
+/* Runs a function on all ranks at a time, once they have done what was posted before, and waits for
+ * it, for so many seconds. Returns the first error. */
 int rank_threads_run(struct rank_threads *t, double seconds, rank_fn *run, const void *arg,
                      struct err *e);
 

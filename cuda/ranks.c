@@ -230,6 +230,14 @@ static int agree(struct ranks *r, int rc, int64_t *value, struct err *e)
     return 0;
 }
 
+/* All choose anew, which forgets what was loaded. */
+static int choose_all(struct ranks *r, struct err *e)
+{
+    share_choices(r);
+    memset(r->loaded, 0, (size_t)gemm_rows(r->ranks[0].limits.max_tokens) + 1);
+    return each(r, choose, NULL, e);
+}
+
 /* Once, too. Written by the host alone, read by kernels through the bus: once a step each word. */
 static int take_masks(struct ranks *r, struct err *e)
 {
@@ -269,8 +277,7 @@ static int take_all(struct ranks *r, struct err *e)
     if ((planned || (rc = plan_blocks(r, e)) == 0) && (rc = take_host_memory(r, e)) == 0 &&
         (rc = each(r, take_blocks, NULL, e)) == 0) {
         link_ranks(r);
-        share_choices(r);
-        rc = each(r, choose, NULL, e);
+        rc = choose_all(r, e);
     }
     return agree(r, rc, &least, e);
 }
@@ -316,6 +323,9 @@ int ranks_new(struct ranks **out, const struct model *model, const struct backen
         rc = join(r, &opening, e);
     if (rc == 0 && !r->cluster)
         rc = take_masks(r, e);
+    if (rc == 0 && !(r->loaded = calloc((size_t)gemm_rows(r->ranks[0].limits.max_tokens) + 1,
+                                        sizeof(*r->loaded))))
+        rc = err_set(e, -ENOMEM, "out of memory");
     if (rc == 0)
         rc = take_all(r, e);
     if (rc < 0) {
@@ -362,6 +372,7 @@ void ranks_free(struct ranks *r)
     if (r->masks)
         (void)cudaFreeHost(r->masks);
     host_memory_free(r->host);
+    free(r->loaded);
     free(r);
 }
 
@@ -382,21 +393,23 @@ int ranks_run(struct ranks *r, rank_fn *run, const void *arg, struct err *e)
 
 int ranks_choose(struct ranks *r, struct err *e)
 {
-    share_choices(r);
-    return each(r, choose, NULL, e);
+    return choose_all(r, e);
 }
 
-static int load_products(struct rank *rank, const void *arg, struct err *e)
+static int load_products(struct rank *rank, const void *n_rows, struct err *e)
 {
-    (void)arg;
-    return rank_load_products(rank, e);
+    return rank_load_products(rank, *(const int *)n_rows, e);
 }
 
-int ranks_load_products(struct ranks *r, struct err *e)
+/* Behind this all have loaded what a step launches; before it all have enqueued the steps under
+ * way, so these end, however ranks wait for each other: see kernels_load(). */
+int ranks_load_products(struct ranks *r, int n_rows, struct err *e)
 {
-    const int rc = each(r, load_products, NULL, e);
+    bool *loaded = &r->loaded[gemm_rows(n_rows)];
+    const int rc = n_rows == 0 || *loaded ? 0 : ranks_run(r, load_products, &n_rows, e);
 
-    return rc < 0 ? rc : 1;
+    *loaded = rc == 0;
+    return rc;
 }
 
 static int sleep_one(struct rank *rank, const void *keep_blocks, struct err *e)

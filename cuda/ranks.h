@@ -44,7 +44,8 @@ int ranks_wait(struct ranks *r, int slot, struct step_result *out, struct err *e
 
 /* As rank.h and backend.h say. Where waking fails all sleep as before. */
 int ranks_choose(struct ranks *r, struct err *e);
-int ranks_load_products(struct ranks *r, struct err *e); /* 1 */
+/* Of so many rows on all ranks, unless that was done: due before several launch them in a step. */
+int ranks_load_products(struct ranks *r, int n_rows, struct err *e);
 int ranks_sleep(struct ranks *r, bool keep_blocks, struct err *e);
 int ranks_wake(struct ranks *r, struct err *e);
 void ranks_info(struct ranks *r, struct backend_info *out);

@@ -20,6 +20,7 @@ struct ranks {
     size_t mask_words;
     struct host_memory *host; /* NULL: there is none */
     int64_t n_copying;        /* copies of blocks that have not been told as ended */
+    bool *loaded;             /* [by gemm_rows()] products of so many rows, on all ranks */
     struct backend_info infos[MAX_RANKS];
 
     /* with threads */

@@ -21,6 +21,16 @@ static int submit_one(struct rank *rank, const void *posted, struct err *e)
     return rank_submit(rank, s->batch, s->slot, e);
 }
 
+/* The products of a step: of layers, where an invariant pass takes decodes another way, and of the
+ * LM head. */
+static int load_products(struct ranks *r, const struct batch *batch, struct err *e)
+{
+    const int apart = r->ranks[0].options.invariant ? batch_decode_rows(batch) : 0;
+    const int rc = ranks_load_products(r, batch->n_tokens - apart, e);
+
+    return rc < 0 ? rc : ranks_load_products(r, batch->n_rows, e);
+}
+
 int ranks_submit(struct ranks *r, const struct batch *batch, int slot, struct err *e)
 {
     struct step *s = &r->steps[slot];
@@ -35,6 +45,8 @@ int ranks_submit(struct ranks *r, const struct batch *batch, int slot, struct er
     if (!r->threads)
         return rank_submit(&r->ranks[0], batch, slot, e);
     rc = ranks_order(r, &(struct order){.kind = ORDER_STEP, .batch = batch}, e);
+    if (rc == 0)
+        rc = load_products(r, batch, e);
     if (rc < 0)
         return rc;
     if (r->n_under_way++ == 0)

@@ -201,7 +201,6 @@ static int time_first_again(struct tune *t, const struct gemm_product *p, int n_
 static int measure_product(struct tune *t, struct err *e)
 {
     struct rank *rank = t->rank;
-    cudaStream_t stream = rank->device.launch.stream;
     const int index = t->piece / 2;
     const bool timed = t->piece % 2;
     const struct gemm_product p =
@@ -211,21 +210,15 @@ static int measure_product(struct tune *t, struct err *e)
     int r;
 
     if (!forward_has_product(&rank->forward, (enum forward_product)t->what) ||
-        forward_streams(&rank->forward, (enum forward_product)t->what, t->m) ||
-        (t->what == PRODUCT_LM_HEAD && t->m > gemm_rows(rank->limits.max_seqs))) {
+        forward_streams(&rank->forward, (enum forward_product)t->what, 0, t->m) ||
+        (t->what == PRODUCT_LM_HEAD && t->m > gemm_rows(rank->limits.max_seqs)) ||
+        gemm_is_known(rank->gemm, &p)) {
         next(t);
         return 1;
     }
     r = fill_input(t, &p, e);
     if (r < 0)
         return r;
-    if (gemm_is_known(rank->gemm, &p)) { /* its kernel is loaded, for the first step */
-        r = gemm_run(rank->gemm, stream, &p, e);
-        if (r == 0)
-            r = cuda_check(cudaStreamSynchronize(stream), "measuring", e);
-        next(t);
-        return r < 0 ? r : 1;
-    }
     r = run_candidate(t, &p, index, timed && is_short ? PRODUCT_RUNS : 1, &us, e);
     if (r < 0)
         return r;
@@ -359,7 +352,9 @@ static int measure_step(struct tune *t, int n, enum forward_path path, struct er
         next(t);
         return 1;
     }
-    r = ranks_run(t->ranks, measure_piece, &step, e);
+    r = ranks_load_products(t->ranks, n, e);
+    if (r == 0)
+        r = ranks_run(t->ranks, measure_piece, &step, e);
     if (r < 0)
         return r;
     if (t->piece == PIECE_RUNS || (t->piece > PIECE_RUNS && us < t->best_us))
