@@ -218,7 +218,7 @@ def once(network, name, victim, how, busy):
         for w in wires:
             w.raw(b"".join(wire.frame(i, generate={
                 "prompt_ids": {"ids": random_ids(rng, rng.randint(1, 400), 1900)},
-                "max_tokens": 3000, "stream": True,
+                "max_tokens": 20000, "stream": True,
                 "sampling": {"temperature": 1.0, "ignore_eos": True}})
                 for i in range(1, requests + 1)))
         time.sleep(1.5)
