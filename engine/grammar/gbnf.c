@@ -33,8 +33,8 @@ struct parser {
     struct grammar *g;
     struct text source;
     size_t at;
-    int depth; /* of groups */
-    struct name *names;
+    int depth;          /* of groups */
+    struct name *names; /* [n_names] in order */
     size_t n_names, names_cap;
     int code; /* negative: *e says why */
     struct err *e;
@@ -53,9 +53,11 @@ static struct part refuse(struct parser *s, int code, const char *what)
     return (struct part){.a = REGEX_NONE};
 }
 
-static bool is_same(struct text a, struct text b)
+static int order_of(struct text a, struct text b)
 {
-    return a.len == b.len && memcmp(a.data, b.data, a.len) == 0;
+    const int order = memcmp(a.data, b.data, a.len < b.len ? a.len : b.len);
+
+    return order != 0 ? order : (a.len > b.len) - (a.len < b.len);
 }
 
 static bool ended(const struct parser *s)
@@ -109,12 +111,22 @@ static struct text take_word(struct parser *s)
     return (struct text){s->source.data + first, s->at - first};
 }
 
-/* The rule of a name, which may be defined later. */
+/* The rule of a name, which may be defined later. The pointer holds until the next one. */
 static struct name *name_of(struct parser *s, struct text text)
 {
-    for (size_t i = 0; i < s->n_names; i++)
-        if (is_same(s->names[i].text, text))
-            return &s->names[i];
+    size_t at = 0, end = s->n_names;
+
+    while (at < end) {
+        const size_t mid = (at + end) / 2;
+        const int order = order_of(s->names[mid].text, text);
+
+        if (order == 0)
+            return &s->names[mid];
+        if (order < 0)
+            at = mid + 1;
+        else
+            end = mid;
+    }
     if (s->n_names == MAX_RULES) {
         refuse(s, -E2BIG, "too many rules");
         return NULL;
@@ -123,9 +135,10 @@ static struct name *name_of(struct parser *s, struct text text)
         refuse(s, -ENOMEM, "out of memory");
         return NULL;
     }
-    s->names[s->n_names] =
-        (struct name){.text = text, .rule = grammar_rule(s->g), .used_at = s->at};
-    return &s->names[s->n_names++];
+    memmove(s->names + at + 1, s->names + at, (s->n_names - at) * sizeof(*s->names));
+    s->names[at] = (struct name){.text = text, .rule = grammar_rule(s->g), .used_at = s->at};
+    s->n_names++;
+    return &s->names[at];
 }
 
 /* ---- characters */
@@ -410,14 +423,13 @@ static void parse_rule(struct parser *s)
     const struct text word = take_word(s);
     struct name *name;
     struct part body;
-    size_t at;
+    int32_t rule;
 
     if (word.len == 0) {
         refuse(s, -EINVAL, "here must be the name of a rule");
         return;
     }
     name = name_of(s, word);
-    at = name ? (size_t)(name - s->names) : 0;
     skip(s, false);
     if (name && name->defined)
         refuse(s, -EINVAL, "this rule is there already");
@@ -426,11 +438,12 @@ static void parse_rule(struct parser *s)
     if (s->code < 0)
         return;
     name->defined = true;
+    rule = name->rule;
     skip(s, true);
     body = parse_union(s);
     if (!ended(s) && look(s) != '\n' && look(s) != '\r')
         refuse(s, -EINVAL, "this does not belong to the rule");
-    grammar_define(s->g, s->names[at].rule, node_of(s, body, GRAMMAR_END));
+    grammar_define(s->g, rule, node_of(s, body, GRAMMAR_END));
 }
 
 static int check_names(struct parser *s, int32_t *rule)
@@ -439,7 +452,7 @@ static int check_names(struct parser *s, int32_t *rule)
     for (size_t i = 0; i < s->n_names && s->code == 0; i++) {
         const struct name *n = &s->names[i];
 
-        if (is_same(n->text, (struct text){"root", 4}))
+        if (order_of(n->text, (struct text){"root", 4}) == 0)
             *rule = n->rule;
         if (!n->defined) {
             s->at = n->used_at;

@@ -6,8 +6,9 @@
 
 enum {
     MAX_NODES = 1 << 20,
-    MAX_WAYS = 4096,   /* of one place */
-    MAX_FOLLOW = 4096, /* forks that follow without a byte between them */
+    MAX_WAYS = 4096,    /* of one place */
+    MAX_FOLLOW = 4096,  /* forks that follow without a byte between them */
+    LOOKS_OF_WORK = 16, /* at a node or a way, that cost as much as a derivative */
 };
 
 static void fail(struct grammar *g, int code)
@@ -19,6 +20,12 @@ static void fail(struct grammar *g, int code)
 int grammar_failed(const struct grammar *g)
 {
     return g->failed ? g->failed : lexer_failed(&g->lexer);
+}
+
+/* Counts looks at so many nodes or ways. False: too many. */
+static bool spend(struct grammar *g, size_t n)
+{
+    return regex_spend(&g->lexer.regex, n / LOOKS_OF_WORK);
 }
 
 size_t grammar_bytes(const struct grammar *g)
@@ -123,7 +130,7 @@ static void mark_ends(struct grammar *g)
     bool more = true;
 
     g->nodes[GRAMMAR_END].ends = true;
-    while (more) {
+    while (more && spend(g, g->n_nodes)) {
         more = false;
         for (size_t i = 1; i < g->n_nodes; i++) {
             struct grammar_node *n = &g->nodes[i];
@@ -172,7 +179,7 @@ static void mark_empty(struct walk *w)
     bool more = true;
 
     w->empty[GRAMMAR_END] = true;
-    while (more) {
+    while (more && spend(w->g, w->g->n_nodes)) {
         more = false;
         for (size_t i = 1; i < w->g->n_nodes; i++)
             if (!w->empty[i] && is_empty(w, &w->g->nodes[i]))
@@ -272,6 +279,7 @@ static int32_t intern_frame(struct grammar *g, int32_t node, int32_t count, int3
     struct grammar_frame f = {.node = node, .count = count, .below = below};
     int32_t *slot;
 
+    (void)regex_spend(&g->lexer.regex, 1);
     if (g->n_frames >= g->frame_table_size) {
         if (!grow(g, &g->frame_table, &g->frame_table_size))
             return -1;
@@ -380,6 +388,7 @@ static bool take_fork(struct grammar *g, int32_t node, int32_t count, int32_t be
         if (f->node == node && f->count == count && f->below == below)
             return false;
     }
+    (void)spend(g, g->n_forks);
     if (g->n_forks == MAX_FOLLOW)
         fail(g, -E2BIG);
     else if (reserve(g, &g->forks, &g->forks_cap, g->n_forks + 1, sizeof(*g->forks)))

@@ -205,7 +205,7 @@ static void take_values(struct compiler *c, struct unique *u, const json_t *cons
         bool holds = true;
 
         for (size_t k = 0; k < u->n; k++)
-            holds = holds && !json_same(u->values[k], v);
+            holds = holds && !json_same(c, u->values[k], v);
         for (size_t k = 0; k < n && holds; k++)
             holds = json_holds(c, schemas[k], v);
         if (holds && u->n == MAX_UNIQUE)

@@ -104,7 +104,7 @@ int32_t json_pattern(struct compiler *c, const char *keyword, const char *patter
     struct err e;
     int r = 0;
 
-    if (json_step(c, n))
+    if (json_step(c, 2 * n))
         r = regex_parse(&term, &c->g->lexer.regex, (struct text){pattern, n}, true, &e);
     if (r < 0)
         json_refuse(c, r, keyword, "“%.60s”: %s", pattern, e.text);

@@ -55,9 +55,8 @@ struct compiler {
     int32_t any;  /* the rule of any value, or -1: not yet made */
     int32_t none; /* the rule of no value */
     int depth;
-    size_t steps;  /* of json_step() */
-    int n_choices; /* alternatives that have been compiled */
-    int32_t ws;    /* expressions that all use */
+    size_t n_choices; /* alternatives that have been met */
+    int32_t ws;       /* expressions that all use */
     int32_t open_object, close_object, open_array, close_array, comma, colon;
 };
 
@@ -67,7 +66,7 @@ struct compiler {
 __attribute__((format(printf, 4, 5))) int json_refuse(struct compiler *c, int code,
                                                       const char *keyword, const char *fmt, ...);
 
-/* Counts n steps of what is not counted otherwise; too many are noted, and false. */
+/* Counts n units of work of what is not counted otherwise; too many are noted, and false. */
 bool json_step(struct compiler *c, size_t n);
 
 /* Lengthens the path; json_leave() with the result goes back. */
@@ -130,7 +129,6 @@ bool json_has_dependencies(const json_t *schema);
 
 /* The spellings of numbers of the types, of JSON_BIT_…, that all n schemas allow. */
 int32_t json_numbers(struct compiler *c, const json_t *const *schemas, size_t n, unsigned types);
-bool json_same(const json_t *a, const json_t *b); /* numbers by their values */
 bool json_number_holds(const json_t *schema, const json_t *value);
 
 /* The texts in which a pattern matches, of this keyword; REGEX_NONE: it is wrong, which is noted.
@@ -150,5 +148,9 @@ bool json_holds(struct compiler *c, const json_t *schema, const json_t *value);
 bool json_holds_alone(struct compiler *c, const json_t *schema, const json_t *value,
                       const json_t *listed);
 unsigned json_type_of(const json_t *value);
+
+/* Whether values are equal, numbers by what they mean; whether one of an array is. */
+bool json_same(struct compiler *c, const json_t *a, const json_t *b);
+bool json_is_among(struct compiler *c, const json_t *values, const json_t *value);
 
 #endif

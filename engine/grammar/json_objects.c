@@ -31,7 +31,7 @@ struct object {
 
 static struct property *property_of(struct compiler *c, struct object *o, const char *name)
 {
-    if (!json_step(c, o->n / 16 + 1))
+    if (!json_step(c, o->n / 8 + 1))
         return NULL;
     for (size_t i = 0; i < o->n; i++)
         if (strcmp(o->properties[i].name, name) == 0)
@@ -74,20 +74,22 @@ static bool take_member(struct object *o, const struct conjunction *all, const j
 static void take_properties(struct compiler *c, const struct conjunction *all, struct object *o,
                             const json_t *s, int depth)
 {
-    const json_t *ref = json_object_get(s, "$ref");
     const char *keyword, *name;
     struct property *one;
+    const json_t *ref;
     json_t *part, *v;
     size_t i;
 
     if (depth > MAX_NESTED || !take_member(o, all, s))
         return;
+    ref = json_object_get(s, "$ref");
     if (json_is_string(ref))
         take_properties(c, all, o, json_resolve(c, json_string_value(ref)), depth + 1);
     if (ref && c->refs_alone)
         return;
     json_object_foreach((json_t *)(uintptr_t)s, keyword, part)
     {
+        (void)json_step(c, json_array_size(part) / 4);
         json_array_foreach(part, i, v) /* allOf, anyOf, oneOf */
         {
             take_properties(c, all, o, v, depth + 1);

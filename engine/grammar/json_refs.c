@@ -8,8 +8,8 @@
 
 enum { MAX_DEPTH = 256 };
 
-/* One step of a JSON pointer, decoded, up to *at, which moves behind it. */
-static void take_step(char *out, size_t size, const char **at)
+/* One step of a JSON pointer, decoded, up to *at, which moves behind it. False: it is too long. */
+static bool take_step(char *out, size_t size, const char **at)
 {
     size_t n = 0;
     const char *s = *at;
@@ -25,11 +25,22 @@ static void take_step(char *out, size_t size, const char **at)
             byte = s[1] == '0' ? '~' : '/';
             s++;
         }
-        if (n + 1 < size)
-            out[n++] = byte;
+        if (n + 1 == size)
+            return false;
+        out[n++] = byte;
     }
     out[n] = '\0';
     *at = *s ? s + 1 : s;
+    return true;
+}
+
+/* The element that a step of a pointer names; NULL: none. */
+static const json_t *element_of(const json_t *list, const char *step)
+{
+    const size_t n = strspn(step, "0123456789");
+
+    return n > 0 && n < 10 && step[n] == '\0' ? json_array_get(list, strtoul(step, NULL, 10))
+                                              : NULL;
 }
 
 /* The schema that calls itself so: "#name" of "$anchor", or of "id" in draft 4. */
@@ -62,7 +73,7 @@ const json_t *json_resolve(struct compiler *c, const char *ref)
     const char *id = json_string_value(json_object_get(c->root, "$id"));
     const json_t *at = c->root;
     const char *rest = ref;
-    char step[256];
+    char step[512];
 
     if (!id)
         id = json_string_value(json_object_get(c->root, "id"));
@@ -79,9 +90,10 @@ const json_t *json_resolve(struct compiler *c, const char *ref)
         for (rest++; at && (*rest || rest[-1] == '/');) {
             const bool last = !strchr(rest, '/');
 
-            take_step(step, sizeof(step), &rest);
-            if (json_is_array(at))
-                at = json_array_get(at, strtoul(step, NULL, 10));
+            if (!json_step(c, 1) || !take_step(step, sizeof(step), &rest))
+                at = NULL;
+            else if (json_is_array(at))
+                at = element_of(at, step);
             else
                 at = json_object_get(at, step);
             if (last)

@@ -16,7 +16,7 @@ static unsigned wide_types(struct compiler *c, const json_t *s, int depth)
     unsigned bits = JSON_BITS, some = 0;
     size_t i;
 
-    if (!json_is_object(s) || depth > 8 || !json_step(c, 2))
+    if (!json_is_object(s) || depth > 8 || !json_step(c, 2 + json_array_size(values) / 4))
         return json_is_false(s) ? 0 : JSON_BITS;
     bits &= json_types(c, s);
     if (json_is_string(ref))
@@ -43,44 +43,35 @@ static const json_t *behind(struct compiler *c, const json_t *s)
 }
 
 /* No value is among both: by const and enum. */
-static bool values_differ(const json_t *a, const json_t *b)
+static bool values_differ(struct compiler *c, const json_t *a, const json_t *b)
 {
     const json_t *x = json_object_get(a, "const"), *y = json_object_get(b, "const"), *one;
-    const json_t *xs = json_object_get(a, "enum"), *ys = json_object_get(b, "enum"), *two;
-    size_t i, k;
+    const json_t *xs = json_object_get(a, "enum"), *ys = json_object_get(b, "enum");
+    size_t i;
 
     if ((!x && !xs) || (!y && !ys))
         return false;
     if (x && y)
-        return !json_same(x, y);
-    if (x || y) {
-        const json_t *list = x ? ys : xs;
-
-        json_array_foreach(list, i, one)
-        {
-            if (json_same(one, x ? x : y))
-                return false;
-        }
-        return true;
-    }
+        return !json_same(c, x, y);
+    if (x || y)
+        return !json_is_among(c, x ? ys : xs, x ? x : y);
     json_array_foreach(xs, i, one)
     {
-        json_array_foreach(ys, k, two)
-        {
-            if (json_same(one, two))
-                return false;
-        }
+        if (json_is_among(c, ys, one))
+            return false;
     }
     return true;
 }
 
-static bool is_required(const json_t *s, const char *name)
+static bool is_required(struct compiler *c, const json_t *s, const char *name)
 {
     const json_t *one;
     size_t i;
 
     json_array_foreach(json_object_get(s, "required"), i, one)
     {
+        if (!json_step(c, 1))
+            return false;
         if (json_is_string(one) && strcmp(json_string_value(one), name) == 0)
             return true;
     }
@@ -109,7 +100,7 @@ static bool are_disjoint(struct compiler *c, const json_t *a, const json_t *b)
         return true;
     a = behind(c, a);
     b = behind(c, b);
-    if (values_differ(a, b))
+    if (values_differ(c, a, b))
         return true;
     if (wide_types(c, a, 0) == JSON_BIT_STRING && wide_types(c, b, 0) == JSON_BIT_STRING) {
         struct regex_pool *p = &c->g->lexer.regex;
@@ -121,8 +112,8 @@ static bool are_disjoint(struct compiler *c, const json_t *a, const json_t *b)
     json_object_foreach(json_object_get(a, "properties"), name, one)
     {
         two = json_object_get(json_object_get(b, "properties"), name);
-        if (two && is_required(a, name) && is_required(b, name) &&
-            (values_differ(one, two) || !(wide_types(c, one, 0) & wide_types(c, two, 0))))
+        if (two && is_required(c, a, name) && is_required(c, b, name) &&
+            (values_differ(c, one, two) || !(wide_types(c, one, 0) & wide_types(c, two, 0))))
             return true;
     }
     for (int k = 0; k < 2; k++) {

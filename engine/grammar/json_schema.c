@@ -18,7 +18,6 @@
 enum {
     MAX_DEPTH = 256,    /* schemas inside of schemas */
     MAX_CHOICES = 2000, /* alternatives in all */
-    MAX_STEPS = 500000,
 };
 
 struct memo {
@@ -46,9 +45,10 @@ int json_refuse(struct compiler *c, int code, const char *keyword, const char *f
 
 bool json_step(struct compiler *c, size_t n)
 {
-    c->steps += n;
-    if (c->steps > MAX_STEPS)
-        json_refuse(c, -E2BIG, "", "too complex");
+    const struct regex_pool *p = &c->g->lexer.regex;
+
+    if (!regex_spend(&c->g->lexer.regex, n))
+        json_refuse(c, p->failed, "", p->failed == -ENOMEM ? "out of memory" : "too complex");
     return c->code == 0;
 }
 
@@ -342,12 +342,12 @@ static int32_t alternatives(struct compiler *c, const struct conjunction *all, s
         json_refuse(c, -ENOMEM, "", "out of memory");
     else if (!json_is_array(list) || json_array_size(list) == 0)
         json_refuse(c, -EINVAL, "anyOf", "must be an array of schemas");
+    else if ((c->n_choices += json_array_size(list)) > MAX_CHOICES)
+        json_refuse(c, -E2BIG, "anyOf", "too many alternatives");
     json_array_foreach(list, i, one)
     {
         const size_t path = json_enter(c, ".anyOf[%zu]", i);
 
-        if (++c->n_choices > MAX_CHOICES)
-            json_refuse(c, -E2BIG, "", "too many alternatives");
         if (c->code == 0) {
             *with = *all;
             with->members[k].chosen = true;
@@ -427,6 +427,7 @@ static int32_t compile(struct compiler *c, const struct conjunction *given)
         free(all);
         return c->none;
     }
+    (void)json_step(c, 10 * all->n + c->n_memos / 64);
     at = c->n_memos++;
     rule = grammar_rule(c->g);
     c->memos[at] = (struct memo){all, hash, rule};

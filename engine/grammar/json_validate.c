@@ -46,7 +46,7 @@ static bool object_holds(struct compiler *c, const json_t *schema, const json_t 
         return false;
     json_array_foreach(required, i, member)
     {
-        if (!json_object_get(value, json_string_value(member)))
+        if (!json_step(c, 2) || !json_object_get(value, json_string_value(member)))
             return false;
     }
     json_object_foreach((json_t *)(uintptr_t)value, name, member)
@@ -93,11 +93,11 @@ static bool array_contains(struct compiler *c, const json_t *schema, const json_
 static bool is_unique(struct compiler *c, const json_t *value)
 {
     const size_t n = json_array_size(value);
-    bool unique = json_step(c, n * n);
+    bool unique = true;
 
     for (size_t i = 0; i < n && unique; i++)
         for (size_t k = 0; k < i && unique; k++)
-            unique = !json_same(json_array_get(value, i), json_array_get(value, k));
+            unique = !json_same(c, json_array_get(value, i), json_array_get(value, k));
     return unique;
 }
 
@@ -141,21 +141,55 @@ static int count_holding(struct compiler *c, const json_t *schemas, const json_t
     return n;
 }
 
-bool json_same(const json_t *a, const json_t *b)
+static bool same_elements(struct compiler *c, const json_t *a, const json_t *b)
 {
-    if (json_is_number(a) && json_is_number(b))
-        return json_number_value(a) == json_number_value(b);
-    return json_equal(a, b);
+    const size_t n = json_array_size(a);
+    bool same = json_array_size(b) == n;
+
+    for (size_t i = 0; i < n && same; i++)
+        same = json_same(c, json_array_get(a, i), json_array_get(b, i));
+    return same;
 }
 
-static bool is_among(struct compiler *c, const json_t *values, const json_t *value)
+static bool same_members(struct compiler *c, const json_t *a, const json_t *b)
+{
+    bool same = json_object_size(a) == json_object_size(b);
+    const json_t *one, *two;
+    const char *name;
+
+    json_object_foreach((json_t *)(uintptr_t)a, name, one)
+    {
+        two = same ? json_object_get(b, name) : NULL;
+        same = two && json_same(c, one, two);
+        if (!same)
+            break;
+    }
+    return same;
+}
+
+bool json_same(struct compiler *c, const json_t *a, const json_t *b)
+{
+    if (!json_step(c, 1))
+        return false;
+    if (json_is_number(a) && json_is_number(b))
+        return json_is_integer(a) && json_is_integer(b)
+                   ? json_integer_value(a) == json_integer_value(b)
+                   : json_number_value(a) == json_number_value(b);
+    if (json_typeof(a) != json_typeof(b))
+        return false;
+    return json_is_array(a)    ? same_elements(c, a, b)
+           : json_is_object(a) ? same_members(c, a, b)
+                               : json_equal(a, b);
+}
+
+bool json_is_among(struct compiler *c, const json_t *values, const json_t *value)
 {
     const json_t *v;
     size_t i;
 
     json_array_foreach(values, i, v)
     {
-        if (!json_step(c, 1) || json_same(v, value))
+        if (c->code < 0 || json_same(c, v, value))
             return c->code == 0;
     }
     return false;
@@ -190,8 +224,8 @@ bool json_holds_alone(struct compiler *c, const json_t *schema, const json_t *va
     const unsigned type = json_type_of(value);
 
     if (!json_step(c, 10) || !(json_types(c, schema) & type) ||
-        (values && values != listed && !is_among(c, values, value)) ||
-        (constant && !json_same(constant, value)))
+        (values && values != listed && !json_is_among(c, values, value)) ||
+        (constant && !json_same(c, constant, value)))
         return false;
     json_refuse_unknown(c, schema, type);
     if (json_object_get(schema, JSON_NONE_OF) &&

@@ -44,14 +44,14 @@ static const int32_t *list_of(const struct regex_pool *p, const struct regex_ter
     return p->lists + t->a;
 }
 
-static uint32_t mix(uint32_t h, uint32_t x)
+static uint64_t mix(uint64_t h, uint32_t x)
 {
-    return (h ^ x) * 0x9e3779b1u + (h >> 15);
+    return (h ^ x) * 0x9e3779b97f4a7c15u;
 }
 
 static uint32_t hash_of(const struct regex_pool *p, const struct regex_term *t)
 {
-    uint32_t h = mix((uint32_t)t->op, 7);
+    uint64_t h = mix(7, (uint32_t)t->op);
 
     if (t->op == OP_CHARS) {
         for (int32_t i = 0; i < t->b; i++)
@@ -62,7 +62,7 @@ static uint32_t hash_of(const struct regex_pool *p, const struct regex_term *t)
     } else {
         h = mix(mix(mix(h, (uint32_t)t->a), (uint32_t)t->b), (uint32_t)t->c);
     }
-    return h ^ h >> 13;
+    return (uint32_t)(h >> 32); /* on which all bits of what was mixed have a bearing */
 }
 
 static bool is_same(const struct regex_pool *p, const struct regex_term *x,
@@ -258,7 +258,7 @@ int32_t regex_text(struct regex_pool *p, struct text utf8)
     int32_t term = REGEX_EMPTY;
     uint32_t point;
 
-    while (utf8.len > 0) { /* from its end on */
+    while (utf8.len > 0 && regex_spend(p, 1)) { /* from its end on */
         size_t at = utf8.len - 1;
 
         while (at > 0 && (utf8.data[at] & 0xc0) == 0x80)
@@ -403,6 +403,7 @@ static int32_t combine(struct regex_pool *p, int op, size_t first)
     size_t n = first;
     int32_t term;
 
+    (void)regex_spend(p, p->n_lists - first);
     join_chars(p, op, first);
     if (p->n_lists > first)
         qsort(p->lists + first, p->n_lists - first, sizeof(*p->lists), by_number);

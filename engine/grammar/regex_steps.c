@@ -70,10 +70,18 @@ static int32_t derive_list(struct regex_pool *p, const struct regex_term *t, uin
 
 static bool has_char(const struct regex_pool *p, const struct regex_term *t, uint32_t point)
 {
-    for (int32_t i = 0; i < t->b; i++)
-        if (point >= p->ranges[t->a + i].lo && point <= p->ranges[t->a + i].hi)
-            return true;
-    return false;
+    const struct regex_range *ranges = p->ranges + t->a;
+    int32_t lo = 0, hi = t->b;
+
+    while (lo < hi) {
+        const int32_t mid = (lo + hi) / 2;
+
+        if (ranges[mid].hi < point)
+            lo = mid + 1;
+        else
+            hi = mid;
+    }
+    return lo < t->b && ranges[lo].lo <= point;
 }
 
 static int32_t derive(struct regex_pool *p, int32_t term, uint32_t point)
@@ -196,6 +204,8 @@ static bool fill_steps(struct regex_pool *p, int32_t term)
     size_t first, n = 0;
 
     p->depth = 0;
+    if (p->failed) /* a walk over a vocabulary asks for many more */
+        return false;
     if (!add_bounds(p, &b, term) || !array_reserve(&b.at, &b.cap, b.n + 3, sizeof(*b.at))) {
         free(b.at);
         regex_fail(p, p->depth > MAX_DEPTH ? -E2BIG : -ENOMEM);
@@ -203,6 +213,7 @@ static bool fill_steps(struct regex_pool *p, int32_t term)
     }
     memcpy(b.at + b.n, ends, sizeof(ends));
     b.n += 3;
+    (void)regex_spend(p, b.n);
     qsort(b.at, b.n, sizeof(*b.at), by_point);
     next = reallocarray(NULL, b.n, sizeof(*next));
     if (!next)

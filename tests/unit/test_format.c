@@ -244,6 +244,7 @@ static const struct texts schemas[] = {
     {"{'enum': [[1, 1], [1, 2], [2, 2]], 'uniqueItems': true, 'contains': {'const': 1}}",
      {"[1, 2]"},
      {"[1, 1]", "[2, 2]"}},
+    {"{'const': [1.0, {'a': 2.0}], 'enum': [[3], [1, {'a': 2}]]}", {"[1, {'a': 2}]"}, {"[3]"}},
 };
 
 TEST(schemas_allow_their_instances, .n = N(schemas))
@@ -282,6 +283,9 @@ static const struct {
     {FORMAT_JSON_SCHEMA, "{'pattern': '(a)\\\\1', 'type': 'string'}", -ENOTSUP,
      "back references are not supported"},
     {FORMAT_JSON_SCHEMA, "{'$ref': '#/nowhere'}", -EINVAL, "leads nowhere"},
+    {FORMAT_JSON_SCHEMA, "{'$ref': '#/allOf/0x', 'allOf': [{}]}", -EINVAL, "leads nowhere"},
+    {FORMAT_JSON_SCHEMA, "{'const': 9007199254740993, 'enum': [9007199254740992]}", -EINVAL,
+     "no text"},
     {FORMAT_JSON_SCHEMA, "{'$ref': 'http://example.com/x'}", -ENOTSUP, "does not lead into"},
     {FORMAT_JSON_SCHEMA, "{'minimum': 3, 'maximum': 2, 'type': 'integer'}", -EINVAL, "no text"},
     {FORMAT_REGEX, "(a", -EINVAL, "a group without its )"},
