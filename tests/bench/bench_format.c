@@ -3,8 +3,9 @@
  *     bench_format TOKENIZER_FOLDER < LINES
  *
  * with lines {"schema": …, "texts": […]} as `nvllmd schema` reads them. The texts are tokenized and
- * read token by token, as they would be generated; each mask is timed, and whether it has the token
- * is counted. CPU time of this thread. */
+ * read token by token, as they would be generated, and each mask is timed; of a line without texts
+ * the first one is. CPU time of this thread. tests/golden/hostile_formats.py prints the lines that
+ * should cost the most. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -22,7 +23,7 @@ struct times {
 };
 
 struct counts {
-    size_t schemas, supported, texts, masks, failed;
+    size_t formats, supported, texts, masks, failed;
     size_t most_bytes;
 };
 
@@ -61,6 +62,15 @@ static void print_times(const char *what, struct times *t)
            t->us[t->n / 2], t->us[t->n * 99 / 100], t->us[t->n * 999 / 1000], t->us[t->n - 1]);
 }
 
+static int read_mask(struct format *f, uint32_t *mask, int32_t place, struct times *times)
+{
+    const double begin = now_us();
+    const int r = format_mask(f, mask, place, NULL, 0);
+
+    add(times, now_us() - begin);
+    return r;
+}
+
 static void read_text(struct format *f, const struct tokenizer *t, uint32_t *mask, struct text text,
                       struct times *times, struct counts *n)
 {
@@ -69,10 +79,7 @@ static void read_text(struct format *f, const struct tokenizer *t, uint32_t *mas
     int r = tokenizer_encode_all(t, text, false, &ids);
 
     for (size_t i = 0; r == 0 && i < ids.n && place != GRAMMAR_DEAD; i++) {
-        const double begin = now_us();
-
-        r = format_mask(f, mask, place, NULL, 0);
-        add(times, now_us() - begin);
+        r = read_mask(f, mask, place, times);
         n->masks++;
         if (r == 0)
             place = format_step(f, place, ids.ids[i]);
@@ -80,6 +87,26 @@ static void read_text(struct format *f, const struct tokenizer *t, uint32_t *mas
     n->failed += r < 0 && r != -ENOENT;
     n->texts++;
     free(ids.ids);
+}
+
+/* The text of a line's format, which is to be freed; NULL: there is none. */
+static char *read_source(struct format_source *source, const json_t *line)
+{
+    static const struct {
+        const char *key;
+        enum format_kind kind;
+    } kinds[] = {{"regex", FORMAT_REGEX}, {"grammar", FORMAT_GRAMMAR}};
+    char *text = json_dumps(json_object_get(line, "schema"), JSON_ENCODE_ANY);
+
+    *source = (struct format_source){.kind = FORMAT_JSON_SCHEMA};
+    for (size_t i = 0; !text && i < 2; i++) {
+        const char *s = json_string_value(json_object_get(line, kinds[i].key));
+
+        source->kind = kinds[i].kind;
+        text = s ? strdup(s) : NULL;
+    }
+    source->text = (struct text){text, text ? strlen(text) : 0};
+    return text;
 }
 
 int main(int argc, char **argv)
@@ -101,21 +128,22 @@ int main(int argc, char **argv)
     mask = calloc((size_t)tokenizer_n_ids(t) / 32 + 1, sizeof(*mask));
     while (v && mask && getline(&line, &cap, stdin) > 0) {
         json_t *input = json_loads(line, JSON_DECODE_ANY, NULL);
-        char *schema = json_dumps(json_object_get(input, "schema"), JSON_ENCODE_ANY);
-        struct format_source source = {.kind = FORMAT_JSON_SCHEMA};
+        struct format_source source;
+        char *source_text = read_source(&source, input);
+        const json_t *texts = json_object_get(input, "texts"), *text;
         struct format *f;
-        const json_t *text;
         double begin;
         size_t i;
         int r;
 
-        n.schemas++;
-        source.text = (struct text){schema, schema ? strlen(schema) : 0};
+        n.formats++;
         begin = now_us();
-        r = schema ? format_new(&f, &source, v, &e) : -EINVAL;
+        r = source_text ? format_new(&f, &source, v, &e) : -EINVAL;
         add(&compile, now_us() - begin);
         n.supported += r == 0;
-        json_array_foreach(json_object_get(input, "texts"), i, text)
+        if (r == 0 && !texts)
+            (void)read_mask(f, mask, format_start(f), &masks);
+        json_array_foreach(texts, i, text)
         {
             if (r == 0)
                 read_text(f, t, mask,
@@ -126,11 +154,11 @@ int main(int argc, char **argv)
             n.most_bytes = format_bytes(f);
         if (r == 0)
             format_free(f);
-        free(schema);
+        free(source_text);
         json_decref(input);
     }
-    printf("%zu schemas, %zu supported; %zu texts, %zu without an end for their cost; %.1f MB\n",
-           n.schemas, n.supported, n.texts, n.failed, (double)n.most_bytes / 1e6);
+    printf("%zu formats, %zu supported; %zu texts, %zu without an end for their cost; %.1f MB\n",
+           n.formats, n.supported, n.texts, n.failed, (double)n.most_bytes / 1e6);
     printf("%-10s %10s %10s %10s %10s %10s %10s\n", "us", "n", "average", "median", "p99", "p99.9",
            "most");
     print_times("compile", &compile);
