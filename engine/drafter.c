@@ -255,6 +255,11 @@ bool drafter_has_changed(const struct drafter *d)
     return model_has_changed(d->model);
 }
 
+int drafter_idle(struct drafter *d, struct err *e)
+{
+    return d->ops->idle ? d->ops->idle(d->backend, e) : 0;
+}
+
 int drafter_sleep(struct drafter *d, struct err *e)
 {
     forget_all(d);
@@ -358,8 +363,10 @@ static bool begin_turn(struct turn *turn, struct drafter *d, const struct core_w
     turn->ends = turn->n_rows <= room;
     turn->n_rows = turn->ends ? turn->n_rows : room;
     for (int32_t i = 0; i < turn->n_rows; i++)
-        if (d->unread[turn->first - before + i] >= vocab_size)
-            return false; /* it has no embedding for what only pads the first model's vocabulary */
+        if (d->unread[turn->first - before + i] >= vocab_size) {
+            turn->draft->n_read = -1; /* no embedding for what pads the first model's vocabulary */
+            return false;
+        }
     return true;
 }
 
@@ -538,7 +545,7 @@ int drafter_ask(struct drafter *d, const struct core_wish *wishes, int32_t n, in
         struct turn *t = &turns[n_turns];
         int32_t steps;
 
-        out[i].n = 0;
+        out[i].n = out[i].n_read = 0;
         *t = (struct turn){.draft = &out[i]};
         if (!texts[i] || !begin_turn(t, d, &wishes[i], texts[i], room))
             continue;
@@ -556,5 +563,8 @@ int drafter_ask(struct drafter *d, const struct core_wish *wishes, int32_t n, in
         t->text->n_drafts = t->draft->n > 0 ? t->draft->n - 1 : 0;
         memcpy(t->text->drafts, t->draft->tokens, sizeof(t->text->drafts));
     }
+    for (int32_t i = 0; i < n; i++)
+        if (texts[i] && out[i].n_read == 0)
+            out[i].n_read = texts[i]->n;
     return r < 0 ? r : reads ? 0 : n_steps;
 }

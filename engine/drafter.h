@@ -40,6 +40,7 @@ int drafter_check_vocabulary(const char *folder, const struct tokenizer *tokeniz
 struct draft {
     int32_t n;
     int32_t tokens[CORE_MAX_DRAFTS];
+    int32_t n_read; /* tokens of the text that it has read by now; -1: it cannot read it */
 };
 
 /* Drafts for n wishes, at most DRAFTER_SEQS, of tokens below vocab_size: as many as are wished, or
@@ -52,6 +53,8 @@ int drafter_ask(struct drafter *d, const struct core_wish *wishes, int32_t n, in
 int32_t drafter_max_len(const struct drafter *d);  /* of a text with its drafts */
 uint64_t drafter_bytes(const struct drafter *d);   /* that it has taken, of the ledger */
 bool drafter_has_changed(const struct drafter *d); /* as model_has_changed() */
+
+int drafter_idle(struct drafter *d, struct err *e); /* as idle() of its backend */
 
 /* As sleep() and wake() of its backend; what it has read is forgotten. */
 int drafter_sleep(struct drafter *d, struct err *e);

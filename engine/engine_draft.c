@@ -30,8 +30,8 @@ int engine_draft(struct engine *g, struct err *e)
     if (r < 0)
         return r;
     for (int32_t i = 0; i < n; i++)
-        (void)core_draft(g->core, wishes[i].request, wishes[i].choice, drafts[i].tokens,
-                         drafts[i].n);
+        (void)core_answer_wish(g->core, wishes[i].request, wishes[i].choice, drafts[i].tokens,
+                               drafts[i].n, drafts[i].n_read);
     g->drafting_us = engine_now_us() - begin_us;
     if (r > 0) {
         step_cost_learn_model(&g->cost, (double)g->drafting_us / r);

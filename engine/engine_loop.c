@@ -612,6 +612,8 @@ static int iterate(struct engine *g, struct err *e)
     must(next == CORE_IDLE); /* with nothing in flight, what fits runs */
     if (ops->idle && (!g->asleep || g->status.backend.idle_s))
         r = ops->idle(g->backend, e);
+    if (r == 0 && g->drafter && !g->asleep)
+        r = drafter_idle(g->drafter, e);
     if (r == 0 && !answered) { /* there may be more to answer */
         engine_read_memory(g);
         r = rest(g, deadline_us, e);

@@ -41,7 +41,8 @@ struct core_options {
                      * not change with preemptions and hits */
     bool speculate; /* the core proposes drafts by itself, see speculation.c */
     int32_t draft_seqs; /* sequences for which a draft model can be asked at a time; 0: none is */
-    int32_t draft_len;  /* with draft_seqs: the longest text that it takes, drafts included */
+    int32_t draft_len;  /* with draft_seqs: the longest text that it takes, drafts included; its
+                         * blocks hold one of these, or several shorter ones */
     bool offload;       /* requests too large for the device have their blocks in the host tier */
     int32_t tier_blocks[N_TIERS]; /* of the tiers below the device, 0: none; [TIER_DEVICE] unused */
     bool restores;                /* core_restore() is called: until core_restored() nothing goes to
@@ -203,11 +204,14 @@ struct core_wish {
     const struct sequence *sequence;
 };
 /* All there are [draft_seqs]; how many. While there are some and a step is in flight, the caller
- * commits it and looks again; then it calls core_draft() for each, maybe with no tokens, before
- * core_next(). */
+ * commits it and looks again; then it calls core_answer_wish() for each, before core_next(). */
 int32_t core_wishes(const struct core *c, struct core_wish *out);
 /* Copies the tokens [from, n_tokens) of the text. */
 void core_wish_tokens(const struct core_wish *w, int32_t from, int32_t *out);
+/* As core_draft(), of a wish: with the model's drafts, maybe none, and how many tokens of the text
+ * the model has read by now; -1: it cannot read it. */
+int32_t core_answer_wish(struct core *c, uint64_t id, int32_t choice, const int32_t *tokens,
+                         int32_t n, int32_t n_read);
 
 /* Sets which tokens may come next in a choice of a request with masks: masks [n][mask_words] as in
  * backend.h, the first for the next token, the others for those after its drafts. The first is due

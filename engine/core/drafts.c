@@ -28,9 +28,7 @@ int32_t core_draft(struct core *c, uint64_t id, int32_t choice, const int32_t *t
 
     if (!s)
         return 0;
-    s->by_model = s->wishes;
-    s->n_modelled = s->wishes ? sequence_n_tokens(s) : s->n_modelled;
-    s->wishes = false;
+    s->by_model = false;
     return core_set_drafts(s, tokens, n);
 }
 

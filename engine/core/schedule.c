@@ -410,10 +410,11 @@ static void count_running(struct core *c, const struct step *st)
 {
     SEQUENCE_EACH (s, &c->prefilling)
         core_count_runnable(c, s);
-    c->n_ahead = c->n_alone = 0;
+    c->n_ahead = c->n_alone = c->n_model_blocks = 0;
     SEQUENCE_EACH (s, &c->decoding) {
         c->n_ahead += !s->waits;
         c->n_alone += !core_may_wish(c, s);
+        c->n_model_blocks += core_model_blocks(c, s);
         if (!may_decode(st, s))
             continue;
         core_count_runnable(c, s);

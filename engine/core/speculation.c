@@ -17,7 +17,7 @@
  *
  * A draft model is asked while no step is in flight, for all sequences at once. So a wish for it
  * counts what its steps take, with what it has still to read of the text; and there are none where
- * a sequence decodes that would only wait for it. */
+ * a sequence decodes that would only wait for it, or its memory does not hold all their texts. */
 #include <string.h>
 
 #include "engine/core/core_impl.h"
@@ -125,6 +125,11 @@ bool core_may_wish(const struct core *c, const struct sequence *s)
            sequence_n_tokens(s) < c->options.draft_len;
 }
 
+int32_t core_model_blocks(const struct core *c, const struct sequence *s)
+{
+    return core_blocks_for(c, least(sequence_n_tokens(s) + CORE_MAX_DRAFTS, c->options.draft_len));
+}
+
 /* How many drafts of the model pay. What it has to read first is divided among the tokens that may
  * still come; a row of it takes as much less than one of the model as a step does. */
 static int32_t model_length(const struct core *c, const struct sequence *s)
@@ -134,7 +139,8 @@ static int32_t model_length(const struct core *c, const struct sequence *s)
     struct source model = {.chance = s->model_chance, .draft_us = draft_us, .holds_others = true};
 
     if (c->n_decoding > c->options.draft_seqs || c->n_alone > 0 || !core_may_wish(c, s) ||
-        !may_have_drafts(c, s) || left <= 0)
+        c->n_model_blocks > core_blocks_for(c, c->options.draft_len) || !may_have_drafts(c, s) ||
+        left <= 0)
         return 0;
     if (one_us > 0)
         model.token_us = c->cost.row_us * (draft_us / one_us) * (n - s->n_modelled) / left;
@@ -166,6 +172,22 @@ int32_t core_wishes(const struct core *c, struct core_wish *out)
 void core_wish_tokens(const struct core_wish *w, int32_t from, int32_t *out)
 {
     sequence_copy_tokens(w->sequence, from, w->n_tokens - from, out);
+}
+
+int32_t core_answer_wish(struct core *c, uint64_t id, int32_t choice, const int32_t *tokens,
+                         int32_t n, int32_t n_read)
+{
+    struct sequence *s = core_choice(c, id, choice);
+
+    if (!s || !s->wishes)
+        return 0;
+    if (n_read < 0)
+        s->model_chance = 0;
+    else
+        s->n_modelled = n_read;
+    s->wishes = false;
+    s->by_model = true;
+    return core_set_drafts(s, tokens, n);
 }
 
 void core_judge_model(struct core *c, struct sequence *s, int32_t n_right, int32_t n)

@@ -261,8 +261,8 @@ static int run_with_model(uint64_t answer, bool right)
             ck_assert_int_ge(wishes[i].n_drafts, 1);
             for (int32_t k = 0; k < wishes[i].n_drafts; k++)
                 drafts[k] = rig_token(answer, 0, (int32_t)wishes[i].counter + k) + !right;
-            ck_assert_int_eq(core_draft(rig.core, wishes[i].request, wishes[i].choice, drafts,
-                                        wishes[i].n_drafts),
+            ck_assert_int_eq(core_answer_wish(rig.core, wishes[i].request, wishes[i].choice, drafts,
+                                              wishes[i].n_drafts, wishes[i].n_tokens),
                              wishes[i].n_drafts);
         }
         n += advance(&in_flight, n_wishes == 0 || in_flight == 0);
@@ -356,7 +356,7 @@ static void check_no_wishes(int n_steps)
 }
 
 /* Nobody waits for a model that it cannot have: one with penalties, one whose text is too long for
- * it, more sequences than it may be asked for. */
+ * it, more sequences than it may be asked for, texts that it does not hold beside each other. */
 TEST(nobody_waits_for_the_model)
 {
     enum { TOKENS = 30 };
@@ -381,6 +381,43 @@ TEST(nobody_waits_for_the_model)
         rig_step();
     check_no_wishes(TOKENS / 2);
     rig_run();
+    for (int i = 0; i < 2; i++)
+        rig_ask_for(20 + i, N + 10, TOKENS);
+    while (rig.core->n_decoding < 2)
+        rig_step();
+    check_no_wishes(TOKENS / 2);
+    rig_run();
+}
+
+/* How often a text waits for a model that never has drafts, but reads a token more each time; or
+ * cannot read it. */
+static int count_waits(bool reads)
+{
+    struct core_wish wishes[8];
+    int in_flight = 0, n_waits = 0;
+
+    restart_with_model();
+    rig_ask_for(1, 10, N);
+    while (in_flight > 0 || core_busy(rig.core)) {
+        const int32_t n = core_wishes(rig.core, wishes);
+
+        if (n > 0 && in_flight == 0)
+            core_answer_wish(rig.core, 1, 0, NULL, 0, reads ? 1 + n_waits : -1);
+        n_waits += n > 0 && in_flight == 0;
+        advance(&in_flight, n == 0 || in_flight == 0);
+    }
+    return n_waits;
+}
+
+/* A model that reads a long text bit by bit is asked until it has; one that cannot read it seldom.
+ */
+TEST(a_text_that_the_model_reads)
+{
+    const int n = count_waits(false);
+
+    ck_assert_int_gt(n, 0);
+    ck_assert_int_lt(n, N / 10);
+    ck_assert_int_gt(count_waits(true), N - 5);
 }
 
 RUN_TESTS("core_speculation", set_up, rig_end)

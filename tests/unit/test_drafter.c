@@ -216,6 +216,7 @@ TEST(long_texts)
     for (int i = 0; i < 4; i++) {
         ck_assert_int_eq(ask(s, 3, &draft), 0);
         ck_assert_int_eq(draft.n, i < 3 ? 0 : 3);
+        ck_assert_int_eq(draft.n_read, i < 3 ? 64 * (i + 1) : 200);
     }
     ck_assert_mem_eq(draft.tokens, whole.tokens, 3 * sizeof(int32_t));
     ask(new_text(1, MAX_LEN - 3, 0.0f), 3, &draft);
@@ -223,8 +224,11 @@ TEST(long_texts)
     ask(new_text(2, MAX_LEN - 2, 0.0f), 3, &draft);
     ck_assert_int_eq(draft.n, 0);
     ck_assert(sequence_append(s, VOCAB + 5));
-    ask(s, 3, &draft);
-    ck_assert_int_eq(draft.n, 0);
+    for (int i = 0; i < 4; i++) { /* others have had its blocks */
+        ask(s, 3, &draft);
+        ck_assert_int_eq(draft.n, 0);
+        ck_assert_int_eq(draft.n_read, i < 3 ? 64 * (i + 1) : -1);
+    }
 }
 
 /* Drafts end where the first model has no such id. */

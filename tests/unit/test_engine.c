@@ -483,6 +483,30 @@ TEST(idle_work_runs_between_steps)
     ck_assert_int_eq(atomic_load(&n_idle_beside_steps), 0);
 }
 
+static struct backend *_Atomic idle_first, *_Atomic idle_last;
+
+/* One more piece at the first call. */
+static int idle_of_two(struct backend *b, struct err *e)
+{
+    (void)e;
+    if (atomic_load(&n_idle) == 0)
+        atomic_store(&idle_first, b);
+    atomic_store(&idle_last, b);
+    return atomic_fetch_add(&n_idle, 1) == 0;
+}
+
+/* The draft model's backend has its idle work, too, once the model's is done. */
+TEST(a_draft_model_has_idle_work)
+{
+    ops.idle = idle_of_two;
+    options.draft_folder = TEST_MODEL_DIR;
+    options.speculate = true;
+    options.backend_options.tp_size = 1;
+    start();
+    wait_idle(3);
+    ck_assert_ptr_ne(atomic_load(&idle_first), atomic_load(&idle_last));
+}
+
 static void looked_at_info(const struct backend *b, struct backend_info *out)
 {
     cpu_backend.info(b, out);
