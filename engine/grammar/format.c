@@ -265,7 +265,7 @@ int format_new(struct format **out, const struct format_source *source, const st
                struct err *e)
 {
     struct format *f = calloc(1, sizeof(*f));
-    int32_t rule = 0, wrong;
+    int32_t rule = 0;
     int r;
 
     if (!f)
@@ -282,7 +282,7 @@ int format_new(struct format **out, const struct format_source *source, const st
     f->grammar.lexer.regex.max_work = COMPILE_WORK;
     r = compile_answer(&f->grammar, source, &rule, e);
     if (r == 0) {
-        r = grammar_close(&f->grammar, rule, &wrong);
+        r = grammar_close(&f->grammar, rule);
         if (r < 0)
             err_set(e, r, "%s", why(r));
     }

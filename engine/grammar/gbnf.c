@@ -2,6 +2,7 @@
 #include "engine/grammar/gbnf.h"
 
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -446,25 +447,43 @@ static void parse_rule(struct parser *s)
     grammar_define(s->g, rule, node_of(s, body, GRAMMAR_END));
 }
 
-static int check_names(struct parser *s, int32_t *rule)
+/* With the line at which the rule comes up first. */
+static void refuse_rule(struct parser *s, int code, const char *before, const struct name *n,
+                        const char *behind)
 {
-    *rule = -1;
+    char what[200];
+
+    snprintf(what, sizeof(what), "%s “%.*s”%s", before,
+             (int)(n->text.len < 100 ? n->text.len : 100), n->text.data, behind);
+    s->at = n->used_at;
+    refuse(s, code, what);
+}
+
+static int32_t check_names(struct parser *s)
+{
+    int32_t root = -1;
+
     for (size_t i = 0; i < s->n_names && s->code == 0; i++) {
         const struct name *n = &s->names[i];
 
         if (order_of(n->text, (struct text){"root", 4}) == 0)
-            *rule = n->rule;
-        if (!n->defined) {
-            s->at = n->used_at;
-            s->code = 0;
-            refuse(s, -EINVAL, "");
-            err_set(s->e, -EINVAL, "there is no rule “%.*s”",
-                    (int)(n->text.len < 100 ? n->text.len : 100), n->text.data);
-        }
+            root = n->rule;
+        if (!n->defined)
+            refuse_rule(s, -EINVAL, "there is no rule", n, "");
     }
-    if (s->code == 0 && *rule < 0)
+    if (s->code == 0 && root < 0)
         s->code = err_set(s->e, -EINVAL, "there is no rule “root”");
-    return s->code;
+    return root;
+}
+
+static void check_recursion(struct parser *s)
+{
+    const int32_t rule = grammar_failed(s->g) ? -1 : grammar_left_recursion(s->g);
+
+    for (size_t i = 0; i < s->n_names; i++)
+        if (s->names[i].rule == rule)
+            refuse_rule(s, -ENOTSUP, "the rule", &s->names[i],
+                        " begins with itself, which is not supported");
 }
 
 int gbnf_compile(struct grammar *g, struct text source, int32_t *rule, struct err *e)
@@ -476,7 +495,9 @@ int gbnf_compile(struct grammar *g, struct text source, int32_t *rule, struct er
     for (skip(&s, true); !ended(&s); skip(&s, true))
         parse_rule(&s);
     if (s.code == 0)
-        check_names(&s, rule);
+        *rule = check_names(&s);
+    if (s.code == 0)
+        check_recursion(&s);
     free(s.names);
     return s.code;
 }

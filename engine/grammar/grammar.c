@@ -224,8 +224,7 @@ static void visit(struct walk *w, int32_t rule)
     w->depth--;
 }
 
-/* A rule that calls itself so, or -1. */
-static int32_t find_left_recursion(struct grammar *g)
+int32_t grammar_left_recursion(struct grammar *g)
 {
     struct walk w = {.g = g, .wrong = -1};
 
@@ -479,17 +478,14 @@ static bool may_be_stuck(const struct grammar *g)
     return counts && endless;
 }
 
-int grammar_close(struct grammar *g, int32_t rule, int32_t *wrong_rule)
+int grammar_close(struct grammar *g, int32_t rule)
 {
     if (grammar_failed(g))
         return grammar_failed(g);
     mark_ends(g);
     if (!rule_ends(g, rule))
         return -EINVAL;
-    if (may_be_stuck(g))
-        return -ENOTSUP;
-    *wrong_rule = find_left_recursion(g);
-    if (*wrong_rule >= 0)
+    if (may_be_stuck(g) || grammar_left_recursion(g) >= 0)
         return -ENOTSUP;
     begin(g);
     follow(g, g->rules[rule], 0, -1);

@@ -94,9 +94,12 @@ int32_t grammar_node(struct grammar *g, enum grammar_op op, int32_t a, int32_t n
 int32_t grammar_text(struct grammar *g, int32_t term, enum lexer_form form, int32_t next);
 int32_t grammar_fork(struct grammar *g, int32_t a, int32_t b); /* either may be GRAMMAR_DEAD */
 
-/* The answer is what the rule takes. -EINVAL: there is no such text; -ENOTSUP: a rule calls itself
- * before it has taken anything, with *rule; or as grammar_failed(). */
-int grammar_close(struct grammar *g, int32_t rule, int32_t *wrong_rule);
+/* A rule that calls itself before it has taken anything, once all are defined; -1: none does. */
+int32_t grammar_left_recursion(struct grammar *g);
+
+/* The answer is what the rule takes. -EINVAL: there is no such text; -ENOTSUP: there is a left
+ * recursion, or a count may ask for a rule that never ends; or as grammar_failed(). */
+int grammar_close(struct grammar *g, int32_t rule);
 
 /* ---- reading */
 

@@ -292,10 +292,11 @@ static const struct {
     {FORMAT_REGEX, "a{3,2}", -EINVAL, "out of order"},
     {FORMAT_REGEX, "a\\b", -ENOTSUP, "\\b"},
     {FORMAT_REGEX, "[b-a]", -EINVAL, "out of order"},
-    {FORMAT_GRAMMAR, "root ::= x", -EINVAL, "no rule “x”"},
+    {FORMAT_GRAMMAR, "root ::=\n y x\ny ::= \"\"", -EINVAL, "line 2: there is no rule “x”"},
     {FORMAT_GRAMMAR, "a ::= \"x\"", -EINVAL, "no rule “root”"},
     {FORMAT_GRAMMAR, "root ::= \"a\"\nroot ::= \"b\"", -EINVAL, "line 2"},
-    {FORMAT_GRAMMAR, "root ::= root \"a\" | \"b\"", -ENOTSUP, "begins with itself"},
+    {FORMAT_GRAMMAR, "root ::= x\nx ::= y? (x \"a\" | \"b\")\ny ::= \"y\"", -ENOTSUP,
+     "line 1: the rule “x” begins with itself"},
     {FORMAT_GRAMMAR, "root ::= \"a\" root", -EINVAL, "no text is allowed"},
     {FORMAT_GRAMMAR, "root ::= [a", -EINVAL, "a class without its ]"},
 };
