@@ -77,6 +77,9 @@ void json_leave(struct compiler *c, size_t n);
  * none is noted. */
 int32_t json_count(struct compiler *c, const json_t *schema, const char *keyword, int32_t fallback);
 
+/* Notes a keyword that is not supported, or whose value is of a type that it cannot have. */
+void json_check_keywords(struct compiler *c, const json_t *schema);
+
 /* Whether a member's own keywords count, beside its $ref. */
 bool json_counts(const struct compiler *c, const struct member *m);
 
@@ -104,6 +107,9 @@ void json_refuse_unknown(struct compiler *c, const json_t *schema, unsigned type
 
 /* The schema that a reference leads to; NULL: there is none, which is noted. */
 const json_t *json_resolve(struct compiler *c, const char *ref);
+
+/* Notes it where a schema's own $id would have references in it lead elsewhere. */
+void json_check_id(struct compiler *c, const json_t *schema);
 
 /* Nodes: a text, a text of JSON, the call of a rule, the value v as it is; then next. */
 int32_t node_plain(struct compiler *c, int32_t term, int32_t next);

@@ -43,14 +43,18 @@ static const json_t *element_of(const json_t *list, const char *step)
                                               : NULL;
 }
 
+static const char *id_of(const json_t *schema)
+{
+    return json_string_value(
+        json_object_get(schema, json_object_get(schema, "$id") ? "$id" : "id"));
+}
+
 /* The schema that calls itself so: "#name" of "$anchor", or of "id" in draft 4. */
 static const json_t *find_anchor(struct compiler *c, const json_t *v, const char *name, int depth)
 {
     const json_t *found = NULL, *one;
     const char *anchor = json_string_value(json_object_get(v, "$anchor"));
-    const char *id =
-        json_string_value(json_object_get(v, json_object_get(v, "$id") ? "$id" : "id"));
-    const char *key;
+    const char *id = id_of(v), *key;
     size_t i;
 
     if ((anchor && strcmp(anchor, name) == 0) || (id && *id == '#' && strcmp(id + 1, name) == 0))
@@ -68,15 +72,27 @@ static const json_t *find_anchor(struct compiler *c, const json_t *v, const char
     return found;
 }
 
+/* What a pointer, without its first slash, leads to from a value on; NULL: nothing. */
+static const json_t *follow(struct compiler *c, const json_t *at, const char *rest)
+{
+    char step[512];
+    bool last;
+
+    do {
+        last = !strchr(rest, '/');
+        if (!json_step(c, 1) || !take_step(step, sizeof(step), &rest))
+            return NULL;
+        at = json_is_array(at) ? element_of(at, step) : json_object_get(at, step);
+    } while (at && !last);
+    return at;
+}
+
 const json_t *json_resolve(struct compiler *c, const char *ref)
 {
-    const char *id = json_string_value(json_object_get(c->root, "$id"));
+    const char *id = id_of(c->root);
     const json_t *at = c->root;
     const char *rest = ref;
-    char step[512];
 
-    if (!id)
-        id = json_string_value(json_object_get(c->root, "id"));
     if (id && strncmp(ref, id, strcspn(id, "#")) == 0 && *id)
         rest = ref + strcspn(id, "#");
     if (*rest && *rest != '#') {
@@ -84,23 +100,40 @@ const json_t *json_resolve(struct compiler *c, const char *ref)
         return NULL;
     }
     rest += *rest == '#';
-    if (*rest && *rest != '/') {
-        at = find_anchor(c, c->root, rest, 0);
-    } else if (*rest) {
-        for (rest++; at && (*rest || rest[-1] == '/');) {
-            const bool last = !strchr(rest, '/');
-
-            if (!json_step(c, 1) || !take_step(step, sizeof(step), &rest))
-                at = NULL;
-            else if (json_is_array(at))
-                at = element_of(at, step);
-            else
-                at = json_object_get(at, step);
-            if (last)
-                break;
-        }
-    }
+    if (*rest)
+        at = *rest == '/' ? follow(c, at, rest + 1) : find_anchor(c, at, rest, 0);
     if (!at)
         json_refuse(c, -EINVAL, "$ref", "“%.100s” leads nowhere", ref);
     return at;
+}
+
+/* Whether a reference in a value means another place, if a schema around it is the root. */
+static bool leads_into(struct compiler *c, const json_t *schema, const json_t *v, int depth)
+{
+    const char *ref = json_string_value(json_object_get(v, "$ref")), *key;
+    bool leads =
+        ref && ref[0] == '#' && (ref[1] == '\0' || (ref[1] == '/' && follow(c, schema, ref + 2)));
+    const json_t *one;
+    size_t i;
+
+    if (depth > MAX_DEPTH || !json_step(c, 2))
+        return leads;
+    json_object_foreach((json_t *)(uintptr_t)v, key, one)
+    {
+        leads = leads || leads_into(c, schema, one, depth + 1);
+    }
+    json_array_foreach(v, i, one)
+    {
+        leads = leads || leads_into(c, schema, one, depth + 1);
+    }
+    return leads;
+}
+
+void json_check_id(struct compiler *c, const json_t *schema)
+{
+    const char *id = id_of(schema);
+
+    if (id && *id != '#' && schema != c->root && leads_into(c, schema, schema, 0))
+        json_refuse(c, -ENOTSUP, "$id",
+                    "is supported at the root alone where references lead from there");
 }

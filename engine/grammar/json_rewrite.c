@@ -382,6 +382,7 @@ static void not_object_schema(struct compiler *c, struct ways *w, const json_t *
     const json_t *constant = json_object_get(s, "const"), *ref = json_object_get(s, "$ref");
     const unsigned others = JSON_BITS & ~json_types(c, s);
 
+    json_check_keywords(c, s);
     if (json_is_string(ref)) {
         const json_t *target = json_resolve(c, json_string_value(ref));
 

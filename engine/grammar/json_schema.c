@@ -160,15 +160,111 @@ bool json_counts(const struct compiler *c, const struct member *m)
     return !(c->refs_alone && json_is_string(json_object_get(m->schema, "$ref")));
 }
 
-static const char *const refused[] = {
-    "$dynamicRef", "$recursiveRef", "extends", "unevaluatedItems", "unevaluatedProperties",
+/* What values keywords have; those of which json_count() and others look at the value are not here.
+ */
+enum {
+    ARRAY = 1,
+    BOOLEAN = 2,
+    NUMBER = 4,
+    OBJECT = 8,
+    STRING = 16,
+    SCHEMA = BOOLEAN | OBJECT,
 };
 
-static void check_keywords(struct compiler *c, const json_t *schema)
+static const struct keyword {
+    const char *name;
+    unsigned values; /* 0: it is not supported */
+} keywords[] = {
+    /* in order */
+    {"$dynamicRef", 0},
+    {"$id", STRING},
+    {"$recursiveRef", 0},
+    {"$ref", STRING},
+    {"additionalItems", SCHEMA},
+    {"additionalProperties", SCHEMA},
+    {"allOf", ARRAY},
+    {"anyOf", ARRAY},
+    {"contains", SCHEMA},
+    {"dependencies", OBJECT},
+    {"dependentRequired", OBJECT},
+    {"dependentSchemas", OBJECT},
+    {"disallow", 0},
+    {"divisibleBy", 0},
+    {"else", SCHEMA},
+    {"enum", ARRAY},
+    {"exclusiveMaximum", NUMBER | BOOLEAN},
+    {"exclusiveMinimum", NUMBER | BOOLEAN},
+    {"extends", 0},
+    {"format", STRING},
+    {"if", SCHEMA},
+    {"items", SCHEMA | ARRAY},
+    {"maximum", NUMBER},
+    {"minimum", NUMBER},
+    {"multipleOf", NUMBER},
+    {"not", SCHEMA},
+    {"oneOf", ARRAY},
+    {"pattern", STRING},
+    {"patternProperties", OBJECT},
+    {"prefixItems", ARRAY},
+    {"properties", OBJECT},
+    {"propertyNames", SCHEMA},
+    {"required", ARRAY | BOOLEAN}, /* a Boolean in draft 3 */
+    {"then", SCHEMA},
+    {"unevaluatedItems", 0},
+    {"unevaluatedProperties", 0},
+    {"uniqueItems", BOOLEAN},
+};
+
+static int by_name(const void *name, const void *keyword)
 {
-    for (size_t i = 0; i < sizeof(refused) / sizeof(*refused); i++)
-        if (json_object_get(schema, refused[i]))
-            json_refuse(c, -ENOTSUP, refused[i], "is not supported");
+    return strcmp(name, ((const struct keyword *)keyword)->name);
+}
+
+static unsigned kind_of(const json_t *v)
+{
+    return json_is_array(v)     ? ARRAY
+           : json_is_boolean(v) ? BOOLEAN
+           : json_is_number(v)  ? NUMBER
+           : json_is_object(v)  ? OBJECT
+           : json_is_string(v)  ? STRING
+                                : 0;
+}
+
+static void check_keyword(struct compiler *c, const struct keyword *k, const json_t *value)
+{
+    static const char *const must_be[] = {
+        [ARRAY] = "an array",
+        [NUMBER] = "a number",
+        [OBJECT] = "an object",
+        [STRING] = "a string",
+        [BOOLEAN] = "true or false",
+        [SCHEMA] = "a schema",
+        [SCHEMA | ARRAY] = "a schema or an array of schemas",
+        [ARRAY | BOOLEAN] = "an array of names",
+        [NUMBER | BOOLEAN] = "a number",
+    };
+
+    if (k->values == 0)
+        json_refuse(c, -ENOTSUP, k->name, "is not supported");
+    else if (!(k->values & kind_of(value)))
+        json_refuse(c, -EINVAL, k->name, "must be %s", must_be[k->values]);
+}
+
+void json_check_keywords(struct compiler *c, const json_t *schema)
+{
+    const struct keyword *k;
+    const char *name;
+    json_t *value;
+
+    (void)json_step(c, json_object_size(schema) / 4);
+    json_object_foreach((json_t *)(uintptr_t)schema, name, value)
+    {
+        k = bsearch(name, keywords, sizeof(keywords) / sizeof(*keywords), sizeof(*keywords),
+                    by_name);
+        if (k)
+            check_keyword(c, k, value);
+    }
+    json_check_id(c, schema);
 }
 
 /* Adds what a schema refers to, and what else says something of the same instance. */
@@ -178,9 +274,7 @@ static void close_member(struct compiler *c, struct conjunction *all, const json
     const json_t *no = json_object_get(schema, "not");
     size_t i;
 
-    check_keywords(c, schema);
-    if (list && !json_is_array(list))
-        json_refuse(c, -EINVAL, "allOf", "must be an array of schemas");
+    json_check_keywords(c, schema);
     json_array_foreach(list, i, one)
     {
         add_member(c, all, one);
@@ -323,8 +417,6 @@ static int32_t without_choices(struct compiler *c, const struct conjunction *all
         json_decref(one);
         return node;
     }
-    if (values && !json_is_array(values))
-        json_refuse(c, -EINVAL, "enum", "must be an array");
     return values ? by_values(c, all, values) : by_types(c, all);
 }
 

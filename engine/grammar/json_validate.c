@@ -251,6 +251,7 @@ bool json_holds(struct compiler *c, const json_t *schema, const json_t *value)
         json_refuse(c, -E2BIG, "", "nested too deeply");
         holds = false;
     } else {
+        json_check_keywords(c, schema);
         holds = applies(c, schema, value) && ((c->refs_alone && json_object_get(schema, "$ref")) ||
                                               json_holds_alone(c, schema, value, NULL));
     }
