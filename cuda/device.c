@@ -11,8 +11,13 @@
 #include "engine/util/must.h"
 
 static const char *const uses[DEVICE_N_USES] = {
-    "weights",         "KV blocks", "activations",         "the sampler",
-    "matrix products", "steps",     "offloaded sequences",
+    "weights",
+    "KV blocks",
+    "activations",
+    "the sampler",
+    "matrix products",
+    "steps",
+    "layers that prompts read",
 };
 
 double monotonic_seconds(void)

@@ -30,10 +30,12 @@ enum forward_product {
     N_PRODUCTS
 };
 
-/* A layer's keys and values of an offloaded sequence while a chunk attends to them; twice, so that
- * those of the next layer come while this one computes. */
+/* A layer's keys and values in bf16 while chunks attend to them, where these cannot be read in the
+ * pool: of an offloaded sequence, twice, so that those of the next layer come while this one
+ * computes; and of E4M3, of as many sequences as there is room for. */
 struct ring {
-    int max_blocks; /* of the sequence; 0: none can be offloaded */
+    int max_blocks; /* of a layer: at least those of the longest sequence */
+    int n_layers;   /* 2; 1: nothing can be offloaded; 0: all is read in the pool */
     struct kv_pool kv[2];
     struct attn_maps maps[2];
     int32_t *table; /* [max_blocks] 0, 1, 2, … */
@@ -113,7 +115,8 @@ struct forward_shape {
     int n_tokens, n_decodes, n_rows;
     bool drafts; /* among the decodes: keys that they attend to are of this step */
     int n_items, n_tiles;
-    int max_kv_len; /* of the sequences with tiles */
+    int max_kv_len;                /* of the sequences with tiles */
+    const struct attn_tile *tiles; /* on the host */
     /* An offloaded sequence's chunk, which is then the only one: its block table, blocks of earlier
      * steps alone, and all blocks; 0: none. */
     const int32_t *chunk_table;

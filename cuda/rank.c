@@ -155,8 +155,8 @@ static int open_device(struct rank *b, struct err *e)
                                             .dim = c->hidden_dim};
     f->e4m3 = d->compute == 90 && !b->options.invariant;
     if (d->compute == 90 && !b->options.invariant && !c->quant &&
-        b->shard.tp_size <= RESIDENT_MAX_RANKS && b->shard.tp_size == b->n_local &&
-        (c->n_experts == 0 || b->shard.tp_size == 1))
+        b->options.kv_dtype != KV_DTYPE_FP8 && b->shard.tp_size <= RESIDENT_MAX_RANKS &&
+        b->shard.tp_size == b->n_local && (c->n_experts == 0 || b->shard.tp_size == 1))
         r = cuda_check(resident_compiled(&resident), "querying the resident kernel", e);
     if (r < 0)
         return r;
@@ -316,10 +316,18 @@ int rank_load_products(struct rank *b, int n_rows, struct err *e)
     return r < 0 ? r : cuda_check(cudaStreamSynchronize(b->device.launch.stream), "loading", e);
 }
 
+/* Keys and values of all layers; of E4M3 each row has a byte of scale. */
+static uint64_t block_bytes_of(const struct model_config *c, const struct backend_options *o)
+{
+    const int row = o->kv_dtype == KV_DTYPE_FP8 ? c->head_dim + 1 : c->head_dim * 2;
+
+    return 2 * (uint64_t)c->n_layers * (uint64_t)c->n_kv_heads * (uint64_t)o->block_len *
+           (uint64_t)row;
+}
+
 int rank_open(struct rank *b, const struct model *model, struct shard shard, int local,
               const struct backend_options *options, struct err *e)
 {
-    const int64_t block = 2 * (int64_t)options->block_len * (int64_t)sizeof(uint16_t);
     const struct model_config *c = &b->config;
     int r;
 
@@ -329,7 +337,7 @@ int rank_open(struct rank *b, const struct model *model, struct shard shard, int
     b->n_local = options->n_devices;
     b->options = *options;
     b->config = shard_config(model_config(model), shard);
-    b->block_bytes = (uint64_t)(block * c->n_layers * c->n_kv_heads * c->head_dim);
+    b->block_bytes = block_bytes_of(c, options);
     b->graphs.by_size =
         calloc((size_t)rank_graph_size(options->max_seqs) + 1, sizeof(*b->graphs.by_size));
     if (options->n_processes > 1)
@@ -370,13 +378,13 @@ void rank_info(const struct rank *b, struct backend_info *out)
         .tp_size = b->shard.tp_size,
         .tiers[TIER_DEVICE] = {b->n_blocks, b->device.bytes[DEVICE_KV]},
         .block_bytes = b->block_bytes,
-        .kv_dtype = KV_DTYPE_BF16,
+        .kv_dtype = b->forward.kv.fp8 ? KV_DTYPE_FP8 : KV_DTYPE_BF16,
         .masks = true,
         .drafts = true,
         .sum_dim = b->config.hidden_dim,
         .copies = b->host != NULL,
-        .offloads = b->forward.ring.max_blocks > 0,
-        .may_offload = b->forward.ring.max_blocks > 0 && host_memory_is_pinned(b->host_memory),
+        .offloads = rank_offloads(b),
+        .may_offload = rank_offloads(b) && host_memory_is_pinned(b->host_memory),
     };
     if (b->host)
         out->tiers[TIER_HOST] = (struct backend_tier){host_memory_blocks(b->host_memory),

@@ -63,6 +63,12 @@ struct rank {
     uint32_t last_tag;   /* of the resident kernel's exchanges */
 };
 
+/* Whether sequences may be in host memory: where that has more blocks than the device. */
+static inline bool rank_offloads(const struct rank *r)
+{
+    return r->forward.ring.n_layers == 2;
+}
+
 /* What the kernels ask of matrices: rows without gaps, 256-byte alignment. */
 extern const struct weights_layout cuda_weights_layout;
 
@@ -80,9 +86,8 @@ void rank_deinit(struct rank *r);
 /* The first of four calls that get it ready, after opening and when it wakes. Loads the weights and
  * takes what lies beside them; the first time it plans n_blocks by the memory that is left. */
 int rank_take_memory(struct rank *r, struct err *e);
-/* The second, after opening alone: n_blocks is the same on all ranks now. Where the host tier has
- * more blocks than the device, sequences may be offloaded; that may lower n_blocks, on all alike.
- */
+/* The second, after opening alone: n_blocks is the same on all ranks now. Plans the layers that
+ * prefill cannot read in the pool; that may lower n_blocks, on all alike. */
 int rank_plan_ring(struct rank *r, struct err *e);
 /* The third: takes the blocks. */
 int rank_take_blocks(struct rank *r, struct err *e);

@@ -122,11 +122,19 @@ static int take_arena(struct rank *b, enum device_use use,
                       "clearing memory", e);
 }
 
+/* Of one layer of the ring, in bf16. */
+static uint64_t ring_layer_bytes(const struct rank *b)
+{
+    return (uint64_t)b->forward.ring.max_blocks * 2 * (uint64_t)b->config.n_kv_heads *
+           (uint64_t)b->options.block_len * (uint64_t)b->config.head_dim * sizeof(uint16_t);
+}
+
 static uint64_t ring_bytes(const struct rank *b)
 {
-    const uint64_t n = (uint64_t)b->forward.ring.max_blocks;
+    const struct ring *r = &b->forward.ring;
 
-    return n * (2 * b->block_bytes / (uint64_t)b->config.n_layers + sizeof(int32_t));
+    return (uint64_t)r->n_layers * ring_layer_bytes(b) +
+           (uint64_t)r->max_blocks * sizeof(*r->table);
 }
 
 int rank_plan_ring(struct rank *b, struct err *e)
@@ -134,19 +142,26 @@ int rank_plan_ring(struct rank *b, struct err *e)
     const uint64_t n_host =
         b->options.tier_bytes[TIER_HOST] / b->block_bytes / (uint64_t)b->shard.tp_size;
     const uint64_t n = (uint64_t)b->n_blocks, most = (uint64_t)b->limits.max_blocks;
+    const bool offloads = n_host > n && most > n && b->options.n_processes == 1;
+    const bool fp8 = b->options.kv_dtype == KV_DTYPE_FP8;
+    const int at_once = b->limits.max_tokens / b->options.block_len; /* one step of short prompts */
+    struct ring *r = &b->forward.ring;
     uint64_t pool;
 
-    if (n_host <= n || most <= n || b->options.n_processes > 1)
+    if (!offloads && !fp8)
         return 0;
-    b->forward.ring.max_blocks = (int)(n_host < most ? n_host : most);
+    r->n_layers = offloads ? 2 : 1;
+    r->max_blocks = (int)(offloads && n_host < most ? n_host : most);
+    if (fp8 && r->max_blocks < at_once)
+        r->max_blocks = at_once;
     if (b->options.tier_bytes[TIER_DEVICE])
         return 0;
     pool = n * b->block_bytes;
     if (pool < ring_bytes(b) + b->block_bytes)
         return err_set(e, -ENOMEM,
-                       "%s: too little memory for sequences in host memory; lower "
-                       "cache.host_memory or scheduler.max_seq_len",
-                       b->device.name);
+                       "%s: too little memory for the layers that prompts read; lower "
+                       "scheduler.max_seq_len%s",
+                       b->device.name, offloads ? " or cache.host_memory" : "");
     b->n_blocks = (int32_t)((pool - ring_bytes(b)) / b->block_bytes);
     return 0;
 }
@@ -178,12 +193,14 @@ static int plan_blocks(struct rank *b, struct err *e)
     return 0;
 }
 
-/* Two layers of the longest sequence that may be offloaded. */
+/* Layers as prefill attention reads them where it cannot in the pool. */
 static int take_ring(struct rank *b, struct err *e)
 {
     struct ring *r = &b->forward.ring;
     const struct kv_pool *kv = &b->forward.kv;
-    const uint64_t n = (uint64_t)r->max_blocks, layer = n * (uint64_t)kv->layer_stride;
+    const uint64_t n = (uint64_t)r->max_blocks, layer = ring_layer_bytes(b);
+    const int64_t v_offset = (int64_t)(layer / n / (2 * sizeof(*kv->base)));
+    char *at;
     int32_t *table = malloc(n * sizeof(*table));
     int rc;
 
@@ -192,13 +209,16 @@ static int take_ring(struct rank *b, struct err *e)
     for (int i = 0; i < r->max_blocks; i++)
         table[i] = i;
     rc = device_take(&b->device, DEVICE_RING, ring_bytes(b), e);
-    for (int i = 0; i < 2 && rc == 0; i++) {
-        r->kv[i] = *kv;
-        r->kv[i].base = (uint16_t *)b->device.memory[DEVICE_RING] + (uint64_t)i * layer;
-        r->kv[i].block_stride = kv->layer_stride;
-        r->kv[i].n_blocks = r->max_blocks;
-    }
-    r->table = (int32_t *)(void *)((uint16_t *)b->device.memory[DEVICE_RING] + 2 * layer);
+    at = b->device.memory[DEVICE_RING];
+    for (int i = 0; i < r->n_layers && rc == 0; i++, at += layer)
+        r->kv[i] = (struct kv_pool){.base = (uint16_t *)(void *)at,
+                                    .block_stride = 2 * v_offset,
+                                    .v_offset = v_offset,
+                                    .block_shift = kv->block_shift,
+                                    .n_kv_heads = kv->n_kv_heads,
+                                    .head_dim = kv->head_dim,
+                                    .n_blocks = r->max_blocks};
+    r->table = (int32_t *)(void *)at;
     if (rc == 0)
         rc = cuda_check(cudaMemcpy(r->table, table, n * sizeof(*table), cudaMemcpyHostToDevice),
                         "copying a table", e);
@@ -210,7 +230,8 @@ static int take_pool(struct rank *b, struct err *e)
 {
     const struct model_config *c = &b->config;
     const struct backend_options *o = &b->options;
-    const int64_t v_offset = (int64_t)c->n_kv_heads * o->block_len * c->head_dim;
+    const int64_t block_stride = (int64_t)(b->block_bytes / sizeof(uint16_t));
+    const int64_t layer_stride = block_stride / c->n_layers;
     int r = 0;
 
     if (!b->device.memory[DEVICE_KV])
@@ -218,15 +239,16 @@ static int take_pool(struct rank *b, struct err *e)
     if (r < 0)
         return r;
     b->forward.kv = (struct kv_pool){.base = b->device.memory[DEVICE_KV],
-                                     .block_stride = 2 * v_offset * c->n_layers,
-                                     .layer_stride = 2 * v_offset,
-                                     .v_offset = v_offset,
+                                     .block_stride = block_stride,
+                                     .layer_stride = layer_stride,
+                                     .v_offset = layer_stride / 2,
                                      .block_shift = __builtin_ctz((unsigned)o->block_len),
                                      .n_kv_heads = c->n_kv_heads,
                                      .head_dim = c->head_dim,
-                                     .n_blocks = b->n_blocks};
+                                     .n_blocks = b->n_blocks,
+                                     .fp8 = o->kv_dtype == KV_DTYPE_FP8};
     b->limits.n_blocks = b->n_blocks;
-    return b->forward.ring.max_blocks > 0 ? take_ring(b, e) : 0;
+    return b->forward.ring.n_layers > 0 ? take_ring(b, e) : 0;
 }
 
 /* Where the rank's part of a block in host memory begins. */
@@ -235,22 +257,33 @@ static size_t host_part(const struct rank *b)
     return (size_t)b->local * b->block_bytes;
 }
 
-/* With a host tier: where its blocks are, and the maps of the ring. */
-static int place_host(struct rank *b, int n_rows, struct err *e)
+/* With a host tier: where its blocks are. */
+static void place_host(struct rank *b)
 {
     struct forward *f = &b->forward;
-    const struct model_config *c = &b->config;
     const char *host = host_memory_base(b->host_memory) + host_part(b);
-    int r = 0;
 
     f->kv.host_stride = b->n_local * f->kv.block_stride;
     f->kv.host_offset = (host - (const char *)f->kv.base) / (ptrdiff_t)sizeof(*f->kv.base) -
                         b->n_blocks * f->kv.host_stride;
-    for (int i = 0; i < 2 && f->ring.max_blocks > 0 && b->device.compute == 90 && r == 0; i++)
-        r = cuda_check(attn_maps_init(&f->ring.maps[i], &f->ring.kv[i], f->ring.max_blocks, f->qkv,
-                                      (c->n_heads + 2 * c->n_kv_heads) * c->head_dim, n_rows),
-                       "preparing attention", e);
-    return r;
+}
+
+/* Of the pool, where it is bf16, and of the ring. */
+static int make_maps(struct rank *b, struct err *e)
+{
+    struct forward *f = &b->forward;
+    const int64_t q_stride = (b->config.n_heads + 2 * b->config.n_kv_heads) * b->config.head_dim;
+    const int n_rows = gemm_rows(b->limits.max_tokens);
+    cudaError_t code = cudaSuccess;
+
+    if (b->device.compute != 90)
+        return 0;
+    if (!f->kv.fp8)
+        code = attn_maps_init(&f->maps, &f->kv, b->n_blocks, f->qkv, q_stride, n_rows);
+    for (int i = 0; i < f->ring.n_layers && code == cudaSuccess; i++)
+        code = attn_maps_init(&f->ring.maps[i], &f->ring.kv[i], f->ring.max_blocks, f->qkv,
+                              q_stride, n_rows);
+    return cuda_check(code, "preparing attention", e);
 }
 
 int rank_take_memory(struct rank *b, struct err *e)
@@ -285,7 +318,6 @@ int rank_take_memory(struct rank *b, struct err *e)
 
 int rank_take_blocks(struct rank *b, struct err *e)
 {
-    const struct model_config *c = &b->config;
     struct device *d = &b->device;
     struct forward *f = &b->forward;
     int r = take_pool(b, e);
@@ -297,12 +329,9 @@ int rank_take_blocks(struct rank *b, struct err *e)
                           (size_t)b->n_local * b->block_bytes, d->memory[DEVICE_KV], b->n_blocks,
                           e);
     if (r == 0 && b->host)
-        r = place_host(b, gemm_rows(b->limits.max_tokens), e);
-    if (r == 0 && d->compute == 90)
-        r = cuda_check(attn_maps_init(&f->maps, &f->kv, b->n_blocks, f->qkv,
-                                      (c->n_heads + 2 * c->n_kv_heads) * c->head_dim,
-                                      gemm_rows(b->limits.max_tokens)),
-                       "preparing attention", e);
+        place_host(b);
+    if (r == 0)
+        r = make_maps(b, e);
     if (r == 0 && f->resident_rows > 0)
         r = cuda_check(resident_clear(f->launch, &f->resident), "clearing exchanges", e);
     return r < 0 ? r : cuda_check(cudaStreamSynchronize(d->launch.stream), "clearing memory", e);

@@ -116,15 +116,19 @@ int rank_take_tags(struct rank *b, uint32_t *tag, struct err *e)
     return r;
 }
 
+/* Where the host has a part of a step's view that is packed at `packed`. */
+static const void *at_host(const struct rank *b, const char *packed, const void *part)
+{
+    return packed + ((const char *)part - b->step_memory);
+}
+
 /* The offloaded sequence's chunk of a step that is packed at `packed`. */
 static void describe_chunk(struct forward_shape *shape, const struct rank *b,
                            const struct batch *batch, const struct step_view *view,
                            const char *packed)
 {
     const int seq = batch->n_decodes + batch->n_drafted, shift = b->forward.kv.block_shift;
-    const int32_t *starts =
-        (const int32_t *)(const void *)(packed +
-                                        ((const char *)view->table_start - b->step_memory));
+    const int32_t *starts = at_host(b, packed, view->table_start);
     const int first = batch_positions(batch)[batch_q_start(batch)[seq]];
 
     must(batch->n_seqs == seq + 1);
@@ -194,6 +198,7 @@ static int enqueue_step(struct rank *b, const struct batch *batch, int slot, str
                                    .n_rows = graph ? size : batch->n_rows,
                                    .n_items = counts->n_items,
                                    .n_tiles = counts->n_tiles,
+                                   .tiles = at_host(b, b->slots[slot].pinned, view->tiles),
                                    .path = path,
                                    .whole_rows = whole_rows,
                                    .n_sums = batch->n_sums,
@@ -227,8 +232,7 @@ int rank_submit(struct rank *b, const struct batch *batch, int slot, struct err 
     must(batch->n_rows <= b->options.max_seqs && batch->n_updates <= b->options.max_seqs &&
          batch->n_sums <= b->options.max_seqs);
     must(batch->n_copies == 0 || b->host);
-    must(batch->n_offloaded == 0 ||
-         (b->forward.ring.max_blocks > 0 && host_memory_is_pinned(b->host_memory)));
+    must(batch->n_offloaded == 0 || (rank_offloads(b) && host_memory_is_pinned(b->host_memory)));
     s->offloaded = batch->n_offloaded > 0;
     s->batch = batch;
     s->step = batch->step;

@@ -2,12 +2,12 @@
  * machine by a plan made on the host (attn_item), with what comes before it: norm and rotation of
  * the row's heads, and storing its key and value in the pool.
  *
- * Bound by memory: 4 * kv_len * n_kv_heads * head_dim bytes per sequence. The query heads that
- * share a KV head are the columns of one matrix product, sixteen keys its rows. A block takes an
- * item and KV head and then the items that follow it; its warps alternate, 16 keys at a time. Loads
- * are 16 bytes: the order of the dimensions is permuted so that a thread loads what the tensor
- * cores want of it. Where a sequence is split, the block that finishes last joins the partial
- * results.
+ * Bound by memory: 4 * kv_len * n_kv_heads * head_dim bytes per sequence, or of E4M3 half as many.
+ * The query heads that share a KV head are the columns of one matrix product, sixteen keys its
+ * rows. A block takes an item and KV head and then the items that follow it; its warps alternate,
+ * 16 keys at a time. Loads are 16 bytes: the order of the dimensions is permuted so that a thread
+ * loads what the tensor cores want of it. Where a sequence is split, the block that finishes last
+ * joins the partial results.
  *
  * Keys of earlier steps are loaded before the kernel waits for the one before it: between two steps
  * lies a copy that waits for all of the first and that all of the second waits for.
@@ -15,6 +15,7 @@
  * With drafts all keys are in the pool when the kernel begins, and rows of a sequence that follow
  * one another share a pass over them: their heads are columns of the same product, each with its
  * own last key. (16 rows at 3,000 keys on an H100, heads 16/8: 27 us; each by itself 49 us.) */
+#include "cuda/kernels/kv_rows.cuh"
 #include "cuda/kernels/rope.cuh"
 
 static constexpr int WARPS = 4;
@@ -45,30 +46,66 @@ struct decode_args {
     float scale_log2;
 };
 
-/* A thread's share of sixteen keys and values. */
-template <int HEAD_DIM> struct keys {
-    uint4 k[2][HEAD_DIM / 32], v[4][HEAD_DIM / 64];
+/* A thread's share of sixteen keys and values, as they are stored. */
+template <int HEAD_DIM, bool FP8> struct keys {
+    kv_vector<FP8> k[2][HEAD_DIM / 32], v[4][HEAD_DIM / 64];
+    [[maybe_unused]] uint8_t k_exponents[2];
+    [[maybe_unused]] uint16_t v_exponents[2]; /* of two neighbours */
 };
 
-/* Sixteen keys and their values; the step's own key and those after it are replaced later. */
-template <int HEAD_DIM>
-static __device__ __forceinline__ void load(struct keys<HEAD_DIM> &to, const uint16_t *from,
+/* The step's own key and those after it are replaced later. */
+template <int HEAD_DIM, bool FP8>
+static __device__ __forceinline__ void load(struct keys<HEAD_DIM, FP8> &to, struct kv_row from,
                                             int64_t v_offset, int lane)
 {
     const int group = lane / 4, quarter = lane % 4;
-    const uint16_t *const k = from + group * HEAD_DIM + quarter * 8;
-    const uint16_t *const v = from + v_offset + quarter * 2 * HEAD_DIM + group * 8;
+    const struct kv_row values = values_of(from, v_offset);
+    const auto *const k = (const kv_vector<FP8> *)from.data + group * HEAD_DIM / 8 + quarter;
+    const auto *const v = (const kv_vector<FP8> *)values.data + quarter * HEAD_DIM / 4 + group;
 
 #pragma unroll
     for (int i = 0; i < 2; i++)
 #pragma unroll
         for (int j = 0; j < HEAD_DIM / 32; j++)
-            to.k[i][j] = __ldcs((const uint4 *)(k + i * 8 * HEAD_DIM + j * 32));
+            to.k[i][j] = __ldcs(k + i * HEAD_DIM + j * 4);
 #pragma unroll
     for (int i = 0; i < 4; i++)
 #pragma unroll
         for (int j = 0; j < HEAD_DIM / 64; j++)
-            to.v[i][j] = __ldcs((const uint4 *)(v + (i % 2 + i / 2 * 8) * HEAD_DIM + j * 64));
+            to.v[i][j] = __ldcs(v + (i % 2 + i / 2 * 8) * HEAD_DIM / 8 + j * 8);
+#pragma unroll
+    for (int i = 0; FP8 && i < 2; i++) {
+        to.k_exponents[i] = __ldcs(from.exponent + group + i * 8);
+        to.v_exponents[i] = __ldcs((const uint16_t *)values.exponent + quarter + i * 4);
+    }
+}
+
+template <int HEAD_DIM, bool FP8>
+static __device__ __forceinline__ uint4 key_of(const struct keys<HEAD_DIM, FP8> &x, int i, int j)
+{
+    if constexpr (FP8)
+        return from_e4m3(x.k[i][j], factor_of(x.k_exponents[i]));
+    else
+        return x.k[i][j];
+}
+
+template <int HEAD_DIM, bool FP8>
+static __device__ __forceinline__ uint4 value_of(const struct keys<HEAD_DIM, FP8> &x, int i, int j)
+{
+    if constexpr (FP8)
+        return from_e4m3(x.v[i][j], factor_of(x.v_exponents[i / 2] >> (i % 2 * 8) & 0xff));
+    else
+        return x.v[i][j];
+}
+
+template <int HEAD_DIM, bool FP8>
+static __device__ __forceinline__ void set_value(struct keys<HEAD_DIM, FP8> &x, int i, int j,
+                                                 const kv_vector<FP8> &v, int exponent)
+{
+    x.v[i][j] = v;
+    if (FP8)
+        x.v_exponents[i / 2] = i % 2 ? (x.v_exponents[i / 2] & 0xff) | exponent << 8
+                                     : (x.v_exponents[i / 2] & 0xff00) | exponent;
 }
 
 /* A thread's online softmax of query heads 2 * (lane % 4) and the next: the sums are over the keys
@@ -88,10 +125,10 @@ static __device__ __forceinline__ uint32_t transposed(uint32_t x)
 }
 
 /* Sixteen keys and their values, of which for each of the two heads 0 .. last count. */
-template <int HEAD_DIM>
+template <int HEAD_DIM, bool FP8>
 static __device__ __forceinline__ void attend(struct running<HEAD_DIM> &s, const uint4 *q,
-                                              const struct keys<HEAD_DIM> &x, const int (&last)[2],
-                                              int lane, float scale_log2)
+                                              const struct keys<HEAD_DIM, FP8> &x,
+                                              const int (&last)[2], int lane, float scale_log2)
 {
     const int group = lane / 4;
     float p[4] = {}, other[4] = {}; /* two sums, so that one product need not wait for all others */
@@ -99,8 +136,10 @@ static __device__ __forceinline__ void attend(struct running<HEAD_DIM> &s, const
 
 #pragma unroll
     for (int j = 0; j < HEAD_DIM / 32; j++) {
-        mma_16816(p, x.k[0][j].x, x.k[1][j].x, x.k[0][j].y, x.k[1][j].y, q[j].x, q[j].y);
-        mma_16816(other, x.k[0][j].z, x.k[1][j].z, x.k[0][j].w, x.k[1][j].w, q[j].z, q[j].w);
+        const uint4 k0 = key_of(x, 0, j), k1 = key_of(x, 1, j);
+
+        mma_16816(p, k0.x, k1.x, k0.y, k1.y, q[j].x, q[j].y);
+        mma_16816(other, k0.z, k1.z, k0.w, k1.w, q[j].z, q[j].w);
     }
 #pragma unroll
     for (int i = 0; i < 4; i++)
@@ -120,8 +159,9 @@ static __device__ __forceinline__ void attend(struct running<HEAD_DIM> &s, const
     const uint32_t p1 = transposed(bf16_pair(p[2], p[3]));
 #pragma unroll
     for (int j = 0; j < HEAD_DIM / 64; j++) {
-        const uint32_t *v0 = &x.v[0][j].x, *v1 = &x.v[1][j].x, *v2 = &x.v[2][j].x,
-                       *v3 = &x.v[3][j].x;
+        const uint4 v[4] = {value_of(x, 0, j), value_of(x, 1, j), value_of(x, 2, j),
+                            value_of(x, 3, j)};
+        const uint32_t *v0 = &v[0].x, *v1 = &v[1].x, *v2 = &v[2].x, *v3 = &v[3].x;
 
 #pragma unroll
         for (int i = 0; i < 4; i++) {
@@ -136,8 +176,9 @@ static __device__ __forceinline__ void attend(struct running<HEAD_DIM> &s, const
 }
 
 /* Nothing is known of the values behind the last one. */
-template <int HEAD_DIM>
-static __device__ __forceinline__ void clear_behind(struct keys<HEAD_DIM> &x, int last, int lane)
+template <int HEAD_DIM, bool FP8>
+static __device__ __forceinline__ void clear_behind(struct keys<HEAD_DIM, FP8> &x, int last,
+                                                    int lane)
 {
     const int quarter = lane % 4;
 
@@ -146,80 +187,89 @@ static __device__ __forceinline__ void clear_behind(struct keys<HEAD_DIM> &x, in
 #pragma unroll
         for (int j = 0; j < HEAD_DIM / 64; j++)
             if (quarter * 2 + i % 2 + i / 2 * 8 > last)
-                x.v[i][j] = make_uint4(0, 0, 0, 0);
+                set_value(x, i, j, kv_vector<FP8>{}, 0);
 }
 
-/* The row's heads as attention wants them; of several rows those of each. */
-template <int HEAD_DIM> struct row {
-    uint4 q[ATTN_GROUP][HEAD_DIM / 8], k[HEAD_DIM / 8], v[HEAD_DIM / 8];
+/* The row's heads as attention wants them, of several rows those of each; and its key and value as
+ * they are stored. */
+template <int HEAD_DIM, bool FP8> struct row {
+    uint4 q[ATTN_GROUP][HEAD_DIM / 8];
+    kv_vector<FP8> k[HEAD_DIM / 8], v[HEAD_DIM / 8];
+    uint8_t k_exponent, v_exponent;
 };
 
 /* Each warp makes a part of the row: the first the query heads, one per quad, of all rows; the
- * second the key and the third the value, where `newest`. slot() is where those go in the pool, or
- * NULL. */
-template <int HEAD_DIM, bool DRAFTS, typename Slot>
+ * second the key and the third the value, where `newest`. slot() is where the key goes in the pool;
+ * data NULL: another block stores it. */
+template <int HEAD_DIM, bool DRAFTS, bool FP8, typename Slot>
 static __device__ __forceinline__ void
-make_row(struct row<HEAD_DIM> &to, const struct decode_args &d, const struct attn_item &item,
+make_row(struct row<HEAD_DIM, FP8> &to, const struct decode_args &d, const struct attn_item &item,
          int kv_head, int first_head, int n_heads, bool newest, Slot slot)
 {
     const int warp = (int)threadIdx.x / WARP, lane = (int)threadIdx.x % WARP;
     const int group = lane / 4, quarter = lane % 4;
+    const bool is_q = warp == 0, is_v = warp == 2;
     const int column = DRAFTS ? min(group, item.n_rows * n_heads - 1) : min(group, n_heads - 1);
     const int row = DRAFTS ? column / n_heads : 0;
-    const uint16_t *from = d.a.q + (item.seq + row) * d.a.q_stride;
 
-    if (warp == 0 || (warp == 1 && newest)) {
-        const int head =
-            warp == 0 ? first_head + (DRAFTS ? column % n_heads : column) : d.a.n_heads + kv_head;
-        const uint16_t *norm = norm_of(d.rope, warp == 0);
-        uint4 *const shared = warp == 0 ? to.q[group] : to.k;
-        uint16_t *const pool = warp == 0 || group > 0 ? nullptr : slot();
+    if (is_q || (warp <= 2 && newest)) {
+        const int head = is_q ? first_head + (DRAFTS ? column % n_heads : column)
+                              : d.a.n_heads + (is_v ? d.kv.n_kv_heads : 0) + kv_head;
+        const uint16_t *from = d.a.q + (item.seq + row) * d.a.q_stride + head * HEAD_DIM;
+        const uint16_t *norm = norm_of(d.rope, is_q);
         struct rotation<HEAD_DIM> t;
         uint4 x[HEAD_DIM / 32];
 
 #pragma unroll
         for (int j = 0; j < HEAD_DIM / 32; j++)
-            x[j] = __ldcg((const uint4 *)(from + head * HEAD_DIM) + j * 4 + quarter);
-        load_rotation(t, d.rope, norm, item.kv_len - (DRAFTS ? item.n_rows - row : 1), quarter);
-        norm_and_rotate(x, t, norm != nullptr, d.rope.eps);
-#pragma unroll
-        for (int j = 0; j < HEAD_DIM / 32; j++) {
-            if (warp == 0 || group == 0)
-                shared[j * 4 + quarter] = x[j];
-            if (pool)
-                ((uint4 *)pool)[j * 4 + quarter] = x[j];
+            x[j] = __ldcg((const uint4 *)from + j * 4 + quarter);
+        if (!is_v) {
+            load_rotation(t, d.rope, norm, item.kv_len - (DRAFTS ? item.n_rows - row : 1), quarter);
+            norm_and_rotate(x, t, norm != nullptr, d.rope.eps);
         }
-    } else if (warp == 2 && newest && lane < HEAD_DIM / 8) {
-        const int head = d.a.n_heads + d.kv.n_kv_heads + kv_head;
-        const uint4 x = __ldcg((const uint4 *)(from + head * HEAD_DIM) + lane);
-        uint16_t *const pool = slot();
+        if (is_q) {
+#pragma unroll
+            for (int j = 0; j < HEAD_DIM / 32; j++)
+                to.q[group][j * 4 + quarter] = x[j];
+        } else {
+            const auto stored = stored_of<FP8>(x);
 
-        to.v[lane] = x;
-        if (pool)
-            ((uint4 *)(pool + d.kv.v_offset))[lane] = x;
+            if (group == 0) {
+                const struct kv_row pool = slot();
+
+                put_row({is_v ? (uint16_t *)to.v : (uint16_t *)to.k,
+                         is_v ? &to.v_exponent : &to.k_exponent},
+                        stored, quarter);
+                if (pool.data)
+                    put_row(is_v ? values_of(pool, d.kv.v_offset) : pool, stored, quarter);
+            }
+        }
     }
     __syncthreads();
 }
 
 /* Puts this step's key and value in their place among sixteen, and after it. */
-template <int HEAD_DIM>
+template <int HEAD_DIM, bool FP8>
 static __device__ __forceinline__ void
-put_newest(struct keys<HEAD_DIM> &x, const struct row<HEAD_DIM> &row, int last, int lane)
+put_newest(struct keys<HEAD_DIM, FP8> &x, const struct row<HEAD_DIM, FP8> &row, int last, int lane)
 {
     const int group = lane / 4, quarter = lane % 4;
 
 #pragma unroll
-    for (int i = 0; i < 2; i++)
+    for (int i = 0; i < 2; i++) {
 #pragma unroll
         for (int j = 0; j < HEAD_DIM / 32; j++)
             if (i * 8 + group >= last)
                 x.k[i][j] = row.k[j * 4 + quarter];
+        if (FP8 && i * 8 + group >= last)
+            x.k_exponents[i] = row.k_exponent;
+    }
 #pragma unroll
     for (int i = 0; i < 4; i++)
 #pragma unroll
         for (int j = 0; j < HEAD_DIM / 64; j++)
             if (quarter * 2 + i % 2 + i / 2 * 8 >= last)
-                x.v[i][j] = row.v[j * 8 + group];
+                set_value(x, i, j, row.v[j * 8 + group], row.v_exponent);
 }
 
 /* What the warps make of a split. */
@@ -360,12 +410,12 @@ static __device__ void join_splits(Out out, const float *from, int64_t stride, i
 
 /* One item and KV head, and the join if it was the last of its sequence. AHEAD changes no bit. With
  * DRAFTS the heads of several rows go on with one another as if they were one row's. */
-template <int HEAD_DIM, int AHEAD, bool DRAFTS>
+template <int HEAD_DIM, int AHEAD, bool DRAFTS, bool FP8>
 static __device__ void run_item(const struct decode_args &d, const struct attn_item &item,
                                 int head_group)
 {
     __shared__ struct results<HEAD_DIM> results;
-    __shared__ struct row<HEAD_DIM> row;
+    __shared__ struct row<HEAD_DIM, FP8> row;
     __shared__ int is_last;
     static constexpr int ENTRY = HEAD_DIM + 2, STRIDE = WARPS * KEYS;
 
@@ -379,8 +429,8 @@ static __device__ void run_item(const struct decode_args &d, const struct attn_i
     const bool newest = !DRAFTS && item.end == item.kv_len; /* the step's own key is among these */
     const int n_old = item.end - newest;                    /* where those in the pool end */
     const int32_t *table = d.tables + item.table;
-    uint16_t *pool =
-        d.kv.base + d.a.layer * d.kv.layer_stride + (int64_t)kv_head * block_len * HEAD_DIM;
+    const uint16_t *pool = d.kv.base + d.a.layer * d.kv.layer_stride +
+                           kv_head * plane_stride<HEAD_DIM, FP8>(block_len);
     auto out = [&](int column) {
         const int row = DRAFTS ? column / n_heads : 0, head = column - row * n_heads;
 
@@ -388,13 +438,14 @@ static __device__ void run_item(const struct decode_args &d, const struct attn_i
     };
     const int64_t entries = (int64_t)d.kv.n_kv_heads * d.n_groups * ATTN_GROUP;
     float *partial = d.partial + (item.partial * entries + head_group * ATTN_GROUP) * ENTRY;
-    struct keys<HEAD_DIM> x[AHEAD];
+    struct keys<HEAD_DIM, FP8> x[AHEAD];
     uint4 q[HEAD_DIM / 32];
 
     auto place = [&](int key) {
         const int64_t block = __ldcg(table + (min(key, n_old - DRAFTS) >> d.kv.block_shift));
 
-        return pool + block_at(d.kv, block) + (key & (block_len - 1)) * HEAD_DIM;
+        return row_of<HEAD_DIM, FP8>(pool + block_at(d.kv, block), block_len,
+                                     key & (block_len - 1));
     };
     int limit[2]; /* the last key of each of the thread's two heads */
 #pragma unroll
@@ -407,8 +458,9 @@ static __device__ void run_item(const struct decode_args &d, const struct attn_i
         if (key + i * STRIDE < n_old)
             load(x[i], place(key + i * STRIDE), d.kv.v_offset, lane);
     chain_wait();
-    make_row<HEAD_DIM, DRAFTS>(row, d, item, kv_head, first_head, n_heads, newest,
-                               [&] { return pass == 0 ? place(n_old) : nullptr; });
+    make_row<HEAD_DIM, DRAFTS, FP8>(row, d, item, kv_head, first_head, n_heads, newest, [&] {
+        return pass == 0 ? place(n_old) : kv_row{nullptr, nullptr};
+    });
 #pragma unroll
     for (int j = 0; j < HEAD_DIM / 32; j++)
         q[j] = row.q[group][j * 4 + quarter];
@@ -422,7 +474,7 @@ static __device__ void run_item(const struct decode_args &d, const struct attn_i
 #pragma unroll
             for (int i = 0; i < AHEAD; i++, key += STRIDE) {
                 const int last = item.end - 1 - key, later = key + AHEAD * STRIDE;
-                const uint16_t *const from = place(later); /* known when these are done */
+                const struct kv_row from = place(later); /* known when these are done */
 
                 if (i > 0 && key >= end)
                     break;
@@ -465,7 +517,7 @@ static __device__ void run_item(const struct decode_args &d, const struct attn_i
         join_splits<HEAD_DIM>(out, partial, entries * ENTRY, n_columns, item.n_splits);
 }
 
-template <int HEAD_DIM, int AHEAD, bool DRAFTS>
+template <int HEAD_DIM, int AHEAD, bool DRAFTS, bool FP8>
 static __global__ void __launch_bounds__(WARPS *WARP, resident(AHEAD))
     attn_decode_kernel(const struct decode_args d)
 {
@@ -487,7 +539,7 @@ static __global__ void __launch_bounds__(WARPS *WARP, resident(AHEAD))
                                        .next = (uint16_t)b.w,
                                        .n_rows = (uint16_t)(b.w >> 16)};
 
-        run_item<HEAD_DIM, AHEAD, DRAFTS>(d, item, (int)blockIdx.x);
+        run_item<HEAD_DIM, AHEAD, DRAFTS, FP8>(d, item, (int)blockIdx.x);
         if (item.next == 0)
             return;
         from = (const int4 *)(d.items + item.next);
@@ -495,13 +547,13 @@ static __global__ void __launch_bounds__(WARPS *WARP, resident(AHEAD))
     }
 }
 
-template <int HEAD_DIM> static auto kernel_of(bool few, bool drafts)
+template <int HEAD_DIM, bool FP8> static auto kernel_of(bool few, bool drafts)
 {
     if (drafts)
-        return few ? known<attn_decode_kernel<HEAD_DIM, 2, true>>()
-                   : known<attn_decode_kernel<HEAD_DIM, 1, true>>();
-    return few ? known<attn_decode_kernel<HEAD_DIM, 2, false>>()
-               : known<attn_decode_kernel<HEAD_DIM, 1, false>>();
+        return few ? known<attn_decode_kernel<HEAD_DIM, 2, true, FP8>>()
+                   : known<attn_decode_kernel<HEAD_DIM, 1, true, FP8>>();
+    return few ? known<attn_decode_kernel<HEAD_DIM, 2, false, FP8>>()
+               : known<attn_decode_kernel<HEAD_DIM, 1, false, FP8>>();
 }
 
 extern "C" cudaError_t attn_decode(const struct launch *l, const struct attn *a,
@@ -525,8 +577,11 @@ extern "C" cudaError_t attn_decode(const struct launch *l, const struct attn *a,
         return cudaErrorInvalidValue;
     const dim3 grid((unsigned)(a->kv->n_kv_heads * d.n_groups), (unsigned)grid_items);
     const bool few = (int64_t)grid.x * grid.y <= (int64_t)resident(2) * l->n_sms;
-    const auto kernel =
-        a->kv->head_dim == 128 ? kernel_of<128>(few, a->drafts) : kernel_of<64>(few, a->drafts);
+    const auto kernel = a->kv->head_dim == 128
+                            ? (a->kv->fp8 ? kernel_of<128, true>(few, a->drafts)
+                                          : kernel_of<128, false>(few, a->drafts))
+                            : (a->kv->fp8 ? kernel_of<64, true>(few, a->drafts)
+                                          : kernel_of<64, false>(few, a->drafts));
 
     return launch_kernel(kernel, grid, WARPS * WARP, 0, l, d);
 }

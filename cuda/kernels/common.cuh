@@ -106,6 +106,24 @@ __device__ __forceinline__ float warp_sum(float x)
     return x;
 }
 
+// Bytes i and i + 1 of four e4m3 as bf16, times a factor of two alike. Exponent and mantissa move
+// to where bf16 has them, below a sign that fills the bits above; what is left is a factor of
+// 2^120, and so for subnormals.
+template <int I>
+static __device__ __forceinline__ uint32_t e4m3_pair(uint32_t four, uint32_t factor = 0x7b807b80)
+{
+    uint32_t spread, y;
+
+    asm("prmt.b32 %0, %1, 0, %2;"
+        : "=r"(spread)
+        : "r"(four), "n"((0x8 + I + 1) << 12 | (I + 1) << 8 | (0x8 + I) << 4 | I));
+    spread = spread << 4 & 0x87f087f0;
+    const __nv_bfloat162 product =
+        __hmul2(*(const __nv_bfloat162 *)&spread, *(const __nv_bfloat162 *)&factor);
+    memcpy(&y, &product, sizeof(y));
+    return y;
+}
+
 // d = a * b + d; a 16 x 16 row major, b 16 x 8 column major, bf16; d 16 x 8 float.
 __device__ __forceinline__ void mma_16816(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2,
                                           uint32_t a3, uint32_t b0, uint32_t b1)

@@ -29,18 +29,21 @@ struct launch {
  * launched meanwhile, neither would end. */
 cudaError_t kernels_load(void);
 
-/* The KV pool: element offsets into [n_blocks][n_layers][2][n_kv_heads][block_len][head_dim]. */
+/* The KV pool: offsets into [n_blocks][n_layers][2][n_kv_heads][block_len][head_dim], in units of
+ * 16 bits; for the rows of fp8 see kv_rows.cuh. */
 struct kv_pool {
     uint16_t *base;
     int64_t block_stride;
     int64_t layer_stride;
-    int64_t v_offset; /* from a block's K to its V; n_kv_heads * block_len * head_dim */
+    int64_t v_offset; /* from a block's K to its V; n_kv_heads * block_len * head_dim, or of fp8
+                       * n_kv_heads * block_len * (head_dim + 1) / 2 */
     int block_shift;  /* block_len = 1 << block_shift */
     int n_kv_heads;
     int head_dim;        /* 64 or 128 */
     int n_blocks;        /* of the device; ids from there on are the host tier's, */
-    int64_t host_stride; /* elements from one of these to the next, */
+    int64_t host_stride; /* from one of these to the next, */
     int64_t host_offset; /* and to add: block id is at id * host_stride + host_offset */
+    bool fp8;            /* E4M3, not bf16 */
 };
 
 /* A split-KV work item: one split of a decoding sequence's keys, or consecutive ones, which yield
@@ -219,8 +222,8 @@ cudaError_t rope_store(const struct launch *l, uint16_t *qkv, const struct rope 
                        int n_tokens, int n_heads, bool with_q);
 
 /* One layer of the blocks [n] of a table, wherever they are, to `to` one behind the other, as
- * [n][2][n_kv_heads][block_len][head_dim]; by so many thread blocks. From host memory four are
- * enough (an H200: 51 GB/s of PCIe's 55). */
+ * [n][2][n_kv_heads][block_len][head_dim] in bf16; by so many thread blocks. From host memory four
+ * are enough (an H200: 51 GB/s of PCIe's 55). */
 cudaError_t fetch_blocks(const struct launch *l, uint16_t *to, const struct kv_pool *from,
                          int layer, const int32_t *table, int n, int n_thread_blocks);
 
@@ -264,6 +267,7 @@ struct attn_prefill {
     int n_tiles, n_splits;
     int max_kv_len; /* of the sequences with tiles */
 };
+/* Its keys are bf16. */
 cudaError_t attn_prefill(const struct launch *l, const struct attn *a, const struct step_view *v,
                          const struct attn_prefill *t);
 cudaError_t attn_prefill_init(void); /* once a device: its shared memory is over the default */

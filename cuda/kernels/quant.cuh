@@ -19,23 +19,6 @@ static constexpr int UNITS_OF = KIND == KIND_BF16   ? 1
                                 : KIND == KIND_E4M3 ? 2
                                                     : 4;
 
-/* Bytes i and i + 1 of four e4m3 as bf16. Exponent and mantissa move to where bf16 has them, below
- * a sign that fills the bits above; what is left is a factor of 2^120, and so for subnormals. */
-template <int I> static __device__ __forceinline__ uint32_t e4m3_pair(uint32_t four)
-{
-    const uint32_t factor = 0x7b807b80; /* 2^120, twice */
-    uint32_t spread, y;
-
-    asm("prmt.b32 %0, %1, 0, %2;"
-        : "=r"(spread)
-        : "r"(four), "n"((0x8 + I + 1) << 12 | (I + 1) << 8 | (0x8 + I) << 4 | I));
-    spread = spread << 4 & 0x87f087f0;
-    const __nv_bfloat162 product =
-        __hmul2(*(const __nv_bfloat162 *)&spread, *(const __nv_bfloat162 *)&factor);
-    memcpy(&y, &product, sizeof(y));
-    return y;
-}
-
 /* Weights 2 i and 2 i + 1 of eight, less their zero: 128 + the weight, less zero, which is 128 +
  * its value, twice. */
 static __device__ __forceinline__ uint32_t int4_pair(uint32_t eight, int i, uint32_t zero)

@@ -5,12 +5,13 @@
  * Bound by memory: q is read and written, k and v read and stored. */
 #include <string.h>
 
+#include "cuda/kernels/kv_rows.cuh"
 #include "cuda/kernels/rope.cuh"
 
 static constexpr int THREADS = 256;
 static constexpr int LANES = ROPE_LANES; /* of a head */
 
-template <int HEAD_DIM>
+template <int HEAD_DIM, bool FP8>
 static __global__ void __launch_bounds__(THREADS)
     rope_store_kernel(uint16_t *qkv, const struct rope r, const struct kv_pool kv, int layer,
                       const int32_t *positions, const int32_t *slots, int n_tokens, int n_heads,
@@ -37,19 +38,19 @@ static __global__ void __launch_bounds__(THREADS)
         values[j] = __ldcg((const uint4 *)(x + j * 32 + at));
     if (!is_v)
         norm_and_rotate(values, t, norm != nullptr, r.eps);
-    if (!is_q) {
-        const int kv_head = (head - n_heads) % kv.n_kv_heads;
-        const int block_len = 1 << kv.block_shift;
-
-        if (slot < 0)
-            return; /* a row that only fills up a graph's batch */
-        x = kv.base + block_at(kv, slot >> kv.block_shift) + layer * kv.layer_stride +
-            (is_v ? kv.v_offset : 0) +
-            ((int64_t)kv_head * block_len + (slot & (block_len - 1))) * HEAD_DIM;
+    if (is_q) {
+        put_row({x, nullptr}, stored_of<false>(values), at / 8);
+        return;
     }
-#pragma unroll
-    for (int j = 0; j < HEAD_DIM / 32; j++)
-        *(uint4 *)(x + j * 32 + at) = values[j];
+    if (slot < 0)
+        return; /* a row that only fills up a graph's batch */
+    const int kv_head = (head - n_heads) % kv.n_kv_heads, block_len = 1 << kv.block_shift;
+    const uint16_t *plane = kv.base + block_at(kv, slot >> kv.block_shift) +
+                            layer * kv.layer_stride + (is_v ? kv.v_offset : 0) +
+                            kv_head * plane_stride<HEAD_DIM, FP8>(block_len);
+
+    put_row(row_of<HEAD_DIM, FP8>(plane, block_len, slot & (block_len - 1)), stored_of<FP8>(values),
+            at / 8);
 }
 
 extern "C" cudaError_t rope_store(const struct launch *l, uint16_t *qkv, const struct rope *r,
@@ -58,8 +59,10 @@ extern "C" cudaError_t rope_store(const struct launch *l, uint16_t *qkv, const s
 {
     const int all_heads = n_heads + 2 * kv->n_kv_heads, first_head = with_q ? 0 : n_heads;
     const int64_t threads = (int64_t)n_tokens * (all_heads - first_head) * LANES;
-    const auto kernel =
-        kv->head_dim == 128 ? known<rope_store_kernel<128>>() : known<rope_store_kernel<64>>();
+    const auto kernel = kv->head_dim == 128 ? (kv->fp8 ? known<rope_store_kernel<128, true>>()
+                                                       : known<rope_store_kernel<128, false>>())
+                                            : (kv->fp8 ? known<rope_store_kernel<64, true>>()
+                                                       : known<rope_store_kernel<64, false>>());
 
     if (!r->q_norm != !r->k_norm)
         return cudaErrorInvalidValue;
