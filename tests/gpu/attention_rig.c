@@ -7,14 +7,16 @@
 struct paged paged_new(const struct scene *s, int n_layers)
 {
     const int block_len = 1 << s->block_shift;
-    const int64_t v_offset = (int64_t)s->n_kv * block_len * s->dim;
+    const int64_t rows = (int64_t)s->n_kv * block_len;
+    const int64_t v_offset = s->fp8 ? rows * (s->dim + 1) / 2 : rows * s->dim;
     struct paged p = {.kv = {.block_stride = 2 * v_offset * n_layers,
                              .n_blocks = INT32_MAX,
                              .layer_stride = 2 * v_offset,
                              .v_offset = v_offset,
                              .block_shift = s->block_shift,
                              .n_kv_heads = s->n_kv,
-                             .head_dim = s->dim},
+                             .head_dim = s->dim,
+                             .fp8 = s->fp8},
                       .layer = n_layers - 1};
     uint32_t at = 0;
 
@@ -132,7 +134,7 @@ void run_launch(const struct run *r, int grid_items)
     if (r->counts.n_items)
         cuda_must(
             attn_decode(l, &r->attn, &r->rope, &r->view, r->partial, r->counters, grid_items));
-    if (r->counts.n_tiles)
+    if (r->counts.n_tiles && !r->attn.kv->fp8)
         cuda_must(r->maps.usable ? attn_prefill_sm90(l, &r->attn, &r->maps, &r->view, &r->prefill)
                                  : attn_prefill(l, &r->attn, &r->view, &r->prefill));
 }

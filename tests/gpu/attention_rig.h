@@ -16,6 +16,7 @@ struct scene {
     bool bare;     /* decodes' heads are rotated, but not normed */
     int n_items;   /* that the plan of decodes aims at; 0: 40 */
     int n_drafted; /* sequences behind the decodes with rows of drafts; 0: none */
+    bool fp8;      /* keys and values are E4M3: for decodes and drafts alone */
 };
 
 /* Rows of decodes and drafts. */

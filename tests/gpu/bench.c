@@ -4,8 +4,9 @@
  * arguments, how it is called.
  *
  * With -r N the model is divided among N ranks; with -q TYPE, "fp8" or "int4", its weights are
- * quantized as they are loaded. With a last word `invariant` the backend promises
- * that nothing depends on what else runs. Where a bar is missed the exit status is 1. */
+ * quantized as they are loaded; with -k fp8 keys and values are that, too. With a last word
+ * `invariant` the backend promises that nothing depends on what else runs. Where a bar is missed
+ * the exit status is 1. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -214,19 +215,23 @@ int main(int argc, char **argv)
 {
     const bool invariant = argc > 2 && is(argv[argc - 1], "invariant");
     const double begin = now_seconds();
-    const char *words[4] = {0}; /* after the folder */
-    const char *type = NULL;
+    char *words[4] = {0}; /* after the folder */
+    const char *type = NULL, *kv = NULL;
     int n_ranks = 1;
     bool copies, decode, mixed, prefill, tune, reached = true;
     struct backend_info info;
     struct model *model;
     struct err e;
 
-    while (argc > 2 && (is(argv[1], "-r") || is(argv[1], "-q"))) {
+    while (argc > 2 && argv[1][0] == '-') {
         if (is(argv[1], "-r"))
             n_ranks = atoi(argv[2]);
-        else
+        else if (is(argv[1], "-q"))
             type = argv[2];
+        else if (is(argv[1], "-k"))
+            kv = argv[2];
+        else
+            break;
         argv[2] = argv[0];
         argc -= 2;
         argv += 2;
@@ -240,9 +245,9 @@ int main(int argc, char **argv)
     tune = is(words[0], "tune");
     if (argc < 2) {
         fprintf(stderr,
-                "usage: %1$s [-r N] [-q TYPE] MODEL_FOLDER [LENGTHS_FILE | short [CACHE_FOLDER | "
-                "eager]]\n"
-                "       %1$s MODEL_FOLDER decode SEQS CONTEXT [CACHE_FOLDER]\n"
+                "usage: %1$s [-r N] [-q TYPE] [-k KV] MODEL_FOLDER [LENGTHS_FILE | short\n"
+                "           [CACHE_FOLDER | eager]]\n"
+                "       %1$s MODEL_FOLDER decode SEQS[,SEQS]... CONTEXT [CACHE_FOLDER]\n"
                 "       %1$s MODEL_FOLDER copies SEQS CONTEXT\n"
                 "       %1$s MODEL_FOLDER mixed LENGTHS_FILE\n"
                 "       %1$s MODEL_FOLDER prefill TOKENS [CACHE_FOLDER]\n"
@@ -279,23 +284,28 @@ int main(int argc, char **argv)
                                        .max_batch_tokens = 8192,
                                        .max_seqs = MAX_SEQS,
                                        .max_seq_len = config->max_seq_len,
+                                       .kv_dtype = kv_dtype_of(kv),
                                        .kv_fraction = 0.9};
     options.tier_bytes[TIER_HOST] = copies ? 8ull << 30 : 0;
     if (!options.eager && !mixed && !copies)
         options.cache_folder = words[decode ? 3 : prefill ? 2 : 1];
     err_must(nvllm_backend.open(&backend, model, &options, &e), &e);
     nvllm_backend.info(backend, &info);
-    printf("bench=open model=%s weights=%s device=\"%s\" seconds=%.3f weights_mb=%.0f blocks=%d\n",
-           basename(argv[1]), type ? type : model_dtype_name(model), info.devices[0].name,
-           now_seconds() - begin, (double)info.weight_bytes / 1e6,
+    printf("bench=open model=%s weights=%s keys=%s device=\"%s\" seconds=%.3f weights_mb=%.0f "
+           "blocks=%d\n",
+           basename(argv[1]), type ? type : model_dtype_name(model), kv ? kv : "bf16",
+           info.devices[0].name, now_seconds() - begin, (double)info.weight_bytes / 1e6,
            info.tiers[TIER_DEVICE].n_blocks);
     fflush(stdout);
     if (tune) {
         print_paths(now_seconds() - begin);
     } else if (decode) { /* for a profiler, as prefill and short are */
-        const int n = atoi(words[1]);
+        for (char *at = words[1]; *at; at += strspn(at, ",")) {
+            const long n = strtol(at, &at, 10);
 
-        bench_decode("decode", n < 1 || n > MAX_SEQS ? 1 : n, atoi(words[2]), 144, 0.6f, 0);
+            bench_decode("decode", n < 1 || n > MAX_SEQS ? 1 : (int)n, atoi(words[2]), 144, 0.6f,
+                         0);
+        }
     } else if (copies) {
         while (nvllm_backend.idle(backend, &e) == 1) /* until memory is pinned */
             ;

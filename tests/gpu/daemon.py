@@ -19,6 +19,7 @@ import device
 import drafts
 import embeddings
 import hosts
+import kv_fp8
 import ranks
 import speed
 import stress
@@ -239,6 +240,7 @@ def faults():
 
 PARTS = {f.__name__: f for f in (golden, seeds, prefix, starts, ledger, idle, shapes, faults)}
 PARTS["embeddings"] = embeddings.embeddings
+PARTS["fp8"] = kv_fp8.fp8
 PARTS["ranks"] = ranks.ranks
 PARTS["hosts"] = hosts.hosts
 PARTS["stress"] = stress.stress

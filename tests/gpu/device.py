@@ -192,13 +192,13 @@ def seeded_requests(model, n):
             for i in range(n)]
 
 
-def golden_wrong(w, cases, alone, sampling=GREEDY):
+def golden_wrong(w, cases, alone, sampling=GREEDY, margin=CLEAR_MARGIN):
     """Names of cases with clear margins whose ids are others."""
     requests = [{"prompt_ids": {"ids": c["prompt_ids"]}, "max_tokens": c["max_tokens"],
                  "sampling": sampling} for c in cases]
     answers = [w.generate(**r) for r in requests] if alone else answers_of(w, requests)
     return [c["name"] for c, a in zip(cases, answers)
-            if c["min_margin"] >= CLEAR_MARGIN
+            if c["min_margin"] >= margin
             and (a.error or a.choices[0].ids != c["greedy_ids"])]
 
 

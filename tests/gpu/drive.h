@@ -20,13 +20,13 @@ static inline void divide_among_devices(struct backend_options *o, int tp_size)
         o->devices[i] = i % n_devices;
 }
 
-/* Has a plain model quantized as it is loaded: to "fp8" or "int4"; NULL: as it is. */
+/* Has a plain model quantized as it is loaded: to "fp8" or "int4"; "bf16" or NULL: as it is. */
 static inline void quantize_to(struct model *model, const char *type)
 {
     int dtype = 0;
     struct err e;
 
-    if (!type)
+    if (!type || strcmp(type, "bf16") == 0)
         return;
     while (dtype < N_DTYPES && strcmp(dtype_info[dtype].name, type) != 0)
         dtype++;
@@ -35,6 +35,18 @@ static inline void quantize_to(struct model *model, const char *type)
         exit(2);
     }
     err_must(model_quantize(model, (enum dtype)dtype, &e), &e);
+}
+
+/* What keys and values are kept as: "bf16" or "fp8"; NULL: the backend's own choice. */
+static inline enum kv_dtype kv_dtype_of(const char *type)
+{
+    if (!type)
+        return KV_DTYPE_AUTO;
+    if (strcmp(type, "bf16") != 0 && strcmp(type, "fp8") != 0) {
+        fprintf(stderr, "no type of keys is called %s\n", type);
+        exit(2);
+    }
+    return type[0] == 'f' ? KV_DTYPE_FP8 : KV_DTYPE_BF16;
 }
 
 /* The bundled model: below a folder of test data, or the tree's where that is NULL. */

@@ -241,6 +241,27 @@ double *values_f32(const void *p, size_t n)
     return v;
 }
 
+struct kv_twin kv_twin_of(const struct kv_pool *kv, uint16_t *block, int layer, int head, int at,
+                          bool v)
+{
+    const int block_len = 1 << kv->block_shift, dim = kv->head_dim;
+    uint16_t *plane = block + layer * kv->layer_stride + (v ? kv->v_offset : 0) +
+                      head * (kv->v_offset / kv->n_kv_heads);
+    uint8_t *bytes = (uint8_t *)plane;
+
+    if (!kv->fp8)
+        return (struct kv_twin){.bf16 = plane + at * dim};
+    return (struct kv_twin){.e4m3 = bytes + at * dim, .exponent = bytes + block_len * dim + at};
+}
+
+double kv_twin_value(const struct kv_twin *row, int d)
+{
+    if (row->bf16)
+        return bf16_value(row->bf16[d]);
+    return *row->exponent == 255 ? NAN
+                                 : ldexp((double)f32_from_e4m3(row->e4m3[d]), *row->exponent - 127);
+}
+
 double dot(const double *x, const uint16_t *w, int k)
 {
     double sum = 0.0;

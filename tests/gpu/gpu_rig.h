@@ -61,6 +61,15 @@ double *values_f32(const void *p, size_t n);
 /* The sum over k of x[k] w[k], w bf16. */
 double dot(const double *x, const uint16_t *w, int k);
 
+/* A row of keys or values in the KV pool. */
+struct kv_twin {
+    uint16_t *bf16; /* or */
+    uint8_t *e4m3, *exponent;
+};
+struct kv_twin kv_twin_of(const struct kv_pool *kv, uint16_t *block, int layer, int head, int at,
+                          bool v);
+double kv_twin_value(const struct kv_twin *row, int d);
+
 /* A batch as step_pack() writes it. */
 struct step_room pack_parts(void *host, struct step_view *on_device, const void *device_memory,
                             const struct step_limits *l, const struct batch_parts *p, int slot);

@@ -1,11 +1,12 @@
 /* logits.c - writes the CUDA backend's raw logits of the last token of each prompt, for
  * compare_logits.py.
  *
- *   logits MODEL_FOLDER PROMPTS OUTPUT [TOKENS [RANKS [TYPE]]]
+ *   logits MODEL_FOLDER PROMPTS OUTPUT [TOKENS [RANKS [TYPE [KV]]]]
  *
  * PROMPTS: int32 numbers: for each prompt its length, then its ids. OUTPUT: vocab_size float32 for
  * each, of the row that the last of TOKENS (1) is sampled from. RANKS (1): on as many devices as
- * there are. TYPE, "fp8" or "int4": the model is quantized as it is loaded. */
+ * there are. TYPE, "fp8" or "int4": the model is quantized as it is loaded. KV, "fp8": so are keys
+ * and values. */
 #include "cuda/ranks.h"
 #include "tests/gpu/drive.h"
 #include "tests/gpu/gpu_rig.h"
@@ -63,8 +64,10 @@ int main(int argc, char **argv)
         n_tokens = atoi(argv[4]);
     if (argc > 5)
         o.tp_size = atoi(argv[5]);
+    o.kv_dtype = kv_dtype_of(argc > 7 ? argv[7] : NULL);
     if (argc < 4 || n_tokens < 1 || n_tokens > MAX_TOKENS || o.tp_size > MAX_RANKS) {
-        fprintf(stderr, "usage: %s MODEL_FOLDER PROMPTS OUTPUT [TOKENS [RANKS [TYPE]]]\n", argv[0]);
+        fprintf(stderr, "usage: %s MODEL_FOLDER PROMPTS OUTPUT [TOKENS [RANKS [TYPE [KV]]]]\n",
+                argv[0]);
         return 2;
     }
     if (o.tp_size > 1)

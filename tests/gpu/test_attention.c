@@ -24,14 +24,14 @@ struct keys {
     struct device_array pool;
 };
 
-static uint16_t *slot_of(const struct keys *k, int seq, int head, int key, bool v)
+/* The row of a key or value. */
+static struct kv_twin row_of(const struct keys *k, int seq, int head, int key, bool v)
 {
     const struct kv_pool *kv = &k->paged.kv;
     const int block = k->paged.table[seq * k->paged.max_blocks + (key >> kv->block_shift)];
-    const int at = key & ((1 << kv->block_shift) - 1);
 
-    return (uint16_t *)k->pool.host + block * kv->block_stride + k->paged.layer * kv->layer_stride +
-           (v ? kv->v_offset : 0) + ((head << kv->block_shift) + at) * kv->head_dim;
+    return kv_twin_of(kv, (uint16_t *)k->pool.host + block * kv->block_stride, k->paged.layer, head,
+                      key & ((1 << kv->block_shift) - 1), v);
 }
 
 /* Random keys and values of all sequences, of decodes without the last. */
@@ -44,9 +44,17 @@ static struct keys keys_new(const struct scene *s)
     for (int i = 0; i < s->n_seqs; i++)
         for (int h = 0; h < s->n_kv; h++)
             for (int key = 0; key < s->kv_len[i] - (i < s->n_decodes); key++)
-                for (int v = 0; v < 2; v++)
+                for (int v = 0; v < 2; v++) {
+                    const struct kv_twin row = row_of(&k, i, h, key, v);
+
                     for (int d = 0; d < s->dim; d++)
-                        slot_of(&k, i, h, key, v)[d] = bf16_from_f32(random_normal());
+                        if (s->fp8)
+                            row.e4m3[d] = (uint8_t)(random_bits() % 2 * 128 + random_bits() % 127);
+                        else
+                            row.bf16[d] = bf16_from_f32(random_normal());
+                    if (s->fp8)
+                        *row.exponent = (uint8_t)(118 + random_bits() % 3); /* 448 becomes 0.9 .. */
+                }
     array_to_device(&k.pool);
     return k;
 }
@@ -59,22 +67,22 @@ static void row_twin(double *out, const uint16_t *q, const struct keys *k, int s
     double *score = malloc(((size_t)position + 1) * sizeof(double)), max = -1e300, sum = 0.0;
 
     for (int i = 0; i <= position; i++) {
-        const uint16_t *key = slot_of(k, seq, kv_head, i, false);
+        const struct kv_twin key = row_of(k, seq, kv_head, i, false);
 
         score[i] = 0.0;
         for (int d = 0; d < dim; d++)
-            score[i] += bf16_value(q[d]) * bf16_value(key[d]);
+            score[i] += bf16_value(q[d]) * kv_twin_value(&key, d);
         score[i] /= sqrt((double)dim);
         max = fmax(max, score[i]);
     }
     memset(out, 0, (size_t)dim * sizeof(double));
     for (int i = 0; i <= position; i++) {
-        const uint16_t *value = slot_of(k, seq, kv_head, i, true);
+        const struct kv_twin value = row_of(k, seq, kv_head, i, true);
         const double w = exp(score[i] - max);
 
         sum += w;
         for (int d = 0; d < dim; d++)
-            out[d] += w * bf16_value(value[d]);
+            out[d] += w * kv_twin_value(&value, d);
     }
     for (int d = 0; d < dim; d++)
         out[d] /= sum;
@@ -132,7 +140,7 @@ static void check_kernel(const struct scene *s, bool hopper)
     const uint16_t *q = launch(&r, s, &k, hopper);
     double *twin = malloc((size_t)s->dim * sizeof(double));
 
-    for (int i = 0; i < s->n_seqs; i++)
+    for (int i = 0; i < (s->fp8 ? s->n_decodes + s->n_drafted : s->n_seqs); i++)
         for (int j = 0; j < s->q_len[i]; j = next_row(j, s->q_len[i]))
             for (int h = 0; h < s->n_heads; h++) {
                 const int row = r.q_start[i] + j;
@@ -142,16 +150,22 @@ static void check_kernel(const struct scene *s, bool hopper)
                 row_twin(twin, q + row * r.attn.q_stride + h * s->dim, &k, i,
                          h / (s->n_heads / s->n_kv), s->kv_len[i] - s->q_len[i] + j);
                 error = error_bf16(out, twin, (size_t)s->dim);
-                ck_assert_msg(error < 1e-2,
-                              "hopper %d heads %d/%d dim %d block %d seq %d row %d head %d: %g",
-                              hopper, s->n_heads, s->n_kv, s->dim, 1 << s->block_shift, i, j, h,
-                              error);
+                ck_assert_msg(
+                    error < 1e-2,
+                    "hopper %d fp8 %d heads %d/%d dim %d block %d seq %d row %d head %d: %g",
+                    hopper, s->fp8, s->n_heads, s->n_kv, s->dim, 1 << s->block_shift, i, j, h,
+                    error);
             }
     free(twin);
 }
 
 static void check_scene(const struct scene *s)
 {
+    struct scene fp8 = *s;
+
+    fp8.fp8 = true;
+    if (s->n_decodes + s->n_drafted > 0)
+        check_kernel(&fp8, false);
     check_kernel(s, false);
     if (device.compute == 90 && s->n_decodes + s->n_drafted < s->n_seqs)
         check_kernel(s, true);
@@ -351,10 +365,11 @@ static const int cuts[] = {40, 3, 4, 13}; /* blocks of threads for all sequences
 
 /* In invariant mode a sequence's result and its key have the same bits alone and among others:
  * split over several blocks, in one, in runs. */
-TEST(decode_does_not_depend_on_others, .n = N(cuts))
+TEST(decode_does_not_depend_on_others, .n = 2 * N(cuts))
 {
     const struct scene together = {
-        16, 8, 128, 4, 10, 10, ones, lengths, .invariant = true, .n_items = cuts[_i]};
+        16,           8, 128, 4, 10, 10, ones, lengths, .invariant = true, .n_items = cuts[_i / 2],
+        .fp8 = _i % 2};
     struct keys k = keys_new(&together);
     struct run all = run_new(&together);
     const size_t row = (size_t)(together.n_heads * together.dim);

@@ -16,15 +16,15 @@
 
 enum { N = 48, TOKENS = 40, MAX_PROMPT = 300 };
 
-/* The program's arguments, where the tree and the build are no longer there; another model; and
- * what the model's weights are quantized to. */
+/* The program's arguments, where the tree and the build are no longer there; another model; what
+ * the model's weights are quantized to, and keys and values are kept as. */
 static const char *data_folder, *model_folder, *weights;
 static const char *module_path = NVLLM_MODULE;
-static const struct backend_options usual = {.block_len = 16,
-                                             .max_batch_tokens = 256,
-                                             .max_seqs = N,
-                                             .max_seq_len = 1024,
-                                             .tier_bytes = {256 << 20}};
+static struct backend_options usual = {.block_len = 16,
+                                       .max_batch_tokens = 256,
+                                       .max_seqs = N,
+                                       .max_seq_len = 1024,
+                                       .tier_bytes = {256 << 20}};
 static const struct backend_ops *cuda_backend;
 static struct model *model;
 static int32_t prompts[N][MAX_PROMPT];
@@ -106,11 +106,19 @@ static void run(const struct backend_ops *ops, int backend, int together, bool i
     ops->close(b);
 }
 
+/* Where keys are E4M3, what bf16 moves a little may be rounded the other way, by an eighth; so
+ * layer by layer backends come to differ by what E4M3 costs. */
+static bool coarse_keys(void)
+{
+    return usual.kv_dtype == KV_DTYPE_FP8;
+}
+
 /* Ids are the same up to a nearly even draw, and log probabilities of the same ids are close. With
  * quantized weights that is so of an invariant backend: others may quantize activations, too. */
 TEST(both_backends_say_the_same)
 {
     int same = 0, compared = 0, whole = 0;
+    double worst = 0.0;
 
     run(&cpu_backend, 0, N, false);
     run(cuda_backend, 1, N, weights != NULL);
@@ -118,12 +126,14 @@ TEST(both_backends_say_the_same)
         int j = 0;
 
         for (; j < TOKENS && ids[0][i][j] == ids[1][i][j]; j++)
-            ck_assert_double_lt(fabs((double)(logprobs[0][i][j] - logprobs[1][i][j])), 0.5);
+            worst = fmax(worst, fabs((double)(logprobs[0][i][j] - logprobs[1][i][j])));
         same += j;
         compared += j < TOKENS ? j + 1 : j; /* what follows a difference is another text */
         whole += j == TOKENS;
     }
-    printf("%d of %d tokens the same, %d of %d whole texts\n", same, compared, whole, N);
+    printf("%d of %d tokens the same, %d of %d whole texts, log probabilities within %.3f\n", same,
+           compared, whole, N, worst);
+    ck_assert_double_lt(worst, coarse_keys() ? 1.0 : 0.5);
     ck_assert_int_ge(same * 100, compared * 97);
 }
 END_TEST
@@ -191,7 +201,7 @@ TEST(sums_are_those_of_the_cpu)
             squares[0] += x * x;
             squares[1] += y * y;
         }
-        ck_assert_double_gt(both / sqrt(squares[0] * squares[1]), 0.9999);
+        ck_assert_double_gt(both / sqrt(squares[0] * squares[1]), coarse_keys() ? 0.99 : 0.9999);
         ck_assert_double_eq_tol(sqrt(squares[1] / squares[0]), 1.0, 0.01);
     }
     free(got[0]);
@@ -231,6 +241,7 @@ TEST(thousands_say_the_same)
                                       .max_batch_tokens = 8 * MANY, /* all prompts in one step */
                                       .max_seqs = MANY,
                                       .max_seq_len = 64,
+                                      .kv_dtype = usual.kv_dtype,
                                       .tier_bytes = {1 << 30}};
     struct drive_times times;
     struct backend *b;
@@ -424,6 +435,7 @@ TEST(drafts_are_computed_as_decodes, .n = 2)
                                       .max_batch_tokens = 256,
                                       .max_seqs = N,
                                       .max_seq_len = 64,
+                                      .kv_dtype = usual.kv_dtype,
                                       .tier_bytes = {1 << 26}};
     int32_t alone[MAX_DRAFTED], together[MAX_DRAFTED];
     float alone_logprobs[MAX_DRAFTED], own_logprobs[MAX_DRAFTED];
@@ -575,6 +587,7 @@ int main(int argc, char **argv)
     data_folder = argc > 1 ? argv[1] : NULL;
     module_path = argc > 2 ? argv[2] : NVLLM_MODULE;
     model_folder = argc > 3 ? argv[3] : NULL;
-    weights = argc > 4 ? argv[4] : NULL;
+    weights = argc > 4 && strcmp(argv[4], "bf16") != 0 ? argv[4] : NULL;
+    usual.kv_dtype = kv_dtype_of(argc > 5 ? argv[5] : NULL);
     return run_tests_here("backends", set_up, tear_down);
 }

@@ -438,25 +438,52 @@ static const struct {
     {64, 6, 2, 1, 9, 4, true},  {128, 5, 1, 7, 22, 6, false},
 };
 
+/* Blocks in a pool, some of another memory behind it. */
+static uint16_t *block_of(const struct kv_pool *kv, uint16_t *base, int id)
+{
+    return base +
+           (id < kv->n_blocks ? id * kv->block_stride : id * kv->host_stride + kv->host_offset);
+}
+
+/* A stored key or value: E4M3 rounds to 4 bits, or to 2^-9 of a scale with which the largest
+ * element is among the upper half of the range. */
+static void check_row(const struct kv_twin *row, const double *twin, int dim)
+{
+    double largest = 0.0, *got = malloc((size_t)dim * sizeof(*got));
+
+    for (int d = 0; d < dim; d++) {
+        got[d] = kv_twin_value(row, d);
+        largest = fmax(largest, fabs(twin[d]));
+    }
+    if (row->bf16)
+        ck_assert(relative_error(got, twin, (size_t)dim) < bf16_error);
+    for (int d = 0; d < dim && row->e4m3; d++)
+        ck_assert_msg(fabs(got[d] - twin[d]) <= 0.07 * fabs(twin[d]) + 1e-5 * largest,
+                      "%g not %g of %g", got[d], twin[d], largest);
+    free(got);
+}
+
 /* q in place, k and v in their slots, for both head sizes, with norms and without, from a row in
  * the middle on; a row without a slot is stored nowhere, those of the host tier elsewhere. */
-TEST(rope_store_follows_twin, .n = N(ropes))
+TEST(rope_store_follows_twin, .n = 2 * N(ropes))
 {
     enum { BLOCKS = 7, N_DEVICE = 4, GAP = 4096, LAYERS = 2, LAYER = 1, POSITIONS = 3000 };
-    const int dim = ropes[_i].dim, n_heads = ropes[_i].n_heads, n_kv = ropes[_i].n_kv;
-    const int shift = ropes[_i].shift, first = ropes[_i].first, end = first + ropes[_i].rows;
+    const int dim = ropes[_i / 2].dim, n_heads = ropes[_i / 2].n_heads, n_kv = ropes[_i / 2].n_kv;
+    const int shift = ropes[_i / 2].shift, first = ropes[_i / 2].first,
+              end = first + ropes[_i / 2].rows;
     const int all = n_heads + 2 * n_kv, block_len = 1 << shift;
     const size_t n = (size_t)(end * all * dim);
-    const int64_t v_offset = (int64_t)n_kv * block_len * dim;
+    const bool fp8 = _i % 2;
+    const int64_t v_offset = (int64_t)n_kv * block_len * (fp8 ? dim + 1 : 2 * dim) / 2;
     const struct device_array qkv = array_bf16(n, 1.0f);
     const struct device_array qn = array_bf16((size_t)dim, 1.0f),
                               kn = array_bf16((size_t)dim, 1.0f);
     const int64_t block = 2 * v_offset * LAYERS;
     const struct device_array pool = array_new((size_t)(BLOCKS * 2 * block + GAP) * 2);
-    const struct kv_pool kv = {pool.device, block, 2 * v_offset, v_offset,  shift,
-                               n_kv,        dim,   N_DEVICE,     2 * block, GAP};
-    const struct rope rope = {.q_norm = ropes[_i].with_norm ? qn.device : NULL,
-                              .k_norm = ropes[_i].with_norm ? kn.device : NULL,
+    const struct kv_pool kv = {pool.device, block,    2 * v_offset, v_offset, shift, n_kv,
+                               dim,         N_DEVICE, 2 * block,    GAP,      fp8};
+    const struct rope rope = {.q_norm = ropes[_i / 2].with_norm ? qn.device : NULL,
+                              .k_norm = ropes[_i / 2].with_norm ? kn.device : NULL,
                               .table = array_new((size_t)(POSITIONS * dim) * 4).device,
                               .eps = eps};
     float inv_freq[ROPE_MAX_PAIRS];
@@ -464,6 +491,7 @@ TEST(rope_store_follows_twin, .n = N(ropes))
     const uint16_t *before = array_of(qkv.host, qkv.bytes).host;
     double *twins = values_bf16(qkv.host, n);
     struct step_view v;
+    struct kv_twin row;
 
     for (int i = 0; i < end; i++) {
         positions[i] = i == 0 ? POSITIONS - 1 : i * 37 % POSITIONS;
@@ -490,46 +518,65 @@ TEST(rope_store_follows_twin, .n = N(ropes))
                 norm_twin(twin, is_q ? qn.host : kn.host, dim);
             if (!is_v)
                 rotate_twin(twin, dim, positions[i]);
-            if (!is_q)
-                at = (uint16_t *)pool.host +
-                     (slots[i] >> shift < N_DEVICE ? (slots[i] >> shift) * block
-                                                   : (slots[i] >> shift) * 2 * block + GAP) +
-                     LAYER * kv.layer_stride + (is_v ? v_offset : 0) +
-                     ((h - n_heads) % n_kv * block_len + (slots[i] & (block_len - 1))) * dim;
-            ck_assert_msg(error_bf16(at, twin, (size_t)dim) < bf16_error, "row %d head %d", i, h);
+            if (is_q) {
+                ck_assert_msg(error_bf16(at, twin, (size_t)dim) < bf16_error, "row %d", i);
+                continue;
+            }
+            row = kv_twin_of(&kv, block_of(&kv, pool.host, slots[i] >> shift), LAYER,
+                             (h - n_heads) % n_kv, slots[i] & (block_len - 1), is_v);
+            check_row(&row, twin, dim);
         }
 }
 END_TEST
 
-/* One layer of the blocks of a table, on the device and elsewhere, one behind the other; nothing
- * behind the last. */
-TEST(blocks_are_fetched, .n = 4)
+/* One layer of the blocks of a table, on the device and elsewhere, one behind the other and in
+ * bf16; nothing behind the last. Of E4M3 every byte occurs, and scales as small and as large as are
+ * exact, and NaN. */
+TEST(blocks_are_fetched, .n = 4 * 2 * 2)
 {
-    enum { BLOCKS = 9, N_DEVICE = 5, GAP = 1024, LAYERS = 3, LAYER = 2 };
+    enum { BLOCKS = 9, N_DEVICE = 5, GAP = 1024, LAYERS = 3, LAYER = 2, KV_HEADS = 3 };
     static const int counts[] = {1, 2, 40, 700}, thread_blocks[] = {1, 4, 4, 32};
-    const int64_t v_offset = 2 * 16 * 64, each = 2 * v_offset;
-    const int n = counts[_i];
-    const int64_t block = each * LAYERS;
+    const bool fp8 = _i / 4 % 2;
+    const int n = counts[_i % 4], dim = _i / 8 ? 128 : 64, shift = fp8 ? 5 : 4;
+    const int rows = KV_HEADS << shift, each = 2 * rows * dim;
+    const int64_t v_offset = fp8 ? rows * (dim + 1) / 2 : rows * dim;
+    const int64_t block = 2 * v_offset * LAYERS;
     const struct device_array pool = array_bf16((size_t)(BLOCKS * 2 * block + GAP), 1.0f);
     const struct device_array to = array_new((size_t)((n + 1) * each) * 2);
-    const struct kv_pool kv = {pool.device, block, each,     v_offset,  4,
-                               2,           64,    N_DEVICE, 2 * block, GAP};
+    const struct kv_pool kv = {pool.device, block,    2 * v_offset, v_offset, shift, KV_HEADS,
+                               dim,         N_DEVICE, 2 * block,    GAP,      fp8};
     int32_t *table = calloc((size_t)n, sizeof(*table));
 
     ck_assert_ptr_nonnull(table);
     for (int i = 0; i < n; i++)
         table[i] = (i * 7 + 3) % BLOCKS;
+    for (int i = 0; i < BLOCKS * 2 * rows && fp8; i++) {
+        const struct kv_twin row = kv_twin_of(&kv, block_of(&kv, pool.host, i / (2 * rows)), LAYER,
+                                              i % rows >> shift, i % (1 << shift), i / rows % 2);
+
+        for (int d = 0; d < dim; d++)
+            row.e4m3[d] = (uint8_t)random_bits();
+        *row.exponent = (uint8_t)(i % 8 == 7 ? 255 : i % 8 == 6 ? 134 : 10 + random_bits() % 125);
+    }
+    array_to_device(&pool);
     cuda_must(fetch_blocks(&device.launch, to.device, &kv, LAYER,
                            array_of(table, (size_t)n * sizeof(*table)).device, n,
-                           thread_blocks[_i]));
+                           thread_blocks[_i % 4]));
     array_to_host(&to);
-    for (int i = 0; i < n; i++)
-        ck_assert_mem_eq((uint16_t *)to.host + i * each,
-                         (uint16_t *)pool.host +
-                             (table[i] < N_DEVICE ? table[i] * block : table[i] * 2 * block + GAP) +
-                             LAYER * each,
-                         (size_t)each * 2);
-    for (int64_t i = n * each; i < (n + 1) * each; i++)
+    for (int i = 0; i < n * 2 * rows; i++) {
+        const struct kv_twin row =
+            kv_twin_of(&kv, block_of(&kv, pool.host, table[i / (2 * rows)]), LAYER,
+                       i % rows >> shift, i % (1 << shift), i / rows % 2);
+
+        for (int d = 0; d < dim; d++) {
+            const double got = bf16_value(((uint16_t *)to.host)[i * dim + d]);
+            const double expected = kv_twin_value(&row, d);
+
+            ck_assert_msg(got == expected || (isnan(got) && isnan(expected)), "%g not %g", got,
+                          expected);
+        }
+    }
+    for (int i = n * each; i < (n + 1) * each; i++)
         ck_assert_uint_eq(((uint16_t *)to.host)[i], 0xffff);
     free(table);
 }
