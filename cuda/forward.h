@@ -81,7 +81,8 @@ struct forward {
     struct ring ring;
     bool invariant; /* the same products whatever the number of rows */
     bool e4m3;      /* products of many rows may take activations of 8 bits */
-    bool streams;   /* stream_gemm() is usable */
+    bool streams;   /* stream_gemm() is usable, */
+    bool int4;      /* and int4_gemm() */
     int few_rows;   /* of a step for which there are paths to choose from, at most */
     uint8_t decode_path[FORWARD_FEW_ROWS + 1]; /* enum forward_path by rows, of decodes alone */
     uint8_t chain_path[FORWARD_FEW_ROWS + 1];  /* where the resident kernel cannot be */
@@ -99,6 +100,7 @@ struct forward {
     uint8_t *x_e4m3;        /* [rows, k] input of a product of many rows, of 8 bits, */
     float *x_scales;        /* [k / 128, rows] or [rows] and its scales */
     uint16_t *dequantized;  /* a matrix that is multiplied as bf16 */
+    struct int4_work int4_work;
     float *parts;           /* [GEMM_PART_FLOATS] of a product that the next norm adds */
     float *partial;         /* of split attention */
     int32_t *counters;      /* of splits that are done */
@@ -141,10 +143,14 @@ struct quant forward_quant(const struct matrix *w);
 enum gemm_in forward_gemm_in(const struct forward *f, const struct matrix *w,
                              const struct matrix *bias);
 
+/* Whether a product of so many rows takes weights of 4 bits as they are: int4_gemm(). */
+bool forward_is_int4(const struct forward *f, const struct matrix *w, int n_rows);
+
 /* The memory for all of those. */
 struct quantized_plan {
-    size_t x_bytes, n_x_scales; /* of a row */
-    size_t n_dequantized;       /* elements of a matrix */
+    size_t x_bytes, n_x_scales;    /* of a row */
+    size_t n_dequantized;          /* elements of a matrix */
+    size_t part_bytes, n_counters; /* of int4_gemm() */
 };
 struct quantized_plan forward_plan_quantized(const struct forward *f);
 
@@ -162,8 +168,8 @@ int forward_sample(const struct forward *f, const struct step_view *v, int n_row
 int forward_capture(cudaGraphExec_t *out, const struct forward *f, const struct step_view *v,
                     const struct forward_shape *s, struct err *e);
 
-/* Whether PATH_GEMM takes stream_gemm() for a product of n_rows rows, not cuBLASLt. */
-bool forward_streams(const struct forward *f, enum forward_product kind, int layer, int n_rows);
+/* Whether PATH_GEMM takes a kernel of ours for a product of n_rows rows, not cuBLASLt. */
+bool forward_is_ours(const struct forward *f, enum forward_product kind, int layer, int n_rows);
 
 /* Whether there is such a product: experts have their own. */
 bool forward_has_product(const struct forward *f, enum forward_product kind);

@@ -12,7 +12,8 @@ bool pass_gates(const struct forward *f, int layer, int n_rows)
 {
     const struct layer_weights *l = &f->weights->layers[layer];
 
-    return streams(f, &l->gate_up, n_rows) && f->config->ffn_dim % 8 == 0 &&
+    return (forward_is_int4(f, &l->gate_up, n_rows) ||
+            (streams(f, &l->gate_up, n_rows) && f->config->ffn_dim % 8 == 0)) &&
            forward_gemm_in(f, &l->down, NULL) == GEMM_OF_BF16; /* which gates by itself */
 }
 
@@ -20,7 +21,8 @@ int pass_parts_of(const struct forward *f, int n_rows, const struct matrix *w)
 {
     if (f->ranks.n == 1 && streams(f, w, n_rows))
         return stream_parts(w->n, w->k);
-    return f->invariant || f->ranks.n > 1 || forward_gemm_in(f, w, NULL) != GEMM_OF_BF16
+    return f->invariant || f->ranks.n > 1 || forward_gemm_in(f, w, NULL) != GEMM_OF_BF16 ||
+                   forward_is_int4(f, w, n_rows)
                ? 1
                : gemm_parts(gemm_rows(n_rows), f->config->hidden_dim, w->k);
 }
@@ -48,9 +50,11 @@ static struct product describe(const struct forward *f, enum forward_product kin
     return of[kind];
 }
 
-bool forward_streams(const struct forward *f, enum forward_product kind, int layer, int n_rows)
+bool forward_is_ours(const struct forward *f, enum forward_product kind, int layer, int n_rows)
 {
-    return streams(f, describe(f, kind, layer).w, n_rows);
+    const struct matrix *w = describe(f, kind, layer).w;
+
+    return streams(f, w, n_rows) || forward_is_int4(f, w, n_rows);
 }
 
 static struct gemm_product product_of(const struct forward *f, enum forward_product kind, int layer,
@@ -181,17 +185,47 @@ static int stream(const struct pass *p, enum forward_product kind, int layer, st
     return cuda_check(stream_gemm(f->launch, &s), "a product of few rows", p->e);
 }
 
+static int run_int4(const struct pass *p, enum forward_product kind, int layer, struct rows rows)
+{
+    const struct forward *f = p->f;
+    const struct gemm_product product = product_of(f, kind, layer, rows);
+    const struct matrix *w = describe(f, kind, layer).w;
+    struct skinny s = {.y = product.y,
+                       .y_stride = product.y_stride,
+                       .x = product.x,
+                       .w = w->data,
+                       .quant = forward_quant(w),
+                       .bias = product.bias,
+                       .m = rows.n,
+                       .n = w->n,
+                       .k = w->k,
+                       .out = product.out == GEMM_ADD_F32 ? SKINNY_ADD_F32
+                              : product.out == GEMM_F32   ? SKINNY_F32
+                                                          : SKINNY_BF16};
+
+    if (kind == PRODUCT_GATE_UP && pass_gates(f, layer, rows.n)) {
+        s.n = w->n / 2;
+        s.y = f->act + (int64_t)rows.first * s.n;
+        s.y_stride = s.n;
+        s.out = SKINNY_SILU_MUL;
+    }
+    return cuda_check(int4_gemm(f->launch, &s, &f->int4_work), "a product of 4 bits", p->e);
+}
+
 int pass_gemm(const struct pass *p, enum forward_product kind, int layer, struct rows rows)
 {
     const struct forward *f = p->f;
+    const struct matrix *w = describe(f, kind, layer).w;
     struct gemm_product product = product_of(f, kind, layer, rows);
     int r;
 
-    if (forward_streams(f, kind, layer, rows.n))
+    if (streams(f, w, rows.n))
         return stream(p, kind, layer, rows);
+    if (forward_is_int4(f, w, rows.n))
+        return run_int4(p, kind, layer, rows);
     if ((r = prepare(f, kind, layer, rows, p->e)) < 0)
         return r;
-    if (product.out != GEMM_ADD_F32 || !pass_in_halves(f, describe(f, kind, layer).w))
+    if (product.out != GEMM_ADD_F32 || !pass_in_halves(f, w))
         return gemm_run(f->gemm, f->launch->stream, &product, p->e);
     product.out = GEMM_ADD_HALF_F32;
     product.k /= 2;

@@ -177,6 +177,9 @@ static int open_device(struct rank *b, struct err *e)
         r = cuda_check(stream_gemm_init(&f->streams), "preparing products", e);
     if (r == 0 && c->n_experts)
         r = cuda_check(expert_gemm_init(&d->launch), "preparing experts", e);
+    if (r == 0 && d->compute == 90 && !b->options.invariant && c->quant &&
+        c->quant->dtype == DTYPE_INT4)
+        r = cuda_check(int4_gemm_init(&f->int4), "preparing products of 4 bits", e);
     if (r == 0 && f->resident_rows > 0)
         r = cuda_check(resident_init(), "preparing the resident kernel", e);
     f->config = c;
@@ -282,7 +285,7 @@ static int load_product(struct rank *b, enum forward_product kind, int m, struct
     for (int layer = 0; layer < b->config.n_layers && r == 0; layer++) {
         const struct gemm_product p = forward_product(&b->forward, kind, layer, m);
 
-        if (loaded[p.in] || forward_streams(&b->forward, kind, layer, m))
+        if (loaded[p.in] || forward_is_ours(&b->forward, kind, layer, m))
             continue;
         r = gemm_run(b->gemm, b->device.launch.stream, &p, e);
         loaded[p.in] = true;

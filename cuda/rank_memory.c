@@ -58,6 +58,8 @@ static void lay_activations(struct rank *b, struct arena *a)
     f->x_e4m3 = arena_take(a, rows * quantized.x_bytes);
     f->x_scales = arena_take(a, rows * quantized.n_x_scales * sizeof(float));
     f->dequantized = arena_take(a, quantized.n_dequantized * sizeof(uint16_t));
+    f->int4_work.parts = arena_take(a, quantized.part_bytes);
+    f->int4_work.counters = arena_take(a, quantized.n_counters * sizeof(int32_t));
     if (b->shard.tp_size > 1)
         lay_shared(b, a, rows);
     else

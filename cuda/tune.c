@@ -210,7 +210,7 @@ static int measure_product(struct tune *t, struct err *e)
     int r;
 
     if (!forward_has_product(&rank->forward, (enum forward_product)t->what) ||
-        forward_streams(&rank->forward, (enum forward_product)t->what, 0, t->m) ||
+        forward_is_ours(&rank->forward, (enum forward_product)t->what, 0, t->m) ||
         (t->what == PRODUCT_LM_HEAD && t->m > gemm_rows(rank->limits.max_seqs)) ||
         gemm_is_known(rank->gemm, &p)) {
         next(t);

@@ -85,7 +85,8 @@ static __device__ __forceinline__ void multiply_values(float (&o)[HEAD_DIM / 2],
 
 #pragma unroll
     for (int i = 0; i < KEYS / 16; i++)
-        wgmma_rs(o, w + i * 4, matrix_step(v, (uint32_t)i * 2 * shape::HALVES * shape::ATOM));
+        wgmma_rs<1>(o, w + i * 4, matrix_step(v, (uint32_t)i * 2 * shape::HALVES * shape::ATOM),
+                    true);
     wgmma_commit();
 }
 

@@ -224,29 +224,47 @@ static __device__ __forceinline__ void wgmma_ss(float (&d)[32], uint64_t a, uint
                  : "l"(a), "l"(b), "r"((int)add));
 }
 
-// d += a b: a [64, 16] in registers, b [16, 128] in shared memory, 64 neighbours in a row.
-static __device__ __forceinline__ void wgmma_rs(float (&d)[64], const uint32_t *a, uint64_t b)
+// d = a b, or += where add: a [64, 16] in registers, b in shared memory. With K_ROWS b is [16, N],
+// 64 neighbours in a row; else [N, 16], 16 neighbours in a row. N is twice what a thread has of d.
+template <int K_ROWS>
+static __device__ __forceinline__ void wgmma_rs(float (&d)[64], const uint32_t *a, uint64_t b,
+                                                bool add)
 {
-    asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 "
+    asm volatile("{.reg .pred p; setp.ne.b32 p, %69, 0; "
+                 "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 "
                  "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
                  "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
                  "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
                  "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
-                 "{%64, %65, %66, %67}, %68, 1, 1, 1, 1;"
+                 "{%64, %65, %66, %67}, %68, p, 1, 1, %70;}"
                  : ACCUMULATORS_16(d, 0), ACCUMULATORS_16(d, 16), ACCUMULATORS_16(d, 32),
                    ACCUMULATORS_16(d, 48)
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((int)add), "n"(K_ROWS));
 }
 
-// d += a b: a [64, 16] in registers, b [16, 64] in shared memory, 64 neighbours in a row.
-static __device__ __forceinline__ void wgmma_rs(float (&d)[32], const uint32_t *a, uint64_t b)
+template <int K_ROWS>
+static __device__ __forceinline__ void wgmma_rs(float (&d)[32], const uint32_t *a, uint64_t b,
+                                                bool add)
 {
-    asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
+    asm volatile("{.reg .pred p; setp.ne.b32 p, %37, 0; "
+                 "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
                  "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
                  "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
-                 "{%32, %33, %34, %35}, %36, 1, 1, 1, 1;"
+                 "{%32, %33, %34, %35}, %36, p, 1, 1, %38;}"
                  : ACCUMULATORS_16(d, 0), ACCUMULATORS_16(d, 16)
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((int)add), "n"(K_ROWS));
+}
+
+template <int K_ROWS>
+static __device__ __forceinline__ void wgmma_rs(float (&d)[16], const uint32_t *a, uint64_t b,
+                                                bool add)
+{
+    asm volatile("{.reg .pred p; setp.ne.b32 p, %21, 0; "
+                 "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 "
+                 "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, "
+                 "{%16, %17, %18, %19}, %20, p, 1, 1, %22;}"
+                 : ACCUMULATORS_16(d, 0)
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((int)add), "n"(K_ROWS));
 }
 
 #undef ACCUMULATORS_4

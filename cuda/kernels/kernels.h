@@ -403,6 +403,19 @@ struct skinny {
 };
 cudaError_t skinny_gemm(const struct launch *l, const struct skinny *s);
 
+/* The same of many rows with weights of 4 bits, x not normed and the sum whole; n and y_stride
+ * even. Scales and zeros lie at multiples of 4 bytes. A row's result depends on how many rows there
+ * are.
+ */
+struct int4_work {
+    float *parts;      /* of tiles that blocks share, and how many of these are done: */
+    int32_t *counters; /* zeroed once */
+};
+void int4_work_size(const struct launch *l, size_t *part_bytes, size_t *n_counters);
+cudaError_t int4_gemm(const struct launch *l, const struct skinny *s, const struct int4_work *work);
+/* Once a device; not usable where the kernel was not compiled for it. */
+cudaError_t int4_gemm_init(bool *usable);
+
 /* Whether k of such weights can be divided in halves. */
 bool skinny_halves(const struct quant *q, int k);
 

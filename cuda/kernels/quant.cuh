@@ -19,6 +19,40 @@ static constexpr int UNITS_OF = KIND == KIND_BF16   ? 1
                                 : KIND == KIND_E4M3 ? 2
                                                     : 4;
 
+/* The k that four lanes load at a time: so much is a step, and whether groups are so small that it
+ * has several. */
+static inline int quant_step(const struct quant *q)
+{
+    return 32 * (q->element == ELEMENT_INT4   ? UNITS_OF<KIND_INT4>
+                 : q->element == ELEMENT_E4M3 ? UNITS_OF<KIND_E4M3>
+                                              : UNITS_OF<KIND_BF16>);
+}
+
+static inline bool quant_is_fine(const struct quant *q, int k)
+{
+    return q->scale_cols < quant_step(q) && q->scale_cols < k;
+}
+
+/* log2 of the columns of a group; 31: all of k is one. */
+static inline int quant_group_shift(const struct quant *q, int k)
+{
+    int shift = 0;
+
+    while ((1 << shift) < q->scale_cols)
+        shift++;
+    return q->scale_cols >= k ? 31 : shift;
+}
+
+static inline bool quant_supports(const struct quant *q, int k)
+{
+    const bool power = (q->scale_cols & (q->scale_cols - 1)) == 0;
+
+    return q->element == ELEMENT_BF16 ||
+           (q->scales && q->scale_rows > 0 &&
+            (q->scale_cols >= k ||
+             (power && q->scale_cols >= (q->element == ELEMENT_INT4 ? 32 : quant_step(q)))));
+}
+
 /* Weights 2 i and 2 i + 1 of eight, less their zero: 128 + the weight, less zero, which is 128 +
  * its value, twice. */
 static __device__ __forceinline__ uint32_t int4_pair(uint32_t eight, int i, uint32_t zero)

@@ -73,65 +73,32 @@ static cudaError_t dispatch(const struct launch *l, const struct skinny_args *a)
     return cudaErrorInvalidValue;
 }
 
-/* The k of a step, and whether groups are so small that its lanes have several. */
-static int step_of(const struct quant *q)
-{
-    return UNIT * (q->element == ELEMENT_INT4   ? UNITS_OF<KIND_INT4>
-                   : q->element == ELEMENT_E4M3 ? UNITS_OF<KIND_E4M3>
-                                                : UNITS_OF<KIND_BF16>);
-}
-
-static bool is_fine(const struct quant *q, int k)
-{
-    return q->scale_cols < step_of(q) && q->scale_cols < k;
-}
-
-/* 31: all of k is one group. */
-static int group_shift(const struct quant *q, int k)
-{
-    int shift = 0;
-
-    while ((1 << shift) < q->scale_cols)
-        shift++;
-    return q->scale_cols >= k ? 31 : shift;
-}
-
-static bool supports(const struct quant *q, int k)
-{
-    const bool power = (q->scale_cols & (q->scale_cols - 1)) == 0;
-
-    return q->element == ELEMENT_BF16 ||
-           (q->scales && q->scale_rows > 0 &&
-            (q->scale_cols >= k ||
-             (power && q->scale_cols >= (q->element == ELEMENT_INT4 ? UNIT : step_of(q)))));
-}
-
 extern "C" bool skinny_halves(const struct quant *q, int k)
 {
-    return k % (2 * step_of(q)) == 0;
+    return k % (2 * quant_step(q)) == 0;
 }
 
 static cudaError_t of_quantized(const struct launch *l, struct skinny_args *a)
 {
     const struct quant *q = &a->s.quant;
 
-    a->group_shift = group_shift(q, a->s.k);
+    a->group_shift = quant_group_shift(q, a->s.k);
     a->n_groups = (a->s.k + q->scale_cols - 1) / q->scale_cols;
     return q->element == ELEMENT_E4M3 ? skinny_e4m3(l, a)
-           : is_fine(q, a->s.k)       ? skinny_int4_fine(l, a)
+           : quant_is_fine(q, a->s.k) ? skinny_int4_fine(l, a)
                                       : skinny_int4(l, a);
 }
 
 extern "C" cudaError_t skinny_gemm(const struct launch *l, const struct skinny *s)
 {
-    const int n_halves = s->sum == SKINNY_HALVES ? 2 : 1, step = step_of(&s->quant);
+    const int n_halves = s->sum == SKINNY_HALVES ? 2 : 1, step = quant_step(&s->quant);
     struct skinny_args a = {};
 
     a.s = *s;
     a.n_steps = (s->k + step - 1) / step / n_halves;
     a.second = s->n;
 
-    if (s->m < 1 || s->k % UNIT || !supports(&s->quant, s->k) ||
+    if (s->m < 1 || s->k % UNIT || !quant_supports(&s->quant, s->k) ||
         (n_halves == 2 && !skinny_halves(&s->quant, s->k)) ||
         (s->sum != SKINNY_WHOLE &&
          (s->x_f32 || s->rms || (s->out != SKINNY_F32 && s->out != SKINNY_ADD_F32))) ||

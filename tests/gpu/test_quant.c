@@ -316,6 +316,104 @@ TEST(halves_are_added_as_ranks_add_them, .n = N(formats))
 }
 END_TEST
 
+static struct int4_work int4_work_new(void)
+{
+    size_t part_bytes, n_counters;
+    bool usable;
+
+    cuda_must(int4_gemm_init(&usable));
+    ck_assert_msg(usable, "not compiled for this device");
+    int4_work_size(&device.launch, &part_bytes, &n_counters);
+    return (struct int4_work){.parts = device_new(part_bytes),
+                              .counters = device_new(n_counters * sizeof(int32_t))};
+}
+
+/* Whether of rows of `row` bytes nothing was written behind `used` bytes, nor from row n on. */
+static bool is_poison_kept(const struct device_array *a, size_t n, size_t row, size_t used)
+{
+    const uint8_t *bytes = a->host;
+    bool kept = true;
+
+    for (size_t i = 0; i < a->bytes; i++)
+        kept &= (i / row < n && i % row < used) || bytes[i] == 0xff;
+    return kept;
+}
+
+/* Each number of rows up to `most`, twice: which block is the last to have its part of a sum
+ * changes no bit. */
+static void check_int4(const struct format *f, int most, int n, int k, enum skinny_out out,
+                       const struct int4_work *work)
+{
+    const bool wide = out == SKINNY_F32 || out == SKINNY_ADD_F32, gated = out == SKINNY_SILU_MUL;
+    const int stride = n + 6;
+    const size_t each = wide ? 4 : 2, row = (size_t)stride * each;
+    const struct weights_of w = random_weights(f, gated ? 2 * n : n, k);
+    const struct device_array x = array_bf16((size_t)(most * k), 1.0f);
+    const struct device_array bias = array_bf16((size_t)n, 2.0f);
+    const struct device_array y = array_new((size_t)(most + 1) * row), again = array_new(y.bytes);
+    const double *in = values_bf16(x.host, (size_t)(most * k));
+    struct skinny s = {.y_stride = stride,
+                       .x = x.device,
+                       .w = w.w.device,
+                       .quant = w.quant,
+                       .bias = out == SKINNY_BF16 ? bias.device : NULL,
+                       .n = n,
+                       .k = k,
+                       .out = out};
+    double *expected = host_new((size_t)(most * n), sizeof(double));
+    double *got = host_new((size_t)(most * n), sizeof(double));
+
+    for (int i = 0; i < most * n; i++)
+        expected[i] = twin(&s, &w, in + i / n * k, i % n) +
+                      (s.bias ? bf16_value(((uint16_t *)bias.host)[i % n]) : 0.0) +
+                      (out == SKINNY_ADD_F32 ? 0.5 * (i % 7) : 0.0);
+    for (s.m = 1; s.m <= most; s.m++) {
+        const size_t size = (size_t)(s.m * n);
+        double error;
+
+        for (int run = 0; run < 2; run++) {
+            const struct device_array *to = run ? &again : &y;
+
+            memset(to->host, 0xff, to->bytes);
+            for (int i = 0; i < s.m * n && out == SKINNY_ADD_F32; i++)
+                ((float *)to->host)[i / n * stride + i % n] = 0.5f * (float)(i % 7);
+            array_to_device(to);
+            s.y = to->device;
+            cuda_must(int4_gemm(&device.launch, &s, work));
+            array_to_host(to);
+        }
+        ck_assert_msg(memcmp(y.host, again.host, y.bytes) == 0, "m %d: other bits", s.m);
+        ck_assert_msg(is_poison_kept(&y, (size_t)s.m, row, (size_t)n * each), "m %d", s.m);
+        for (int i = 0; i < s.m * n; i++) {
+            const int at = i / n * stride + i % n;
+
+            got[i] = wide ? (double)((float *)y.host)[at] : bf16_value(((uint16_t *)y.host)[at]);
+        }
+        error = relative_error(got, expected, size);
+        ck_assert_msg(error < (wide ? f32_error : (1 + gated) * bf16_error),
+                      "format %d m %d n %d k %d out %d: %g", (int)(f - formats), s.m, n, k,
+                      (int)out, error);
+    }
+}
+
+/* Any number of rows; widths and lengths of k that fill no tile, no step and no group, tiles that
+ * one block has and that many share. */
+TEST(int4_gemm_follows_twin, .n = N(formats))
+{
+    const struct format *f = &formats[_i];
+    const struct int4_work work = int4_work_new();
+
+    if (f->element != ELEMENT_INT4)
+        return;
+    for (int out = SKINNY_BF16; out <= SKINNY_SILU_MUL; out++) {
+        check_int4(f, 300, 76, 160, (enum skinny_out)out, &work);
+        check_int4(f, 70, 264, 1024 + 32, (enum skinny_out)out, &work);
+        check_int4(f, 6, 12, 8192 + 96, (enum skinny_out)out, &work);
+        check_int4(f, 3, 34000, 96, (enum skinny_out)out, &work);
+    }
+}
+END_TEST
+
 TEST(dequantized_weights_are_rounded_once, .n = N(formats))
 {
     enum { OUTPUTS = 260, INPUTS = 416 };
