@@ -12,7 +12,7 @@
 #include "engine/util/json_util.h"
 
 enum {
-    COMPILE_WORK = 400000, /* derivatives: some 30 ms */
+    COMPILE_WORK = 400000, /* as many derivatives take some 40 ms */
     MASK_WORK = 400000,
     MAX_CHOICES = 4096,
 };

@@ -60,7 +60,7 @@ struct regex_pool {
     int32_t *table; /* [table_size] 1 + the first term of each hash value; 0: none */
     size_t table_size;
     size_t max_bytes; /* that all of these may take */
-    size_t work;      /* derivatives that have been taken */
+    size_t work;      /* derivatives, and what else has been spent: regex_spend() */
     size_t max_work;  /* that may be, at first without a limit */
     int depth;        /* of the recursion under way */
     int failed;       /* 0, -ENOMEM, or -E2BIG: over a limit */
