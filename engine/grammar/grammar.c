@@ -194,7 +194,7 @@ static void visit_node(struct walk *w, int32_t node)
 {
     struct grammar *g = w->g;
 
-    while (w->wrong < 0 && node != GRAMMAR_END && !w->nodes[node]) {
+    while (w->wrong < 0 && !grammar_failed(g) && node != GRAMMAR_END && !w->nodes[node]) {
         const struct grammar_node *n = &g->nodes[node];
 
         w->nodes[node] = true;
@@ -214,8 +214,12 @@ static void visit(struct walk *w, int32_t rule)
 {
     if (w->seen[rule] == 2 || w->g->rules[rule] == GRAMMAR_DEAD)
         return;
-    if (w->seen[rule] == 1 || ++w->depth > MAX_FOLLOW) {
+    if (w->seen[rule] == 1) {
         w->wrong = rule;
+        return;
+    }
+    if (++w->depth > MAX_FOLLOW) {
+        fail(w->g, -E2BIG);
         return;
     }
     w->seen[rule] = 1;
@@ -233,7 +237,7 @@ int32_t grammar_left_recursion(struct grammar *g)
     w.seen = calloc(g->n_rules + 1, sizeof(*w.seen));
     if (w.empty && w.nodes && w.seen) {
         mark_empty(&w);
-        for (size_t i = 0; i < g->n_rules && w.wrong < 0; i++)
+        for (size_t i = 0; i < g->n_rules && w.wrong < 0 && !grammar_failed(g); i++)
             visit(&w, (int32_t)i);
     } else {
         fail(g, -ENOMEM);
@@ -483,6 +487,8 @@ int grammar_close(struct grammar *g, int32_t rule)
     if (grammar_failed(g))
         return grammar_failed(g);
     mark_ends(g);
+    if (grammar_failed(g))
+        return grammar_failed(g);
     if (!rule_ends(g, rule))
         return -EINVAL;
     if (may_be_stuck(g) || grammar_left_recursion(g) >= 0)

@@ -94,7 +94,8 @@ int32_t grammar_node(struct grammar *g, enum grammar_op op, int32_t a, int32_t n
 int32_t grammar_text(struct grammar *g, int32_t term, enum lexer_form form, int32_t next);
 int32_t grammar_fork(struct grammar *g, int32_t a, int32_t b); /* either may be GRAMMAR_DEAD */
 
-/* A rule that calls itself before it has taken anything, once all are defined; -1: none does. */
+/* A rule that calls itself before it has taken anything, once all are defined; -1: none does, or
+ * the grammar has failed. */
 int32_t grammar_left_recursion(struct grammar *g);
 
 /* The answer is what the rule takes. -EINVAL: there is no such text; -ENOTSUP: there is a left

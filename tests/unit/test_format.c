@@ -1,6 +1,7 @@
 /* test_format.c - response formats: what they allow, byte by byte and token by token; and that what
  * they do not support is refused. */
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -131,6 +132,49 @@ static const struct texts grammars[] = {
 TEST(grammars_allow_their_texts, .n = N(grammars))
 {
     check(FORMAT_GRAMMAR, &grammars[_i]);
+}
+END_TEST
+
+/* Rules r0 to r(n - 1), each of which begins with the next; the last one first where that is asked
+ * for. */
+static char *chain_of_rules(int n, bool last_first)
+{
+    char *text = NULL;
+    size_t len = 0;
+    FILE *f = open_memstream(&text, &len);
+
+    ck_assert_ptr_nonnull(f);
+    fputs("root ::= r0\nx ::= \"x\"\n", f);
+    for (int i = 0; i < n; i++) {
+        const int rule = last_first ? n - 1 - i : i;
+
+        if (rule == n - 1)
+            fprintf(f, "r%d ::= \"a\"\n", rule);
+        else
+            fprintf(f, "r%d ::= r%d x\n", rule, rule + 1);
+    }
+    ck_assert_int_eq(fclose(f), 0);
+    return text;
+}
+
+/* It has texts, and no rule begins with itself. */
+TEST(a_chain_of_rules_may_be_too_long)
+{
+    static const struct {
+        int n;
+        bool last_first;
+    } chains[] = {{1300, false}, {1400, true}, {2000, false}};
+
+    for (int i = 0; i < N(chains); i++) {
+        char *text = chain_of_rules(chains[i].n, chains[i].last_first);
+        const struct format_source source = source_of(FORMAT_GRAMMAR, text);
+        struct format *f;
+        struct err e = {""};
+
+        ck_assert_int_eq(format_new(&f, &source, vocabulary, &e), -E2BIG);
+        ck_assert_str_eq(e.text, "too complex");
+        free(text);
+    }
 }
 END_TEST
 
