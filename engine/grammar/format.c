@@ -246,7 +246,8 @@ static const char *why(int code)
     case -EINVAL:
         return "no text is allowed";
     case -ENOTSUP:
-        return "a rule begins with itself, or never ends where a number of them is asked for";
+        return "minItems and minProperties are not supported beside an element or a property "
+               "that requires itself without end";
     case -E2BIG:
         return "too complex";
     default:

@@ -248,6 +248,49 @@ int32_t grammar_left_recursion(struct grammar *g)
     return w.wrong;
 }
 
+/* ---- rules that may not reach their count */
+
+enum {
+    TO_COUNT = 1,   /* a node of the rule asks for a count */
+    TO_ENDLESS = 2, /* one calls a rule that never ends */
+};
+
+/* Whether a rule asks for a count and calls a rule that never ends: as ends are marked without the
+ * counts, a place in it might lead nowhere. What is behind such a call does not count, nor a rule
+ * that never ends itself. */
+static bool may_be_stuck(struct grammar *g)
+{
+    bool more = false;
+
+    for (size_t i = 1; i < g->n_nodes; i++) {
+        struct grammar_node *n = &g->nodes[i];
+
+        if (n->op == GRAMMAR_OP_FROM)
+            n->leads_to = TO_COUNT;
+        if (n->op == GRAMMAR_OP_CALL && !rule_ends(g, n->a))
+            n->leads_to = TO_ENDLESS;
+        more = more || n->leads_to == TO_ENDLESS;
+    }
+    while (more && spend(g, g->n_nodes)) {
+        more = false;
+        for (size_t i = 1; i < g->n_nodes; i++) {
+            struct grammar_node *n = &g->nodes[i];
+            const uint8_t had = n->leads_to;
+
+            if (n->op == GRAMMAR_OP_CALL && !rule_ends(g, n->a))
+                continue;
+            n->leads_to |= g->nodes[n->next].leads_to;
+            if (n->op == GRAMMAR_OP_FORK)
+                n->leads_to |= g->nodes[n->a].leads_to;
+            more = more || n->leads_to != had;
+        }
+    }
+    for (size_t i = 0; i < g->n_rules; i++)
+        if (rule_ends(g, (int32_t)i) && g->nodes[g->rules[i]].leads_to == (TO_COUNT | TO_ENDLESS))
+            return true;
+    return false;
+}
+
 /* ---- stacks and places that are kept once */
 
 static size_t mix(size_t h, int32_t x)
@@ -469,19 +512,6 @@ int32_t grammar_resume(struct grammar *g, int32_t frame)
     return intern_place(g);
 }
 
-/* Whether a count may ask for a rule that never ends: as ends are marked without the counts, a
- * place might then lead nowhere. */
-static bool may_be_stuck(const struct grammar *g)
-{
-    bool counts = false, endless = false;
-
-    for (size_t i = 1; i < g->n_nodes; i++) {
-        counts = counts || g->nodes[i].op == GRAMMAR_OP_FROM;
-        endless = endless || (g->nodes[i].op == GRAMMAR_OP_CALL && !rule_ends(g, g->nodes[i].a));
-    }
-    return counts && endless;
-}
-
 int grammar_close(struct grammar *g, int32_t rule)
 {
     if (grammar_failed(g))
@@ -491,7 +521,7 @@ int grammar_close(struct grammar *g, int32_t rule)
         return grammar_failed(g);
     if (!rule_ends(g, rule))
         return -EINVAL;
-    if (may_be_stuck(g) || grammar_left_recursion(g) >= 0)
+    if (may_be_stuck(g))
         return -ENOTSUP;
     begin(g);
     follow(g, g->rules[rule], 0, -1);

@@ -33,7 +33,8 @@ enum grammar_op {
 struct grammar_node {
     enum grammar_op op;
     int32_t a, next;
-    bool ends; /* an end can be reached from here */
+    bool ends;        /* an end can be reached from here */
+    uint8_t leads_to; /* private: grammar.c */
 };
 
 /* Where to go on once what is above it has ended. */
@@ -98,8 +99,9 @@ int32_t grammar_fork(struct grammar *g, int32_t a, int32_t b); /* either may be 
  * the grammar has failed. */
 int32_t grammar_left_recursion(struct grammar *g);
 
-/* The answer is what the rule takes. -EINVAL: there is no such text; -ENOTSUP: there is a left
- * recursion, or a count may ask for a rule that never ends; or as grammar_failed(). */
+/* The answer is what the rule takes; no rule may call itself before it has taken anything.
+ * -EINVAL: there is no such text; -ENOTSUP: a rule asks for a count and calls a rule that never
+ * ends; or as grammar_failed(). */
 int grammar_close(struct grammar *g, int32_t rule);
 
 /* ---- reading */

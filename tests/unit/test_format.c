@@ -127,6 +127,9 @@ static const struct texts grammars[] = {
     {"root ::= e*\ne ::= \"\" | \"x\"", {"", "xxx"}, {"y"}},
     {"root ::= \"\\\"\" [^\"\\n]* \"\\\"\" \"\\u00e9\"", {"\"ab\"é"}, {"\"ab\"", "\"a\nb\"é"}},
     {"root ::= (\"a\"\n  | \"b\"){2,}", {"ab", "bbb"}, {"a"}},
+    {"root ::= x{2} | y{2}\nx ::= \"x\" x\ny ::= \"y\" | \"(\" y \")\"",
+     {"yy", "(y)y"},
+     {"x", "y"}},
 };
 
 TEST(grammars_allow_their_texts, .n = N(grammars))
@@ -175,6 +178,44 @@ TEST(a_chain_of_rules_may_be_too_long)
         ck_assert_str_eq(e.text, "too complex");
         free(text);
     }
+}
+END_TEST
+
+/* A schema x that requires itself has no instance; what else there is, is allowed. */
+#define ENDLESS                                                                                    \
+    "'$defs': {'x': {'properties': {'a': {'$ref': '#/$defs/x'}}, 'required': ['a'], "              \
+    "'type': 'object'}}"
+
+static const struct texts beside_endless[] = {
+    {"{'anyOf': [{'$ref': '#/$defs/x'}, {'type': 'array', 'minItems': 2}], " ENDLESS "}",
+     {"[1,2]"},
+     {"[1]", "{}"}},
+    {"{'type': 'array', 'items': {'$ref': '#/$defs/x'}, " ENDLESS "}", {"[]"}, {"[{}]"}},
+    {"{'type': ['array', 'null'], 'items': {'$ref': '#/$defs/x'}, 'minItems': 1, " ENDLESS "}",
+     {"null"},
+     {"[]"}},
+};
+
+TEST(what_never_ends_is_left_out, .n = N(beside_endless))
+{
+    struct texts t = beside_endless[_i];
+
+    t.format = quotes(t.format);
+    check(FORMAT_JSON_SCHEMA, &t);
+}
+END_TEST
+
+TEST(a_number_of_what_never_ends_is_refused)
+{
+    const char *schema = quotes("{'type': 'object', 'additionalProperties': false, "
+                                "'minProperties': 2, 'properties': {'b': true, 'c': true, "
+                                "'a': {'$ref': '#/$defs/x'}}, " ENDLESS "}");
+    const struct format_source source = source_of(FORMAT_JSON_SCHEMA, schema);
+    struct format *f;
+    struct err e = {""};
+
+    ck_assert_int_eq(format_new(&f, &source, vocabulary, &e), -ENOTSUP);
+    ck_assert_msg(strstr(e.text, "minProperties"), "%s", e.text);
 }
 END_TEST
 
