@@ -2,13 +2,20 @@
 """Response formats that a hostile client would send: deep, huge, exponential, ambiguous.
 
 hostile_formats.py                 prints them, a line each, for bench_format: what each costs
-hostile_formats.py NVLLMD MODEL    each is answered or refused, and the next one is answered, too
+hostile_formats.py NVLLMD MODEL    each is answered or refused, and a small one behind it answered
 
 None may take more than 50 ms of the tokenizer pool's time, whatever it is."""
+import dataclasses
 import json
 import random
 import subprocess
 import sys
+
+
+@dataclasses.dataclass
+class Supported:
+    """One that must not be refused; others may be, for what they cost."""
+    format: object
 
 
 def nest(begin, middle, end, n):
@@ -30,15 +37,17 @@ def named(n, value, prefix="p"):
 
 
 def deep_schemas():
+    """JSON of more than 2,048 levels is refused before it is looked at as a schema."""
+    yield Supported(nest('{"items":', "{}", "}", 250))
+    yield nest('{"items":', "{}", "}", 2000)
     for key in "properties", "patternProperties":
         yield nest('{"%s":{"a":' % key, "{}", "}}", 900)
-    for n in 250, 100000:
-        yield nest('{"items":', "{}", "}", n)
+    for n in 250, 1000:
         yield nest('{"allOf":[', "{}", "]}", n)
         yield nest('{"anyOf":[{},', "{}", "]}", n)
         yield nest('{"not":', '{"type":"string"}', "}", n)
-    yield nest("[", "", "]", 100000)
-    yield nest('{"const":', "[" * 1000 + "]" * 1000, "}", 1)
+    yield nest("[", "", "]", 2000)
+    yield Supported(nest('{"const":', "[" * 1000 + "]" * 1000, "}", 1))
 
 
 def exponential_schemas():
@@ -59,7 +68,8 @@ def exponential_schemas():
         {"$ref": f"#/$defs/n{2 * i % 31}"}, {"$ref": f"#/$defs/n{(3 * i + 1) % 31}"}]}}}, "n")}
     for keyword in "pattern", "not":
         pattern = "(a|b)*a(a|b){18}$"
-        yield {"type": "string", keyword: pattern if keyword == "pattern" else {"pattern": pattern}}
+        yield Supported({"type": "string",
+                         keyword: pattern if keyword == "pattern" else {"pattern": pattern}})
     yield {"allOf": [{"pattern": "(a|b)*a(a|b){%d}c" % (10 + i)} for i in range(20)]}
     yield {"patternProperties": {"(a|b)*a(a|b){%d}" % (10 + i): string for i in range(5)}}
 
@@ -99,16 +109,29 @@ def huge_schemas():
     yield {"prefixItems": [{"minimum": i} for i in range(3000)], "minItems": 2000}
     yield {"properties": named(3000, lambda i: {"$ref": f"#n{i}"}),
            "$defs": named(3000, lambda i: {"$anchor": f"n{i}"})}
-    yield nest('{"type":"array","minItems":100000,"items":', '{"minLength":100000}', "}", 3)
+    yield Supported(nest('{"type":"array","minItems":100000,"items":', '{"minLength":100000}',
+                         "}", 3))
     for divisor in 99999989, 1e-7:
-        yield {"type": "number", "multipleOf": divisor, "minimum": -1e15, "maximum": 1e15}
+        yield Supported({"type": "number", "multipleOf": divisor, "minimum": -1e15,
+                         "maximum": 1e15})
+
+
+def repeated_schemas():
+    """The same long value, name or expression again and again."""
+    yield {"$defs": {"e": {"enum": ["x" * 200000, "y"]}},
+           "anyOf": [{"$ref": "#/$defs/e", "pattern": "^x*y$"}] * 1000}
+    yield {"$defs": {"e": {"enum": [[[]] * 15000]}},
+           "anyOf": [{"$ref": "#/$defs/e", "minItems": 1}] * 30}
+    yield {"enum": [{}] * 15000, "required": ["k" * 190000]}
+    yield {"enum": ["a"] * 2000, "format": "uri"}
+    yield {"oneOf": [{"type": "string", "format": "uri"}] * 60}
 
 
 def grammars(r):
     yield 'root ::= root "a" | "b"'
     yield 'root ::= a "x"\na ::= b\nb ::= e a "y" | "z"\ne ::= ""'
-    yield 'root ::= "" | "" | ()'
-    yield 'root ::= ("")* "a" (("")*)*'
+    yield Supported('root ::= "" | "" | ()')
+    yield Supported('root ::= ("")* "a" (("")*)*')
     yield 'root ::= root'
     yield 'root ::= "a" root'
     yield "".join(f"r{i} ::= r{i + 1}\n" for i in range(15000))
@@ -121,12 +144,12 @@ def grammars(r):
     for times in "{0,100}", "{1,100000}", "*", "?":
         for atom in '"a"', "x":
             yield "root ::= " + nest("(", atom, ")" + times, 60) + '\nx ::= "a" x | "b"'
-    yield 's ::= "a" s s s | "a"\nroot ::= s s s s s s'
-    yield 's ::= "a" s s | "a" | "a" s s s\nroot ::= s s s'
+    yield Supported('s ::= "a" s s s | "a"\nroot ::= s s s s s s')
+    yield Supported('s ::= "a" s s | "a" | "a" s s s\nroot ::= s s s')
     yield "root ::= " + " | ".join(f'"{i}"' for i in range(30000))
     yield 'x ::= "(" x ")" | "y"\nroot ::= ' + " | ".join(f'x "{i}"' for i in range(4000))
     yield "root ::= " + " ".join(other_characters(r, 900) for _ in range(60))
-    yield 'root ::= "' + "a" * 250000 + '"'
+    yield Supported('root ::= "' + "a" * 250000 + '"')
     yield 'root ::= y{100000}\ny ::= x{100000}\nx ::= "(" x ")" | ""'
     yield "root ::= " + " | ".join(f'"{c}" root "{c}"' for c in "abcdefghij") + ' | ""'
     yield "root ::= a0\n" + "".join(f'a{i} ::= "x" a{i} "y" | "x" a{(i + 1) % 500} "z" | "x"\n'
@@ -134,33 +157,33 @@ def grammars(r):
 
 
 def regexes(r):
-    yield nest("(", "a", ")", 199)
+    yield Supported(nest("(", "a", ")", 199))
     yield "(" * 60000
     yield "|".join(map(str, range(11000)))
-    yield nest("(a|", "b", ")", 190)
-    yield nest("(", "a", "){0,1000}", 60)
-    yield "(a?){1000}a{1000}"
+    yield Supported(nest("(a|", "b", ")", 190))
+    yield Supported(nest("(", "a", "){0,1000}", 60))
+    yield Supported("(a?){1000}a{1000}")
     yield "(?!.*a(a|b){20}c).*(a|b){30}"
     for ahead in "=", "!":
         yield "".join("(?%s.*a.{%d}b)" % (ahead, i) for i in range(200)) + ".*"
     yield "".join(other_characters(r, 300) for _ in range(60))
-    yield "(((((((a*)*)*)*b*)*)*c*)*)*"
-    yield "a*" * 20000
-    yield ".*a" * 20000
+    yield Supported("(((((((a*)*)*)*b*)*)*c*)*)*")
+    yield Supported("a*" * 20000)
+    yield Supported(".*a" * 20000)
     yield "(" + "|".join("a" * i for i in range(1, 300)) + ")*"
-    yield "(a)|" * 15000 + "b"
+    yield Supported("(a)|" * 15000 + "b")
     yield "|".join("." * i + "a" for i in range(1, 300))
 
 
 def formats():
+    """Each with whether it must be supported."""
     r = random.Random(1)
-    for schemas in deep_schemas, exponential_schemas, huge_schemas:
-        for schema in schemas():
-            yield {"schema": schema}
-    for grammar in grammars(r):
-        yield {"grammar": grammar}
-    for regex in regexes(r):
-        yield {"regex": regex}
+    for kind, ones in (("schema", deep_schemas()), ("schema", exponential_schemas()),
+                       ("schema", huge_schemas()), ("schema", repeated_schemas()),
+                       ("grammar", grammars(r)), ("regex", regexes(r))):
+        for one in ones:
+            needed = isinstance(one, Supported)
+            yield {kind: one.format if needed else one}, needed
 
 
 def line_of(one):
@@ -170,22 +193,38 @@ def line_of(one):
     return json.dumps(one, separators=(",", ":"), ensure_ascii=False) + "\n"
 
 
+def problem(answer, needed, next_answer):
+    if "supported" not in answer:
+        return f"was not read: {answer}"
+    if needed and not answer["supported"]:
+        return "must be supported: " + answer["reason"]
+    if not answer["supported"] and not answer["reason"]:
+        return "refused without a reason"
+    if next_answer != {"supported": True, "accepted": [True, False]}:
+        return f"the next one is not answered: {next_answer}"
+    return None
+
+
 def main():
-    lines = [line_of(one) for one in formats()]
+    lines, needed = zip(*((line_of(one), needed) for one, needed in formats()))
     if len(sys.argv) == 1:
         sys.stdout.writelines(lines)
         return
+    small = line_of({"schema": {"const": 7}, "texts": ["7", "8"]})
     done = subprocess.run([sys.argv[1], "schema", "--model", sys.argv[2], "--jsonl"],
-                          input="".join(lines).encode(), capture_output=True, timeout=600)
+                          input="".join(line + small for line in lines).encode(),
+                          capture_output=True, timeout=240)
     answers = [json.loads(line) for line in done.stdout.splitlines()]
-    if len(answers) != len(lines):
-        sys.exit(f"{len(answers)} answers to {len(lines)} formats: {done.stderr.decode()[-2000:]}")
-    mute = [line for line, a in zip(lines, answers)
-            if not (a.get("supported") or a.get("reason") or a.get("error"))]
-    for line in mute:
-        print("refused without a reason:", line[:200])
-    print(f"{len(lines)} formats, {sum(a.get('supported', False) for a in answers)} supported")
-    sys.exit(1 if mute else 0)
+    if len(answers) != 2 * len(lines):
+        sys.exit(f"{len(answers)} answers to {2 * len(lines)} lines: {done.stderr.decode()}")
+    failed = 0
+    for line, *what in zip(lines, answers[::2], needed, answers[1::2]):
+        if wrong := problem(*what):
+            print(f"{line[:100].strip()}: {wrong}")
+            failed += 1
+    supported = sum(a.get("supported", False) for a in answers[::2])
+    print(f"{len(lines)} formats, {supported} supported, {failed} wrong")
+    sys.exit(failed > 0)
 
 
 main()
