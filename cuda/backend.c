@@ -77,10 +77,9 @@ static int check_options(struct backend_options *o, struct err *e)
         for (; o->n_devices < o->tp_size / n && o->n_devices < BACKEND_MAX_DEVICES; o->n_devices++)
             o->devices[o->n_devices] = o->n_devices;
     if (o->kv_dtype == KV_DTYPE_F32)
-        return err_set(
-            e, -ENOTSUP,
-            "cache.kv_dtype: keys and values are bf16 or fp8 on a GPU: set auto, bf16 or "
-            "fp8");
+        return err_set(e, -ENOTSUP,
+                       "cache.kv_dtype: keys and values are bf16 or fp8 on a GPU: set auto, bf16 "
+                       "or fp8");
     if (o->tp_size > MAX_RANKS || (o->tp_size & (o->tp_size - 1)) != 0)
         return err_set(e, -EINVAL, "model.tensor_parallel: %d is not 1, 2, 4 or 8", o->tp_size);
     if (o->tp_size != n * o->n_devices)

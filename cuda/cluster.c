@@ -343,6 +343,7 @@ int cluster_compare(struct cluster *c, const struct backend_options *o, const st
         {"the number of multiprocessors of a device", d->launch.n_sms},
         {"the compute capability of a device", d->compute},
         {"cache.block_len", o->block_len},
+        {"cache.kv_dtype", o->kv_dtype == KV_DTYPE_FP8},
         {"cache.kv_memory", (int64_t)o->tier_bytes[TIER_DEVICE]},
         {"cache.host_memory", (int64_t)o->tier_bytes[TIER_HOST]},
         {"scheduler.max_batch_tokens", o->max_batch_tokens},

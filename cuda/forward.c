@@ -2,10 +2,10 @@
  *
  * The resident path is one persistent kernel for all layers and the LM head (resident.cu). The
  * other two go layer by layer. Skinny: every product is a skinny_gemm that norms its input (where
- * that is short) and adds to or gates its output by itself, five kernels a layer. Gemm: up to
- * STREAM_MAX_ROWS rows stream_gemm, then cuBLASLt, which can only add, with norms and gate as
- * kernels of their own; a product with few tiles for the machine leaves sums over parts of k, and
- * the norm after it adds these.
+ * that is short) and adds to or gates its output by itself, five kernels a layer. Gemm: norms are
+ * kernels of their own; products are stream_gemm up to STREAM_MAX_ROWS rows, int4_gemm for more of
+ * 4 bits, which both gate by themselves, and else cuBLASLt, which can only add. One with few tiles
+ * for the machine leaves sums over parts of k, and the norm after it adds these.
  *
  * The FFN of a mixture of experts is that of experts.h on both.
  *

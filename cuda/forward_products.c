@@ -2,19 +2,21 @@
  * sums go, and what its weights or its input are made into first. */
 #include "cuda/forward_impl.h"
 
+/* Parts of few rows are in f->parts, whichever kernel leaves them. */
+_Static_assert(STREAM_PART_TILES * 64 * STREAM_MAX_ROWS <= GEMM_PART_FLOATS, "there is room");
+
 /* Whether stream_gemm() multiplies n_rows rows with w. */
 static bool streams(const struct forward *f, const struct matrix *w, int n_rows)
 {
-    return f->streams && !f->invariant && !w->scales && n_rows <= STREAM_MAX_ROWS && w->k % 8 == 0;
+    return f->streams && !f->invariant && !w->scales && n_rows <= STREAM_MAX_ROWS;
 }
 
 bool pass_gates(const struct forward *f, int layer, int n_rows)
 {
     const struct layer_weights *l = &f->weights->layers[layer];
 
-    return (forward_is_int4(f, &l->gate_up, n_rows) ||
-            (streams(f, &l->gate_up, n_rows) && f->config->ffn_dim % 8 == 0)) &&
-           forward_gemm_in(f, &l->down, NULL) == GEMM_OF_BF16; /* which gates by itself */
+    return forward_is_ours(f, PRODUCT_GATE_UP, layer, n_rows) &&
+           forward_gemm_in(f, &l->down, NULL) == GEMM_OF_BF16; /* of 8 bits quantize() gates */
 }
 
 int pass_parts_of(const struct forward *f, int n_rows, const struct matrix *w)
@@ -147,69 +149,34 @@ bool pass_in_halves(const struct forward *f, const struct matrix *w)
     return f->invariant && f->ranks.n == 1 && skinny_halves(&q, w->k);
 }
 
-/* Of what product_of() says. */
-static int stream(const struct pass *p, enum forward_product kind, int layer, struct rows rows)
+/* A product for a kernel of ours, from what it is for cuBLASLt. */
+static struct skinny skinny_of(const struct forward *f, enum forward_product kind, int layer,
+                               struct rows rows, const struct gemm_product *of)
 {
-    const struct forward *f = p->f;
-    const struct gemm_product of = product_of(f, kind, layer, rows);
-    struct stream s = {.y = of.y,
-                       .y_stride = of.y_stride,
-                       .x = of.x,
-                       .w = of.w,
-                       .bias = of.bias,
-                       .m = of.m,
-                       .n = of.n,
-                       .k = of.k,
-                       .n_parts = 1};
+    static const enum skinny_out outs[N_GEMM_OUT] = {[GEMM_BF16] = SKINNY_BF16,
+                                                     [GEMM_BIAS_BF16] = SKINNY_BF16,
+                                                     [GEMM_F32] = SKINNY_F32,
+                                                     [GEMM_PARTS_F32] = SKINNY_F32,
+                                                     [GEMM_ADD_F32] = SKINNY_ADD_F32};
+    const struct matrix *w = describe(f, kind, layer).w;
+    struct skinny s = {.y = of->y,
+                       .y_stride = of->y_stride,
+                       .x = of->x,
+                       .w = w->data,
+                       .quant = forward_quant(w),
+                       .bias = of->bias,
+                       .m = of->m,
+                       .n = of->n,
+                       .k = of->k,
+                       .out = outs[of->out]};
 
-    switch (of.out) {
-    case GEMM_PARTS_F32:
-        s.n_parts = stream_parts(of.n, of.k);
-        s.out = STREAM_F32;
-        break;
-    case GEMM_F32:
-        s.out = STREAM_F32;
-        break;
-    case GEMM_ADD_F32:
-        s.out = STREAM_ADD_F32;
-        break;
-    default:
-        s.out = STREAM_BF16;
-    }
     if (kind == PRODUCT_GATE_UP && pass_gates(f, layer, rows.n)) {
         s.n /= 2;
         s.y = f->act + (int64_t)rows.first * s.n;
         s.y_stride = s.n;
-        s.out = STREAM_SILU_MUL;
-    }
-    return cuda_check(stream_gemm(f->launch, &s), "a product of few rows", p->e);
-}
-
-static int run_int4(const struct pass *p, enum forward_product kind, int layer, struct rows rows)
-{
-    const struct forward *f = p->f;
-    const struct gemm_product product = product_of(f, kind, layer, rows);
-    const struct matrix *w = describe(f, kind, layer).w;
-    struct skinny s = {.y = product.y,
-                       .y_stride = product.y_stride,
-                       .x = product.x,
-                       .w = w->data,
-                       .quant = forward_quant(w),
-                       .bias = product.bias,
-                       .m = rows.n,
-                       .n = w->n,
-                       .k = w->k,
-                       .out = product.out == GEMM_ADD_F32 ? SKINNY_ADD_F32
-                              : product.out == GEMM_F32   ? SKINNY_F32
-                                                          : SKINNY_BF16};
-
-    if (kind == PRODUCT_GATE_UP && pass_gates(f, layer, rows.n)) {
-        s.n = w->n / 2;
-        s.y = f->act + (int64_t)rows.first * s.n;
-        s.y_stride = s.n;
         s.out = SKINNY_SILU_MUL;
     }
-    return cuda_check(int4_gemm(f->launch, &s, &f->int4_work), "a product of 4 bits", p->e);
+    return s;
 }
 
 int pass_gemm(const struct pass *p, enum forward_product kind, int layer, struct rows rows)
@@ -219,10 +186,15 @@ int pass_gemm(const struct pass *p, enum forward_product kind, int layer, struct
     struct gemm_product product = product_of(f, kind, layer, rows);
     int r;
 
-    if (streams(f, w, rows.n))
-        return stream(p, kind, layer, rows);
-    if (forward_is_int4(f, w, rows.n))
-        return run_int4(p, kind, layer, rows);
+    if (forward_is_ours(f, kind, layer, rows.n)) {
+        const struct skinny s = skinny_of(f, kind, layer, rows, &product);
+        const bool in_parts = product.out == GEMM_PARTS_F32;
+
+        return forward_is_int4(f, w, rows.n)
+                   ? cuda_check(int4_gemm(f->launch, &s, &f->int4_work), "int4_gemm", p->e)
+                   : cuda_check(stream_gemm(f->launch, &s, in_parts ? stream_parts(s.n, s.k) : 1),
+                                "stream_gemm", p->e);
+    }
     if ((r = prepare(f, kind, layer, rows, p->e)) < 0)
         return r;
     if (product.out != GEMM_ADD_F32 || !pass_in_halves(f, w))

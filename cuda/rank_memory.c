@@ -146,6 +146,7 @@ int rank_plan_ring(struct rank *b, struct err *e)
     const uint64_t n = (uint64_t)b->n_blocks, most = (uint64_t)b->limits.max_blocks;
     const bool offloads = n_host > n && most > n && b->options.n_processes == 1;
     const bool fp8 = b->options.kv_dtype == KV_DTYPE_FP8;
+    const int least = (int)(offloads && n_host < most ? n_host : most);
     const int at_once = b->limits.max_tokens / b->options.block_len; /* one step of short prompts */
     struct ring *r = &b->forward.ring;
     uint64_t pool;
@@ -153,12 +154,15 @@ int rank_plan_ring(struct rank *b, struct err *e)
     if (!offloads && !fp8)
         return 0;
     r->n_layers = offloads ? 2 : 1;
-    r->max_blocks = (int)(offloads && n_host < most ? n_host : most);
-    if (fp8 && r->max_blocks < at_once)
+    r->max_blocks = least;
+    pool = b->options.tier_bytes[TIER_DEVICE] ? 0 : n * b->block_bytes; /* that the ring is of */
+    if (fp8 && least < at_once) {
         r->max_blocks = at_once;
-    if (b->options.tier_bytes[TIER_DEVICE])
+        if (pool && pool < ring_bytes(b) + b->block_bytes)
+            r->max_blocks = least; /* fewer prompts at a time */
+    }
+    if (!pool)
         return 0;
-    pool = n * b->block_bytes;
     if (pool < ring_bytes(b) + b->block_bytes)
         return err_set(e, -ENOMEM,
                        "%s: too little memory for the layers that prompts read; lower "

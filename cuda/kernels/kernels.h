@@ -403,19 +403,6 @@ struct skinny {
 };
 cudaError_t skinny_gemm(const struct launch *l, const struct skinny *s);
 
-/* The same of many rows with weights of 4 bits, x not normed and the sum whole; n and y_stride
- * even. Scales and zeros lie at multiples of 4 bytes. A row's result depends on how many rows there
- * are.
- */
-struct int4_work {
-    float *parts;      /* of tiles that blocks share, and how many of these are done: */
-    int32_t *counters; /* zeroed once */
-};
-void int4_work_size(const struct launch *l, size_t *part_bytes, size_t *n_counters);
-cudaError_t int4_gemm(const struct launch *l, const struct skinny *s, const struct int4_work *work);
-/* Once a device; not usable where the kernel was not compiled for it. */
-cudaError_t int4_gemm_init(bool *usable);
-
 /* Whether k of such weights can be divided in halves. */
 bool skinny_halves(const struct quant *q, int k);
 
@@ -423,31 +410,30 @@ bool skinny_halves(const struct quant *q, int k);
 cudaError_t skinny_norm(const struct launch *l, uint16_t *y, float *rms, const float *x,
                         const uint16_t *norm, int m, int k, float eps);
 
-/* The same of bf16 weights and up to so many rows, by kernels for compute capability 9.0. */
+/* Products as struct skinny has them, of x and the sum whole, by kernels for compute
+ * capability 9.0. Each has an init, once a device; not usable where the kernels were not compiled
+ * for it.
+ *
+ * Of bf16 weights, k a multiple of 8 and of SKINNY_SILU_MUL n as well, and STREAM_MAX_ROWS rows at
+ * most. A row's result does not depend on how many rows there are. n_parts: 1, or of SKINNY_F32
+ * stream_parts(): y [n_parts, m, n] are sums over equal parts of k, not yet added. */
 enum { STREAM_MAX_ROWS = 64, STREAM_PART_TILES = 128 };
-enum stream_out {
-    STREAM_BF16,
-    STREAM_F32, /* y [n_parts, m, n]: sums over equal parts of k, not yet added */
-    STREAM_ADD_F32,
-    STREAM_SILU_MUL,
-    N_STREAM_OUT
-};
-struct stream {
-    void *y; /* row stride y_stride */
-    int64_t y_stride;
-    const uint16_t *x, *w; /* [m, k]; [n, k], of STREAM_SILU_MUL [2 * n, k] */
-    const uint16_t *bias;  /* [n], added before anything is rounded, or NULL; STREAM_BF16 alone */
-    int m, n, k;           /* k a multiple of 8; of STREAM_SILU_MUL n as well */
-    enum stream_out out;
-    int n_parts; /* of STREAM_F32: 1, or stream_parts() */
-};
-cudaError_t stream_gemm(const struct launch *l, const struct stream *s);
-/* Once a device; not usable where the kernels were not compiled for it. */
+cudaError_t stream_gemm(const struct launch *l, const struct skinny *s, int n_parts);
 cudaError_t stream_gemm_init(bool *usable);
 
 /* Where tiles of all rows of w are too few for the machine, parts of k make them more: as many as
  * leave STREAM_PART_TILES tiles at most. */
 int stream_parts(int n, int k);
+
+/* Of weights of 4 bits and many rows; n and y_stride even. Scales and zeros lie at multiples of 4
+ * bytes. A row's result depends on how many rows there are. */
+struct int4_work {
+    float *parts;      /* of tiles that blocks share, and how many of these are done: */
+    int32_t *counters; /* zeroed once */
+};
+void int4_work_size(const struct launch *l, size_t *part_bytes, size_t *n_counters);
+cudaError_t int4_gemm(const struct launch *l, const struct skinny *s, const struct int4_work *work);
+cudaError_t int4_gemm_init(bool *usable);
 
 /* The sampler's memory and results. Each rank has the logits of its ids and looks through them;
  * rank 0 joins what they have found, and reads their logits where that is not enough. Rows of

@@ -30,9 +30,9 @@ template <int N> static constexpr int STAGES = RING_BYTES / STAGE_BYTES<N>;
 
 struct stream_args {
     CUtensorMap w, x;
-    struct stream s;
-    int n_steps; /* of a part of k */
-    int n_items; /* tiles times parts */
+    struct skinny s;
+    int n_parts, n_steps; /* parts of k, and of each */
+    int n_items;          /* tiles times parts */
 };
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
@@ -50,7 +50,7 @@ static __device__ __forceinline__ struct place place_of(const struct stream_args
 {
     const int item = (int)blockIdx.x + i / a.n_steps * (int)gridDim.x;
 
-    return {item / a.s.n_parts, (item % a.s.n_parts * a.n_steps + i % a.n_steps) * STEP};
+    return {item / a.n_parts, (item % a.n_parts * a.n_steps + i % a.n_steps) * STEP};
 }
 
 static __device__ __forceinline__ int steps_of(const struct stream_args &a)
@@ -107,12 +107,12 @@ template <int N, int OUT>
 static __device__ __forceinline__ void store(const struct stream_args &a, const float (&d)[N / 2],
                                              int item)
 {
-    const struct stream &s = a.s;
+    const struct skinny &s = a.s;
     const int warp = (int)threadIdx.x / WARP, lane = (int)threadIdx.x % WARP;
-    const int tile = item / s.n_parts, part = item % s.n_parts;
-    const int row = OUT == STREAM_SILU_MUL ? tile * (ROWS / 2) + warp * 8 + lane / 4
+    const int tile = item / a.n_parts, part = item % a.n_parts;
+    const int row = OUT == SKINNY_SILU_MUL ? tile * (ROWS / 2) + warp * 8 + lane / 4
                                            : tile * ROWS + warp * 16 + lane / 4;
-    const bool has_bias = OUT == STREAM_BF16 && s.bias;
+    const bool has_bias = OUT == SKINNY_BF16 && s.bias;
     const float bias[2] = {has_bias && row < s.n ? bf16_to_float(s.bias[row]) : 0.0f,
                            has_bias && row + 8 < s.n ? bf16_to_float(s.bias[row + 8]) : 0.0f};
 
@@ -122,16 +122,16 @@ static __device__ __forceinline__ void store(const struct stream_args &a, const 
 
         if (m >= s.m)
             continue;
-        if (OUT == STREAM_SILU_MUL) {
+        if (OUT == SKINNY_SILU_MUL) {
             if (up == 0 && row < s.n)
                 ((uint16_t *)s.y)[m * s.y_stride + row] = bf16_bits(silu(d[i]) * d[i + 2]);
         } else if (n < s.n) {
             float *y = (float *)s.y + ((int64_t)part * s.m + m) * s.y_stride + n;
 
-            if (OUT == STREAM_BF16)
+            if (OUT == SKINNY_BF16)
                 ((uint16_t *)s.y)[m * s.y_stride + n] = bf16_bits(d[i] + bias[up]);
             else
-                *y = OUT == STREAM_ADD_F32 ? __ldcg(y) + d[i] : d[i];
+                *y = OUT == SKINNY_ADD_F32 ? __ldcg(y) + d[i] : d[i];
         }
     }
 }
@@ -197,16 +197,16 @@ static __global__ void __launch_bounds__(THREADS, 1)
     if (threadIdx.x < GROUP_THREADS)
         multiply_all<N, OUT>(a, &b, ring);
     else if (threadIdx.x == GROUP_THREADS)
-        copy_all<N, OUT == STREAM_SILU_MUL>(a, &b, ring);
+        copy_all<N, OUT == SKINNY_SILU_MUL>(a, &b, ring);
 #endif
 }
 
-template <int N> static auto kernel_of(enum stream_out out)
+template <int N> static auto kernel_of(enum skinny_out out)
 {
-    return out == STREAM_BF16      ? known<stream_kernel<N, STREAM_BF16>>()
-           : out == STREAM_F32     ? known<stream_kernel<N, STREAM_F32>>()
-           : out == STREAM_ADD_F32 ? known<stream_kernel<N, STREAM_ADD_F32>>()
-                                   : known<stream_kernel<N, STREAM_SILU_MUL>>();
+    return out == SKINNY_BF16      ? known<stream_kernel<N, SKINNY_BF16>>()
+           : out == SKINNY_F32     ? known<stream_kernel<N, SKINNY_F32>>()
+           : out == SKINNY_ADD_F32 ? known<stream_kernel<N, SKINNY_ADD_F32>>()
+                                   : known<stream_kernel<N, SKINNY_SILU_MUL>>();
 }
 
 /* To align the ring, too. */
@@ -216,8 +216,8 @@ template <int N> static cudaError_t allow()
 {
     cudaError_t r = cudaSuccess;
 
-    for (int out = 0; out < N_STREAM_OUT && r == cudaSuccess; out++)
-        r = cudaFuncSetAttribute((const void *)kernel_of<N>((enum stream_out)out).f,
+    for (int out = SKINNY_BF16; out <= SKINNY_SILU_MUL && r == cudaSuccess; out++)
+        r = cudaFuncSetAttribute((const void *)kernel_of<N>((enum skinny_out)out).f,
                                  cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES<N>);
     return r;
 }
@@ -225,7 +225,7 @@ template <int N> static cudaError_t allow()
 extern "C" cudaError_t stream_gemm_init(bool *usable)
 {
     struct cudaFuncAttributes attributes;
-    cudaError_t r = cudaFuncGetAttributes(&attributes, kernel_of<16>(STREAM_F32).f);
+    cudaError_t r = cudaFuncGetAttributes(&attributes, kernel_of<16>(SKINNY_F32).f);
 
     /* Compiled for another capability the kernel is empty and has no shared memory. */
     *usable = r == cudaSuccess && attributes.sharedSizeBytes > 0;
@@ -245,14 +245,14 @@ extern "C" int stream_parts(int n, int k)
     return 1;
 }
 
-template <int N> static cudaError_t run(const struct launch *l, const struct stream *s)
+template <int N> static cudaError_t run(const struct launch *l, const struct skinny *s, int n_parts)
 {
     const cuuint64_t k = (cuuint64_t)s->k, n = (cuuint64_t)s->n, row = k * 2;
     const cuuint64_t x_sizes[2] = {k, (cuuint64_t)s->m}, w_sizes[2] = {k, n};
     const cuuint64_t gated_sizes[4] = {k, 8, 2, n / 8}, gated_strides[3] = {row, n * row, 8 * row};
     const cuuint32_t x_box[2] = {STEP, N}, w_box[2] = {STEP, ROWS};
     const cuuint32_t gated_box[4] = {STEP, 8, 2, ROWS / 16};
-    const bool gated = s->out == STREAM_SILU_MUL;
+    const bool gated = s->out == SKINNY_SILU_MUL;
     const int each = gated ? ROWS / 2 : ROWS;
     struct stream_args a;
     cudaError_t r = encode_map(&a.x, s->x, 2, x_sizes, &row, x_box);
@@ -263,17 +263,21 @@ template <int N> static cudaError_t run(const struct launch *l, const struct str
     if (r != cudaSuccess)
         return r;
     a.s = *s;
-    a.n_steps = (s->k / s->n_parts + STEP - 1) / STEP;
-    a.n_items = (s->n + each - 1) / each * s->n_parts;
+    a.n_parts = n_parts;
+    a.n_steps = (s->k / n_parts + STEP - 1) / STEP;
+    a.n_items = (s->n + each - 1) / each * n_parts;
     return launch_kernel(kernel_of<N>(s->out),
                          dim3((unsigned)(a.n_items < l->n_sms ? a.n_items : l->n_sms)), THREADS,
                          SHARED_BYTES<N>, l, a);
 }
 
-extern "C" cudaError_t stream_gemm(const struct launch *l, const struct stream *s)
+extern "C" cudaError_t stream_gemm(const struct launch *l, const struct skinny *s, int n_parts)
 {
-    return s->m <= 16   ? run<16>(l, s)
-           : s->m <= 32 ? run<32>(l, s)
-           : s->m <= 48 ? run<48>(l, s)
-                        : run<64>(l, s);
+    if (s->m < 1 || s->m > STREAM_MAX_ROWS || s->quant.element != ELEMENT_BF16 || s->x_f32 ||
+        s->rms || s->sum != SKINNY_WHOLE || s->k % 8)
+        return cudaErrorInvalidValue;
+    return s->m <= 16   ? run<16>(l, s, n_parts)
+           : s->m <= 32 ? run<32>(l, s, n_parts)
+           : s->m <= 48 ? run<48>(l, s, n_parts)
+                        : run<64>(l, s, n_parts);
 }

@@ -316,13 +316,18 @@ TEST(halves_are_added_as_ranks_add_them, .n = N(formats))
 }
 END_TEST
 
-static struct int4_work int4_work_new(void)
+static bool int4_is_usable(void)
 {
-    size_t part_bytes, n_counters;
     bool usable;
 
     cuda_must(int4_gemm_init(&usable));
-    ck_assert_msg(usable, "not compiled for this device");
+    return usable;
+}
+
+static struct int4_work int4_work_new(void)
+{
+    size_t part_bytes, n_counters;
+
     int4_work_size(&device.launch, &part_bytes, &n_counters);
     return (struct int4_work){.parts = device_new(part_bytes),
                               .counters = device_new(n_counters * sizeof(int32_t))};
@@ -339,10 +344,10 @@ static bool is_poison_kept(const struct device_array *a, size_t n, size_t row, s
     return kept;
 }
 
-/* Each number of rows up to `most`, twice: which block is the last to have its part of a sum
- * changes no bit. */
-static void check_int4(const struct format *f, int most, int n, int k, enum skinny_out out,
-                       const struct int4_work *work)
+/* Each number of rows from `least` to `most`, twice: which block is the last to have its part of a
+ * sum changes no bit. */
+static void check_int4(const struct format *f, int least, int most, int n, int k,
+                       enum skinny_out out, const struct int4_work *work)
 {
     const bool wide = out == SKINNY_F32 || out == SKINNY_ADD_F32, gated = out == SKINNY_SILU_MUL;
     const int stride = n + 6;
@@ -367,7 +372,7 @@ static void check_int4(const struct format *f, int most, int n, int k, enum skin
         expected[i] = twin(&s, &w, in + i / n * k, i % n) +
                       (s.bias ? bf16_value(((uint16_t *)bias.host)[i % n]) : 0.0) +
                       (out == SKINNY_ADD_F32 ? 0.5 * (i % 7) : 0.0);
-    for (s.m = 1; s.m <= most; s.m++) {
+    for (s.m = least; s.m <= most; s.m++) {
         const size_t size = (size_t)(s.m * n);
         double error;
 
@@ -401,15 +406,32 @@ static void check_int4(const struct format *f, int most, int n, int k, enum skin
 TEST(int4_gemm_follows_twin, .n = N(formats))
 {
     const struct format *f = &formats[_i];
-    const struct int4_work work = int4_work_new();
+    struct int4_work work;
 
-    if (f->element != ELEMENT_INT4)
+    if (f->element != ELEMENT_INT4 || !int4_is_usable())
         return;
+    work = int4_work_new();
     for (int out = SKINNY_BF16; out <= SKINNY_SILU_MUL; out++) {
-        check_int4(f, 300, 76, 160, (enum skinny_out)out, &work);
-        check_int4(f, 70, 264, 1024 + 32, (enum skinny_out)out, &work);
-        check_int4(f, 6, 12, 8192 + 96, (enum skinny_out)out, &work);
-        check_int4(f, 3, 34000, 96, (enum skinny_out)out, &work);
+        check_int4(f, 1, 300, 76, 160, (enum skinny_out)out, &work);
+        check_int4(f, 1, 70, 264, 1024 + 32, (enum skinny_out)out, &work);
+        check_int4(f, 1, 6, 12, 8192 + 96, (enum skinny_out)out, &work);
+        check_int4(f, 1, 3, 34000, 96, (enum skinny_out)out, &work);
+    }
+}
+END_TEST
+
+/* Each kernel and output once, of coarse groups and fine: few enough for a sanitizer. */
+TEST(int4_gemm_of_each_width)
+{
+    static const int rows[] = {32, 64, 130};
+
+    for (int i = 0; i < N(formats) && int4_is_usable(); i++) {
+        const struct int4_work work = int4_work_new();
+
+        for (int j = 0; j < N(rows) && formats[i].zeros; j++)
+            for (int out = SKINNY_BF16; out <= SKINNY_SILU_MUL; out++)
+                check_int4(&formats[i], rows[j], rows[j], 76, 1024 + 32, (enum skinny_out)out,
+                           &work);
     }
 }
 END_TEST

@@ -31,64 +31,65 @@ static double silu(double x)
 /* A product of random numbers; its y is wider than its rows where it is not in parts. */
 struct product {
     struct device_array x, w, bias, y;
-    struct stream s;
+    struct skinny s;
+    int n_parts;
 };
 
-static struct product random_product(int m, int n, int k, enum stream_out out, int n_parts)
+static struct product random_product(int m, int n, int k, enum skinny_out out, int n_parts)
 {
-    const bool wide = out == STREAM_F32 || out == STREAM_ADD_F32, gated = out == STREAM_SILU_MUL;
+    const bool wide = out == SKINNY_F32 || out == SKINNY_ADD_F32, gated = out == SKINNY_SILU_MUL;
     const size_t stride = (size_t)n + (n_parts > 1 ? 0 : 8);
     const size_t size = (size_t)n_parts * (size_t)m * stride;
     struct product p = {.x = array_bf16((size_t)m * (size_t)k, 1.0f),
                         .w = array_bf16((size_t)n * (size_t)k * (gated ? 2 : 1),
                                         1.0f / sqrtf((float)k)),
                         .bias = array_bf16((size_t)n, 2.0f),
-                        .y = out == STREAM_ADD_F32 ? array_f32(size, 1.0f)
+                        .y = out == SKINNY_ADD_F32 ? array_f32(size, 1.0f)
                                                    : array_new(size * (wide ? 4 : 2))};
 
-    p.s = (struct stream){.y = p.y.device,
+    p.n_parts = n_parts;
+    p.s = (struct skinny){.y = p.y.device,
                           .y_stride = (int64_t)stride,
                           .x = p.x.device,
                           .w = p.w.device,
-                          .bias = out == STREAM_BF16 ? p.bias.device : NULL,
+                          .bias = out == SKINNY_BF16 ? p.bias.device : NULL,
                           .m = m,
                           .n = n,
                           .k = k,
-                          .out = out,
-                          .n_parts = n_parts};
+                          .out = out};
     return p;
 }
 
 /* Result j of a row x [k] in a part. */
 static double twin(const struct product *p, const double *x, int j, int part)
 {
-    const struct stream *s = &p->s;
+    const struct skinny *s = &p->s;
     const uint16_t *w = p->w.host;
-    const int each = s->k / s->n_parts;
+    const int each = s->k / p->n_parts;
     const double y = dot(x + part * each, w + (size_t)j * (size_t)s->k + part * each, each);
 
-    if (s->out == STREAM_SILU_MUL)
+    if (s->out == SKINNY_SILU_MUL)
         return silu(y) * dot(x, w + (size_t)(s->n + j) * (size_t)s->k, s->k);
     return y + (s->bias ? bf16_value(((uint16_t *)p->bias.host)[j]) : 0.0);
 }
 
-static void check(int m, int n, int k, enum stream_out out, int n_parts)
+static void check(int m, int n, int k, enum skinny_out out, int n_parts)
 {
-    const bool wide = out == STREAM_F32 || out == STREAM_ADD_F32;
+    const bool wide = out == SKINNY_F32 || out == SKINNY_ADD_F32;
     const struct product p = random_product(m, n, k, out, n_parts);
     const size_t stride = (size_t)p.s.y_stride, size = (size_t)(n_parts * m) * stride;
     const double *in = values_bf16(p.x.host, (size_t)m * (size_t)k);
     double *expected =
-        out == STREAM_ADD_F32 ? values_f32(p.y.host, size) : host_new(size, sizeof(double));
+        out == SKINNY_ADD_F32 ? values_f32(p.y.host, size) : host_new(size, sizeof(double));
     double *got, error;
 
     for (int i = 0; i < n_parts * m; i++)
         for (int j = 0; j < n; j++)
             expected[(size_t)i * stride + (size_t)j] += twin(&p, in + i % m * k, j, i / m);
-    cuda_must(stream_gemm(&device.launch, &p.s));
+    cuda_must(stream_gemm(&device.launch, &p.s, n_parts));
     array_to_host(&p.y);
     got = wide ? values_f32(p.y.host, size) : values_bf16(p.y.host, size);
-    for (size_t i = 0; i < size && out != STREAM_ADD_F32; i++)
+    for (size_t i = 0; i < size && out != SKINNY_ADD_F32; i++)
         if (i % stride >= (size_t)n) {
             ck_assert(isnan(got[i])); /* nothing written past a row */
             got[i] = 0.0;
@@ -106,17 +107,17 @@ TEST(products_follow_twin, .n = N(rows))
 {
     const int m = rows[_i];
 
-    for (int out = 0; usable && out < N_STREAM_OUT; out++) {
-        check(m, 64, 64, (enum stream_out)out, 1);
-        check(m, 200, 72, (enum stream_out)out, 1);
-        check(m, 264, 896, (enum stream_out)out, 1);
-        check(m, 1000, 4864, (enum stream_out)out, 1);
-        check(m, 128 * 64 + 40, 328, (enum stream_out)out, 1);
+    for (int out = 0; usable && out <= SKINNY_SILU_MUL; out++) {
+        check(m, 64, 64, (enum skinny_out)out, 1);
+        check(m, 200, 72, (enum skinny_out)out, 1);
+        check(m, 264, 896, (enum skinny_out)out, 1);
+        check(m, 1000, 4864, (enum skinny_out)out, 1);
+        check(m, 128 * 64 + 40, 328, (enum skinny_out)out, 1);
     }
     if (usable) {
-        check(m, 52, 320, STREAM_F32, 1);
-        check(m, 30001, 128, STREAM_F32, 1);
-        check(m, 1152, 896, STREAM_BF16, 1);
+        check(m, 52, 320, SKINNY_F32, 1);
+        check(m, 30001, 128, SKINNY_F32, 1);
+        check(m, 1152, 896, SKINNY_BF16, 1);
     }
 }
 END_TEST
@@ -132,7 +133,7 @@ TEST(products_come_in_parts, .n = N(in_parts))
 
     ck_assert_int_eq(stream_parts(n, k), in_parts[_i].n_parts);
     for (int m = 5; usable && m <= STREAM_MAX_ROWS; m += 27)
-        check(m, n, k, STREAM_F32, in_parts[_i].n_parts);
+        check(m, n, k, SKINNY_F32, in_parts[_i].n_parts);
 }
 END_TEST
 
@@ -140,23 +141,23 @@ END_TEST
 TEST(rows_do_not_depend_on_others)
 {
     const int n = 520, k = 1096;
-    const struct product all = random_product(STREAM_MAX_ROWS, n, k, STREAM_F32, 1);
+    const struct product all = random_product(STREAM_MAX_ROWS, n, k, SKINNY_F32, 1);
     const size_t row = (size_t)all.s.y_stride * 4;
     char *expected = host_new(all.y.bytes, 1);
 
     if (!usable)
         return;
-    cuda_must(stream_gemm(&device.launch, &all.s));
+    cuda_must(stream_gemm(&device.launch, &all.s, 1));
     array_to_host(&all.y);
     memcpy(expected, all.y.host, all.y.bytes);
     for (int i = 0; i < N(rows); i++) {
-        struct stream some = all.s;
+        struct skinny some = all.s;
         const int first = STREAM_MAX_ROWS - rows[i];
 
         some.m = rows[i];
         some.x += first * k;
         device_fill(all.y.device, 0xff, all.y.bytes);
-        cuda_must(stream_gemm(&device.launch, &some));
+        cuda_must(stream_gemm(&device.launch, &some, 1));
         array_to_host(&all.y);
         for (int j = 0; j < rows[i]; j++)
             ck_assert_msg(memcmp((char *)all.y.host + (size_t)j * row,
