@@ -9,7 +9,7 @@ import time
 import harness
 import roles
 import wire
-from harness import SMALL, Case, Daemon, SharedDaemon, scaled, wait_for
+from harness import SMALL, Case, Daemon, SharedDaemon, config, scaled, wait_for
 
 SHORT = {"prompt": "Once upon a time", "max_tokens": 2}
 LONG = {**harness.LONG, "max_tokens": 3500}
@@ -312,7 +312,8 @@ class OfOneUser(Case):
             for error in refused:
                 self.busy(error, "request_bytes_per_uid", 4608 << 10)
             self.assertIn(len(refused), range(n - 10, n - 1))
-            self.assertLess(d.rss_kib() - before, 32 << 10)
+            if not config.light:  # sanitizers keep freed memory
+                self.assertLess(d.rss_kib() - before, 32 << 10)
             self.assertIsNone(other.generate(**SHORT).error)
             for i in range(1, 4):
                 other.send(i, generate={**large, "stream": False})
