@@ -135,7 +135,11 @@ bool json_has_dependencies(const json_t *schema);
 
 /* The spellings of numbers of the types, of JSON_BIT_…, that all n schemas allow. */
 int32_t json_numbers(struct compiler *c, const json_t *const *schemas, size_t n, unsigned types);
-bool json_number_holds(const json_t *schema, const json_t *value);
+bool json_number_holds(struct compiler *c, const json_t *schema, const json_t *value);
+int json_number_order(const json_t *a, const json_t *b); /* exactly: -1, 0, or 1 */
+
+/* A double with the fewest digits that mean it, of which it says how many. */
+int json_real_text(char *out, size_t size, double x);
 
 /* The texts in which a pattern matches, of this keyword; REGEX_NONE: it is wrong, which is noted.
  */

@@ -76,11 +76,9 @@ int32_t node_empty(struct compiler *c, int32_t open, char close, int32_t next)
 static int32_t real_node(struct compiler *c, double x, int32_t next)
 {
     char text[40];
-    int digits = 1;
 
-    do
-        snprintf(text, sizeof(text), "%.*g", digits, x);
-    while (strtod(text, NULL) != x && digits++ < 17);
+    (void)json_step(c, 20);
+    (void)json_real_text(text, sizeof(text), x);
     return node_word(c, text, next);
 }
 

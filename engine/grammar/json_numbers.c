@@ -1,6 +1,7 @@
 /* json_numbers.c - the spellings of numbers within bounds, as regular expressions: digit by digit.
  */
 #include <errno.h>
+#include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -12,6 +13,9 @@
 enum { MAX_WHOLE = 200, MAX_POWER = 2 };
 
 enum { MAX_DIGITS = 400 }; /* of bounds */
+
+/* With it ten times what a division leaves is no overflow. */
+static const uint64_t MAX_DIVISOR = 1000000000000000000;
 
 /* A bound's magnitude, as decimal digits before and behind the point. */
 struct decimal {
@@ -126,6 +130,16 @@ static int32_t magnitudes(struct regex_pool *p, const struct decimal *d, bool ab
 
 /* ---- bounds */
 
+int json_real_text(char *out, size_t size, double x)
+{
+    int digits = 15; /* zeros at their end are not written */
+
+    do
+        snprintf(out, size, "%.*g", digits, x);
+    while (strtod(out, NULL) != x && digits++ < 17);
+    return digits;
+}
+
 /* The digits of a number; false: too many. */
 static bool read_decimal(struct decimal *d, const json_t *value)
 {
@@ -136,15 +150,11 @@ static bool read_decimal(struct decimal *d, const json_t *value)
         snprintf(all, sizeof(all), "%" JSON_INTEGER_FORMAT, json_integer_value(value));
     } else {
         const double x = json_real_value(value);
-        int precision = 1;
+        const int precision = json_real_text(all, sizeof(all), x);
 
-        /* The shortest digits that mean this number, without an exponent. */
-        do
-            snprintf(all, sizeof(all), "%.*g", precision, x);
-        while (strtod(all, NULL) != x && precision++ < 17);
         if (fabs(x) >= 1e300 || (x != 0 && fabs(x) < 1e-300))
             return false;
-        if (strchr(all, 'e')) {
+        if (strchr(all, 'e')) { /* the same digits without an exponent */
             const int exponent = atoi(strchr(all, 'e') + 1);
             const int places = precision - 1 - exponent;
 
@@ -224,25 +234,58 @@ static int32_t whole_numbers(struct regex_pool *p)
                         regex_concat(p, any_whole(p), regex_repeat(p, part, 0, 1)));
 }
 
-/* Multiples, read digit by digit: what is left by a division by it. */
-static int32_t multiples(struct compiler *c, const json_t *value)
+/* The multipleOf of a schema in units of its last digit, of which `places` are behind the point; 0:
+ * it is none, or above `most`, which is noted. */
+static uint64_t read_divisor(struct compiler *c, const json_t *value, uint64_t most, size_t *places)
 {
+    char all[2 * MAX_DIGITS + 1];
     struct decimal d;
-    char digits_of[2 * MAX_DIGITS + 1];
-    long long whole;
+    uint64_t units;
 
     if (!read_decimal(&d, value) || d.negative || is_zero(&d)) {
         json_refuse(c, -EINVAL, "multipleOf", "must be above 0");
-        return REGEX_NONE;
+        return 0;
     }
-    snprintf(digits_of, sizeof(digits_of), "%s%s", d.whole, d.part);
-    whole = strlen(digits_of) > 12 ? REGEX_MAX_MULTIPLE + 1LL : atoll(digits_of);
-    if (whole > REGEX_MAX_MULTIPLE) {
-        json_refuse(c, -ENOTSUP, "multipleOf", "more than %d units of its last digit",
-                    REGEX_MAX_MULTIPLE);
-        return REGEX_NONE;
+    snprintf(all, sizeof(all), "%s%s", d.whole, d.part);
+    units = strtoull(all, NULL, 10); /* the largest number where it is too large */
+    if (units > most) {
+        json_refuse(c, -ENOTSUP, "multipleOf", "more than %" PRIu64 " units of its last digit",
+                    most);
+        return 0;
     }
-    return regex_multiples(&c->g->lexer.regex, (int32_t)whole, (int32_t)strlen(d.part));
+    *places = strlen(d.part);
+    return units;
+}
+
+/* Multiples, read digit by digit: what is left by a division by it. */
+static int32_t multiples(struct compiler *c, const json_t *value)
+{
+    size_t places;
+    const uint64_t units = read_divisor(c, value, REGEX_MAX_MULTIPLE, &places);
+
+    return units ? regex_multiples(&c->g->lexer.regex, (int32_t)units, (int32_t)places)
+                 : REGEX_NONE;
+}
+
+/* The same of one number. */
+static bool is_multiple(struct compiler *c, const json_t *value, const json_t *divisor)
+{
+    size_t places;
+    const uint64_t units = read_divisor(c, divisor, MAX_DIVISOR, &places);
+    struct decimal d;
+    uint64_t left = 0;
+
+    if (units == 0 || !json_step(c, 10))
+        return false;
+    if (!read_decimal(&d, value)) {
+        json_refuse(c, -ENOTSUP, "enum", "a number has too many digits");
+        return false;
+    }
+    for (const char *s = d.whole; *s; s++)
+        left = (left * 10 + (uint64_t)(*s - '0')) % units;
+    for (size_t i = 0, n = strlen(d.part); i < places; i++)
+        left = (left * 10 + (i < n ? (uint64_t)(d.part[i] - '0') : 0)) % units;
+    return left == 0 && strlen(d.part) <= places;
 }
 
 /* One bound of a schema, to which draft 4 says with a flag whether it is excluded. */
@@ -257,10 +300,6 @@ static int32_t bound(struct compiler *c, const json_t *schema, bool above, bool 
 
     if (!value || (exclusive && json_is_boolean(value)))
         return REGEX_ALL;
-    if (!json_is_number(value)) {
-        json_refuse(c, -EINVAL, name, "must be a number");
-        return REGEX_ALL;
-    }
     if (!read_decimal(&d, value)) {
         json_refuse(c, -ENOTSUP, name, "has too many digits");
         return REGEX_ALL;
@@ -300,7 +339,7 @@ static int32_t others(struct compiler *c, const json_t *no)
         return regex_not(p, json_numbers(c, &no, 1, JSON_BIT_INTEGER | JSON_BIT_REAL));
     json_array_foreach(values, i, v)
     {
-        if (json_is_number(v))
+        if (json_is_number(v) && json_step(c, 20))
             term = regex_or2(p, term, equal_to(c, v));
     }
     return regex_not(p, term);
@@ -319,30 +358,49 @@ int32_t json_numbers(struct compiler *c, const json_t *const *schemas, size_t n,
             term = regex_and2(p, term, bound(c, schemas[i], k & 1, k >> 1));
         if (no)
             term = regex_and2(p, term, others(c, no));
-        if (multiple && json_is_number(multiple))
+        if (multiple)
             term = regex_and2(p, term, multiples(c, multiple));
-        else if (multiple)
-            json_refuse(c, -EINVAL, "multipleOf", "must be a number");
     }
     if (!(types & JSON_BIT_INTEGER))
         term = regex_and2(p, term, regex_not(p, whole_numbers(p)));
     return regex_and2(p, term, all_numbers(p, !(types & JSON_BIT_REAL), term == REGEX_ALL));
 }
 
-bool json_number_holds(const json_t *schema, const json_t *value)
+/* An integer beside a double. */
+static int order_of(json_int_t i, double x)
 {
-    const double x = json_number_value(value);
+    json_int_t whole;
+
+    if (x >= 0x1p63 || x < -0x1p63)
+        return x > 0 ? -1 : 1;
+    whole = (json_int_t)x;
+    if (i != whole)
+        return i < whole ? -1 : 1;
+    return ((double)whole > x) - ((double)whole < x);
+}
+
+int json_number_order(const json_t *a, const json_t *b)
+{
+    const json_int_t i = json_integer_value(a), k = json_integer_value(b);
+    const double x = json_real_value(a), y = json_real_value(b);
+
+    if (json_is_integer(a) && json_is_integer(b))
+        return (i > k) - (i < k);
+    if (json_is_integer(a))
+        return order_of(i, y);
+    return json_is_integer(b) ? -order_of(k, x) : (x > y) - (x < y);
+}
+
+bool json_number_holds(struct compiler *c, const json_t *schema, const json_t *value)
+{
     const json_t *lo = json_object_get(schema, "minimum"), *hi = json_object_get(schema, "maximum");
     const json_t *above = json_object_get(schema, "exclusiveMinimum");
     const json_t *below = json_object_get(schema, "exclusiveMaximum");
     const json_t *multiple = json_object_get(schema, "multipleOf");
-    const double times = json_number_value(multiple) > 0 ? x / json_number_value(multiple) : 0;
 
-    return (!json_is_number(lo) || x > json_number_value(lo) ||
-            (x == json_number_value(lo) && !json_is_true(above))) &&
-           (!json_is_number(hi) || x < json_number_value(hi) ||
-            (x == json_number_value(hi) && !json_is_true(below))) &&
-           (!json_is_number(above) || x > json_number_value(above)) &&
-           (!json_is_number(below) || x < json_number_value(below)) &&
-           fabs(times - nearbyint(times)) < 1e-9;
+    return (!lo || json_number_order(value, lo) >= json_is_true(above)) &&
+           (!hi || json_number_order(hi, value) >= json_is_true(below)) &&
+           (!json_is_number(above) || json_number_order(value, above) > 0) &&
+           (!json_is_number(below) || json_number_order(below, value) > 0) &&
+           (!multiple || is_multiple(c, value, multiple));
 }

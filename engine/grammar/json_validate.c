@@ -172,9 +172,7 @@ bool json_same(struct compiler *c, const json_t *a, const json_t *b)
     if (!json_step(c, 1))
         return false;
     if (json_is_number(a) && json_is_number(b))
-        return json_is_integer(a) && json_is_integer(b)
-                   ? json_integer_value(a) == json_integer_value(b)
-                   : json_number_value(a) == json_number_value(b);
+        return json_number_order(a, b) == 0;
     if (json_typeof(a) != json_typeof(b))
         return false;
     return json_is_array(a)    ? same_elements(c, a, b)
@@ -232,7 +230,7 @@ bool json_holds_alone(struct compiler *c, const json_t *schema, const json_t *va
         json_holds(c, json_object_get(schema, JSON_NONE_OF), value))
         return false;
     if (type & (JSON_BIT_INTEGER | JSON_BIT_REAL))
-        return json_number_holds(schema, value);
+        return json_number_holds(c, schema, value);
     if (type == JSON_BIT_STRING)
         return json_matches(c, json_strings(c, schema), json_string_value(value),
                             json_string_length(value));

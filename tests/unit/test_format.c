@@ -330,6 +330,24 @@ static const struct texts schemas[] = {
      {"[1, 2]"},
      {"[1, 1]", "[2, 2]"}},
     {"{'const': [1.0, {'a': 2.0}], 'enum': [[3], [1, {'a': 2}]]}", {"[1, {'a': 2}]"}, {"[3]"}},
+    /* numbers are compared exactly, above 2^53 and in tenths, too */
+    {"{'enum': [9007199254740993, 9007199254740992, 9007199254740991.5], 'maximum': "
+     "9007199254740992}",
+     {"9007199254740992"},
+     {"9007199254740993"}},
+    {"{'enum': [9007199254740993, 9007199254740992.0, 1], 'exclusiveMinimum': 9007199254740992.0}",
+     {"9007199254740993"},
+     {"9007199254740992", "1"}},
+    {"{'enum': [9007199254740993, 9007199254740992, 4.0, 3.0], 'multipleOf': 2}",
+     {"9007199254740992", "4"},
+     {"9007199254740993", "3"}},
+    {"{'enum': [1, 30000000000], 'multipleOf': 10000000000}", {"30000000000"}, {"1"}},
+    {"{'enum': [123456789.1, 0.3, 0.25, 7], 'multipleOf': 0.1}",
+     {"123456789.1", "0.3", "7"},
+     {"0.25"}},
+    {"{'enum': [9007199254740993, 1, 2], 'not': {'enum': [9007199254740992.0, 1.0]}}",
+     {"9007199254740993", "2"},
+     {"1"}},
 };
 
 TEST(schemas_allow_their_instances, .n = N(schemas))
@@ -382,6 +400,9 @@ static const struct {
     {FORMAT_JSON_SCHEMA, "{'$ref': '#/allOf/0x', 'allOf': [{}]}", -EINVAL, "leads nowhere"},
     {FORMAT_JSON_SCHEMA, "{'const': 9007199254740993, 'enum': [9007199254740992]}", -EINVAL,
      "no text"},
+    {FORMAT_JSON_SCHEMA, "{'const': 9007199254740993, 'enum': [9007199254740992.0]}", -EINVAL,
+     "no text"},
+    {FORMAT_JSON_SCHEMA, "{'enum': [1], 'multipleOf': -1}", -EINVAL, "$.multipleOf: must be above"},
     {FORMAT_JSON_SCHEMA, "{'$ref': 'http://example.com/x'}", -ENOTSUP, "does not lead into"},
     {FORMAT_JSON_SCHEMA, "{'minimum': 3, 'maximum': 2, 'type': 'integer'}", -EINVAL, "no text"},
     {FORMAT_REGEX, "(a", -EINVAL, "a group without its )"},
