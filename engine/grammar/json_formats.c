@@ -43,12 +43,12 @@
     "([^\\x00-\\x20\"'%<>\\\\^`{|}\\x7f]|%" HEX "{2}|\\{[+#./;?&=,!@|]?" VARSPEC "(," VARSPEC      \
     ")*\\})*"
 
-/* What a format allows; REGEX_ALL: it is not known. */
+/* What a format allows; REGEX_ALL: it is not known. Each is parsed once. */
 static int32_t format_term(struct compiler *c, const char *name)
 {
     static const struct {
         const char *name, *source;
-    } formats[] = {
+    } formats[JSON_FORMATS] = {
         {"date", DATE},
         {"time", TIME},
         {"date-time", DATE "[Tt]" TIME},
@@ -66,15 +66,20 @@ static int32_t format_term(struct compiler *c, const char *name)
         {"json-pointer", "(/([^/~]|~[01])*)*"},
     };
     struct regex_pool *p = &c->g->lexer.regex;
-    int32_t term = REGEX_ALL;
+    int32_t *term;
+    size_t i = 0;
 
-    for (size_t i = 0; i < sizeof(formats) / sizeof(*formats); i++)
-        if (strcmp(name, formats[i].name) == 0)
-            regex_parse(&term, p, (struct text){formats[i].source, strlen(formats[i].source)},
-                        false, NULL);
-    if (term != REGEX_ALL && strcmp(name, "hostname") == 0)
-        term = regex_and2(p, term, regex_repeat(p, REGEX_ANY, 1, 253));
-    return term;
+    while (i < JSON_FORMATS && strcmp(name, formats[i].name) != 0)
+        i++;
+    if (i == JSON_FORMATS)
+        return REGEX_ALL;
+    term = &c->formats[i];
+    if (*term != REGEX_NONE)
+        return *term;
+    regex_parse(term, p, (struct text){formats[i].source, strlen(formats[i].source)}, false, NULL);
+    if (strcmp(name, "hostname") == 0)
+        *term = regex_and2(p, *term, regex_repeat(p, REGEX_ANY, 1, 253));
+    return *term;
 }
 
 int32_t json_string_values(struct compiler *c, const json_t *values)
@@ -116,6 +121,8 @@ bool json_matches(struct compiler *c, int32_t term, const char *s, size_t n)
     struct regex_pool *p = &c->g->lexer.regex;
     uint32_t point;
 
+    if (!json_step(c, n / 4 + 1))
+        return false;
     for (size_t at = 0; at < n && term != REGEX_NONE;) {
         at += utf8_read(s + at, n - at, &point);
         term = regex_next(p, term, point);
@@ -137,18 +144,14 @@ int32_t json_strings(struct compiler *c, const json_t *schema)
         return REGEX_NONE;
     if (min > 0 || max != REGEX_INFINITE)
         term = regex_repeat(p, REGEX_ANY, min, max);
-    if (format && json_is_string(format))
+    if (json_is_string(format))
         term = regex_and2(p, term, format_term(c, json_string_value(format)));
     if (no)
         term =
             regex_and2(p, term,
                        regex_not(p, values ? json_string_values(c, values) : json_strings(c, no)));
-    if (!pattern)
+    if (!json_is_string(pattern)) /* what is no string will be refused */
         return term;
-    if (!json_is_string(pattern)) {
-        json_refuse(c, -EINVAL, "pattern", "must be a string");
-        return REGEX_NONE;
-    }
     return regex_and2(p, term,
                       json_pattern(c, "pattern", json_string_value(pattern),
                                    json_string_length(pattern)));

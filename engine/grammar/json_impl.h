@@ -8,7 +8,8 @@
 
 enum {
     MAX_PATH = 200,
-    MAX_MEMBERS = 64, /* of a conjunction */
+    MAX_MEMBERS = 64,  /* of a conjunction */
+    JSON_FORMATS = 13, /* that have a grammar */
 };
 
 /* A keyword that only rewritten schemas have: strings and numbers are none of those that its schema
@@ -55,8 +56,9 @@ struct compiler {
     int32_t any;  /* the rule of any value, or -1: not yet made */
     int32_t none; /* the rule of no value */
     int depth;
-    size_t n_choices; /* alternatives that have been met */
-    int32_t ws;       /* expressions that all use */
+    size_t n_choices;              /* alternatives that have been met */
+    int32_t formats[JSON_FORMATS]; /* their terms; REGEX_NONE: not yet parsed */
+    int32_t ws;                    /* expressions that all use */
     int32_t open_object, close_object, open_array, close_array, comma, colon;
 };
 

@@ -91,6 +91,8 @@ int32_t node_literal(struct compiler *c, const json_t *v, int32_t next)
     char *text;
     int32_t node;
 
+    if (!json_step(c, 3))
+        return GRAMMAR_DEAD;
     switch (json_typeof(v)) {
     case JSON_STRING:
         return node_string(

@@ -431,6 +431,47 @@ TEST(what_cannot_be_kept_is_refused, .n = N(refusals))
 }
 END_TEST
 
+/* Schemas made of a part that comes up n times, and of another one. */
+static const struct {
+    const char *begin, *part;
+    int n;
+    const char *between, *other;
+    int n_others;
+    const char *end;
+} costly[] = {
+    {"{'$defs': {'e': {'enum': ['", "x", 200000, "', 'y']}}, 'anyOf': [",
+     "{'$ref': '#/$defs/e', 'pattern': '^x*y$'}, ", 1000, "{}]}"},
+    {"{'$defs': {'e': {'enum': [[", "[], ", 15000, "[]]]}}, 'anyOf': [",
+     "{'$ref': '#/$defs/e', 'minItems': 1}, ", 30, "{}]}"},
+};
+
+static void append(char **at, const char *part, int n)
+{
+    for (int i = 0; i < n; i++)
+        *at = stpcpy(*at, part);
+}
+
+TEST(what_costs_too_much_is_refused, .n = N(costly))
+{
+    char *text = malloc(FORMAT_MAX_SOURCE + 1), *at = text;
+    struct format_source source;
+    struct format *f;
+    struct err e = {""};
+
+    append(&at, costly[_i].begin, 1);
+    append(&at, costly[_i].part, costly[_i].n);
+    append(&at, costly[_i].between, 1);
+    append(&at, costly[_i].other, costly[_i].n_others);
+    append(&at, costly[_i].end, 1);
+    for (char *c = strchr(text, '\''); c; c = strchr(c, '\''))
+        *c = '"';
+    source = source_of(FORMAT_JSON_SCHEMA, text);
+    ck_assert_int_eq(format_new(&f, &source, vocabulary, &e), -E2BIG);
+    ck_assert_msg(strstr(e.text, "too complex"), "%s", e.text);
+    free(text);
+}
+END_TEST
+
 /* ---- masks */
 
 TEST(a_mask_has_exactly_the_tokens_that_go_on)
