@@ -304,12 +304,12 @@ int32_t json_array_node(struct compiler *c, const struct conjunction *all)
     if (a.is_unique && a.max > 1)
         return unique_node(c, &a);
     a.count = a.max != REGEX_INFINITE ? a.max : a.min;
-    for (size_t i = 0; i <= a.n_prefix && i < (size_t)a.max; i++)
+    for (size_t i = 0; i <= a.n_prefix && i < (size_t)a.max && c->code == 0; i++)
         if (element_rule(c, &a, i, 0) == c->none) /* no array is longer */
             a.max = (int32_t)i;
     if (a.n_prefix > (size_t)a.max)
         a.n_prefix = (size_t)a.max;
-    if (a.min > a.max || (a.max == 0 && a.n_contains > 0))
+    if (c->code < 0 || a.min > a.max || (a.max == 0 && a.n_contains > 0))
         return GRAMMAR_DEAD;
     a.close = node_from(c, a.min, node_plain(c, c->close_array, GRAMMAR_END));
     return a.n_contains > 0 ? containing_node(c, &a) : plain_node(c, &a);

@@ -154,6 +154,9 @@ int32_t json_string_values(struct compiler *c, const json_t *values);
 /* The texts of strings that a schema allows, enum and const apart. */
 int32_t json_strings(struct compiler *c, const json_t *schema);
 
+/* json_object_get(), whose hash of a long name is counted. */
+const json_t *json_member(struct compiler *c, const json_t *object, const char *name);
+
 /* Whether a value is an instance of a schema; alone: of its keywords that hold no other schemas of
  * the same instance, and of its enum unless that is `listed`, which the value is known to be of. */
 bool json_holds(struct compiler *c, const json_t *schema, const json_t *value);

@@ -165,7 +165,7 @@ static int32_t value_rule(struct compiler *c, const struct conjunction *all, con
 
     for (size_t k = 0; k < all->n; k++) {
         const json_t *s = all->members[k].schema, *v;
-        const json_t *own = name ? json_object_get(json_object_get(s, "properties"), name) : NULL;
+        const json_t *own = name ? json_member(c, json_object_get(s, "properties"), name) : NULL;
         bool named = own != NULL;
 
         if (!json_counts(c, &all->members[k]))
@@ -173,7 +173,7 @@ static int32_t value_rule(struct compiler *c, const struct conjunction *all, con
         if (own)
             schemas[n++] = own;
         for (size_t i = 0; i < o->n_patterns && n < MAX_MEMBERS; i++) {
-            v = json_object_get(json_object_get(s, "patternProperties"), o->patterns[i]);
+            v = json_member(c, json_object_get(s, "patternProperties"), o->patterns[i]);
             if (!v || !(matching >> i & 1))
                 continue;
             named = true;

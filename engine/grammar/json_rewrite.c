@@ -79,9 +79,9 @@ static bool is_required(struct compiler *c, const json_t *s, const char *name)
 }
 
 /* An object with this property is none of the schema. */
-static bool rules_out(const json_t *s, const char *name)
+static bool rules_out(struct compiler *c, const json_t *s, const char *name)
 {
-    const json_t *own = json_object_get(json_object_get(s, "properties"), name);
+    const json_t *own = json_member(c, json_object_get(s, "properties"), name);
 
     if (own)
         return json_is_false(own);
@@ -96,12 +96,11 @@ static bool are_disjoint(struct compiler *c, const json_t *a, const json_t *b)
     const char *name;
     size_t i;
 
-    if (!(wide_types(c, a, 0) & wide_types(c, b, 0)))
+    if (values_differ(c, behind(c, a), behind(c, b)) ||
+        !(wide_types(c, a, 0) & wide_types(c, b, 0)))
         return true;
     a = behind(c, a);
     b = behind(c, b);
-    if (values_differ(c, a, b))
-        return true;
     if (wide_types(c, a, 0) == JSON_BIT_STRING && wide_types(c, b, 0) == JSON_BIT_STRING) {
         struct regex_pool *p = &c->g->lexer.regex;
 
@@ -111,7 +110,7 @@ static bool are_disjoint(struct compiler *c, const json_t *a, const json_t *b)
         return false;
     json_object_foreach(json_object_get(a, "properties"), name, one)
     {
-        two = json_object_get(json_object_get(b, "properties"), name);
+        two = json_member(c, json_object_get(b, "properties"), name);
         if (two && is_required(c, a, name) && is_required(c, b, name) &&
             (values_differ(c, one, two) || !(wide_types(c, one, 0) & wide_types(c, two, 0))))
             return true;
@@ -121,7 +120,7 @@ static bool are_disjoint(struct compiler *c, const json_t *a, const json_t *b)
 
         json_array_foreach(json_object_get(x, "required"), i, one)
         {
-            if (json_is_string(one) && rules_out(y, json_string_value(one)))
+            if (json_is_string(one) && rules_out(c, y, json_string_value(one)))
                 return true;
         }
     }
@@ -166,8 +165,9 @@ static json_t *wrap(const char *keyword, json_t *part)
 }
 
 /* {"not": schema}. Written once, as what it stands for is found by it. */
-static json_t *no(const json_t *schema)
+static json_t *no(struct compiler *c, const json_t *schema)
 {
+    (void)json_step(c, 5);
     return wrap("not", share(schema));
 }
 
@@ -267,6 +267,13 @@ static void unknown(struct ways *w, const json_t *s, const char *type, const cha
         add_way(w, json_pack("{ss,ss}", "type", type, JSON_UNKNOWN, keyword));
 }
 
+/* An object without a property. */
+static void not_there(struct compiler *c, struct ways *w, const char *name)
+{
+    if (json_step(c, 5))
+        add_way(w, json_pack("{ss,s{sb}}", "type", "object", "properties", name, 0));
+}
+
 static void not_object(struct compiler *c, struct ways *w, const json_t *s)
 {
     static const char *const others[] = {"additionalProperties", "patternProperties",
@@ -280,14 +287,13 @@ static void not_object(struct compiler *c, struct ways *w, const json_t *s)
     json_array_foreach(json_object_get(s, "required"), i, v)
     {
         if (json_is_string(v))
-            add_way(w, json_pack("{ss,s{sb}}", "type", "object", "properties", json_string_value(v),
-                                 0));
+            not_there(c, w, json_string_value(v));
     }
     json_object_foreach(json_object_get(s, "properties"), name, v)
     {
         if (!json_is_true(v) && !(json_is_object(v) && json_object_size(v) == 0))
             add_way(w, json_pack("{ss,s[s],s{so}}", "type", "object", "required", name,
-                                 "properties", name, no(v)));
+                                 "properties", name, no(c, v)));
     }
     not_counted(c, w, s, "object", "minProperties", "maxProperties");
     for (i = 0; i < sizeof(others) / sizeof(*others); i++)
@@ -295,13 +301,13 @@ static void not_object(struct compiler *c, struct ways *w, const json_t *s)
 }
 
 /* An array with an element i that is none of a schema. */
-static void not_element(struct ways *w, size_t i, const json_t *schema)
+static void not_element(struct compiler *c, struct ways *w, size_t i, const json_t *schema)
 {
     json_t *prefix = json_array();
 
     for (size_t k = 0; k < i; k++)
         json_array_append_new(prefix, json_true());
-    json_array_append_new(prefix, no(schema));
+    json_array_append_new(prefix, no(c, schema));
     add_way(w, json_pack("{ss,si,so}", "type", "array", "minItems", (int)i + 1, "prefixItems",
                          prefix));
 }
@@ -316,15 +322,16 @@ static void not_array(struct compiler *c, struct ways *w, const json_t *s)
 
     not_counted(c, w, s, "array", "minItems", "maxItems");
     if (contains)
-        add_way(w, json_pack("{ss,so}", "type", "array", "items", no(contains)));
+        add_way(w, json_pack("{ss,so}", "type", "array", "items", no(c, contains)));
     json_array_foreach(prefix, i, v)
     {
-        not_element(w, i, v);
+        if (json_step(c, i + 1))
+            not_element(c, w, i, v);
     }
     if (json_array_size(prefix) > 0)
         unknown(w, s, "array", rest);
     else if (items && !json_is_array(items))
-        add_way(w, json_pack("{ss,so}", "type", "array", "contains", no(items)));
+        add_way(w, json_pack("{ss,so}", "type", "array", "contains", no(c, items)));
     for (i = 0; i < sizeof(others) / sizeof(*others); i++)
         unknown(w, s, "array", others[i]);
     if (json_is_true(json_object_get(s, "uniqueItems")))
@@ -332,7 +339,7 @@ static void not_array(struct compiler *c, struct ways *w, const json_t *s)
 }
 
 /* {"allOf": [{"not": a}, {"not": b}, ...]} */
-static json_t *none_of(const json_t *schemas)
+static json_t *none_of(struct compiler *c, const json_t *schemas)
 {
     json_t *list = json_array();
     const json_t *one;
@@ -340,7 +347,7 @@ static json_t *none_of(const json_t *schemas)
 
     json_array_foreach(schemas, i, one)
     {
-        json_array_append_new(list, no(one));
+        json_array_append_new(list, no(c, one));
     }
     return wrap("allOf", list);
 }
@@ -355,17 +362,17 @@ static void not_parts(struct compiler *c, struct ways *w, const json_t *s)
 
     json_array_foreach(all, i, part)
     {
-        add_way(w, no(part));
+        add_way(w, no(c, part));
     }
     if (any)
-        add_way(w, none_of(any));
+        add_way(w, none_of(c, any));
     if (one)
-        add_way(w, none_of(one));
+        add_way(w, none_of(c, one));
     for (i = 0; i < json_array_size(one); i++) /* or two of them at once */
-        for (size_t k = i + 1; k < json_array_size(one); k++) {
+        for (size_t k = i + 1; k < json_array_size(one) && json_step(c, 2); k++) {
             const json_t *a = json_array_get(one, i), *b = json_array_get(one, k);
 
-            if (json_step(c, 20) && !are_disjoint(c, a, b))
+            if (!are_disjoint(c, a, b))
                 add_way(w, json_pack("{s[oo]}", "allOf", share(a), share(b)));
         }
     if (none)
@@ -386,7 +393,7 @@ static void not_object_schema(struct compiler *c, struct ways *w, const json_t *
     if (json_is_string(ref)) {
         const json_t *target = json_resolve(c, json_string_value(ref));
 
-        add_way(w, target ? no(target) : NULL);
+        add_way(w, target ? no(c, target) : NULL);
         if (c->refs_alone)
             return;
     }
@@ -439,29 +446,32 @@ const json_t *json_one_of(struct compiler *c, const json_t *schema)
 {
     const json_t *list = json_object_get(schema, "oneOf");
     const json_t *had = find(c, schema, ONE_OF);
+    const size_t n = json_array_size(list);
     json_t *any;
 
     if (had)
         return had;
-    if (!json_is_array(list) || json_array_size(list) == 0) {
+    if (n == 0) {
         json_refuse(c, -EINVAL, "oneOf", "must be an array of schemas");
         return json_true();
     }
     any = json_array();
-    for (size_t i = 0; i < json_array_size(list); i++) {
+    for (size_t i = 0; i < n && json_step(c, 5); i++)
+        json_array_append_new(any, json_pack("{s[O]}", "allOf", json_array_get(list, i)));
+    for (size_t i = 0; i < n; i++) {
         const json_t *one = json_array_get(list, i);
-        json_t *all = json_array();
+        json_t *all = json_object_get(json_array_get(any, i), "allOf");
 
-        json_array_append_new(all, share(one));
-        for (size_t k = 0; k < json_array_size(list); k++)
-            if (k != i && json_step(c, 20) && !are_disjoint(c, one, json_array_get(list, k)))
-                json_array_append_new(all, no(json_array_get(list, k)));
-        if (json_array_size(all) == 1) {
-            json_decref(all);
-            json_array_append_new(any, share(one));
-        } else {
-            json_array_append_new(any, wrap("allOf", all));
+        for (size_t k = i + 1; k < n && json_step(c, 2); k++) {
+            const json_t *two = json_array_get(list, k);
+
+            if (are_disjoint(c, one, two) || !json_step(c, 10))
+                continue;
+            json_array_append_new(all, no(c, two));
+            json_array_append_new(json_object_get(json_array_get(any, k), "allOf"), no(c, one));
         }
+        if (json_array_size(all) == 1)
+            json_array_set_new(any, i, share(one));
     }
     return keep(c, schema, ONE_OF, wrap("anyOf", any));
 }
@@ -475,7 +485,7 @@ const json_t *json_if(struct compiler *c, const json_t *schema)
         return had;
     return keep(c, schema, IF,
                 json_pack("{s[{s[oo]}{s[oo]}]}", "anyOf", "allOf", share(on),
-                          share(then ? then : json_true()), "allOf", no(on),
+                          share(then ? then : json_true()), "allOf", no(c, on),
                           share(other ? other : json_true())));
 }
 
@@ -512,7 +522,8 @@ const json_t *json_dependencies(struct compiler *c, const json_t *schema)
     for (size_t i = 0; i < 3; i++) {
         json_object_foreach(json_object_get(schema, dependencies[i]), name, v)
         {
-            json_array_append_new(all, depend(name, v));
+            if (json_step(c, 10))
+                json_array_append_new(all, depend(name, v));
         }
     }
     return keep(c, schema, DEPENDENCIES, wrap("allOf", all));

@@ -30,6 +30,11 @@ unsigned json_type_of(const json_t *v)
     }
 }
 
+const json_t *json_member(struct compiler *c, const json_t *object, const char *name)
+{
+    return json_step(c, strlen(name) / 64 + 1) ? json_object_get(object, name) : NULL;
+}
+
 static bool object_holds(struct compiler *c, const json_t *schema, const json_t *value)
 {
     const json_t *properties = json_object_get(schema, "properties");
@@ -46,12 +51,12 @@ static bool object_holds(struct compiler *c, const json_t *schema, const json_t 
         return false;
     json_array_foreach(required, i, member)
     {
-        if (!json_step(c, 2) || !json_object_get(value, json_string_value(member)))
+        if (!json_member(c, value, json_string_value(member)))
             return false;
     }
     json_object_foreach((json_t *)(uintptr_t)value, name, member)
     {
-        bool named = (s = json_object_get(properties, name)) != NULL;
+        bool named = (s = json_member(c, properties, name)) != NULL;
         json_t *one;
 
         if (named && !json_holds(c, s, member))
@@ -60,6 +65,8 @@ static bool object_holds(struct compiler *c, const json_t *schema, const json_t 
         {
             const int32_t term = json_pattern(c, "patternProperties", pattern, strlen(pattern));
 
+            if (c->code < 0)
+                return false;
             if (!json_matches(c, term, name, strlen(name)))
                 continue;
             named = true;
@@ -96,7 +103,7 @@ static bool is_unique(struct compiler *c, const json_t *value)
     bool unique = true;
 
     for (size_t i = 0; i < n && unique; i++)
-        for (size_t k = 0; k < i && unique; k++)
+        for (size_t k = 0; k < i && unique && c->code == 0; k++)
             unique = !json_same(c, json_array_get(value, i), json_array_get(value, k));
     return unique;
 }
@@ -159,7 +166,7 @@ static bool same_members(struct compiler *c, const json_t *a, const json_t *b)
 
     json_object_foreach((json_t *)(uintptr_t)a, name, one)
     {
-        two = same ? json_object_get(b, name) : NULL;
+        two = same ? json_member(c, b, name) : NULL;
         same = two && json_same(c, one, two);
         if (!same)
             break;
@@ -173,6 +180,8 @@ bool json_same(struct compiler *c, const json_t *a, const json_t *b)
         return false;
     if (json_is_number(a) && json_is_number(b))
         return json_number_order(a, b) == 0;
+    if (json_is_string(a) && !json_step(c, json_string_length(a) / 64))
+        return false;
     if (json_typeof(a) != json_typeof(b))
         return false;
     return json_is_array(a)    ? same_elements(c, a, b)

@@ -441,8 +441,18 @@ static const struct {
 } costly[] = {
     {"{'$defs': {'e': {'enum': ['", "x", 200000, "', 'y']}}, 'anyOf': [",
      "{'$ref': '#/$defs/e', 'pattern': '^x*y$'}, ", 1000, "{}]}"},
+    {"{'enum': [", "{}, ", 15000, "{}], 'required': ['", "k", 190000, "']}"},
     {"{'$defs': {'e': {'enum': [[", "[], ", 15000, "[]]]}}, 'anyOf': [",
      "{'$ref': '#/$defs/e', 'minItems': 1}, ", 30, "{}]}"},
+    {"{'$defs': {'e': {'enum': [{'", "k", 190000, "': 1}]}}, 'anyOf': [",
+     "{'$ref': '#/$defs/e', 'minProperties': 1, 'properties': {'a': {}}}, ", 1000, "{}]}"},
+    {"{'oneOf': [", "{}, ", 20000, "{}]}", "", 0, ""},
+    {"{'$defs': {'a': {'type': 'object', 'required': ['", "k", 190000, "']}}, 'oneOf': [",
+     "{'$ref': '#/$defs/a'}, ", 300, "{'type': 'null'}]}"},
+    {"{'$defs': {'e': {'type': [", "'string', ", 20000, "'string']}}, 'anyOf': [",
+     "{'$ref': '#/$defs/e', 'minLength': 1}, ", 1000, "{}]}"},
+    {"{'not': {'prefixItems': [", "{}, ", 60000, "{}]}}", "", 0, ""},
+    {"{'not': {'enum': [", "1, ", 60000, "1]}}", "", 0, ""},
 };
 
 static void append(char **at, const char *part, int n)
@@ -469,6 +479,20 @@ TEST(what_costs_too_much_is_refused, .n = N(costly))
     ck_assert_int_eq(format_new(&f, &source, vocabulary, &e), -E2BIG);
     ck_assert_msg(strstr(e.text, "too complex"), "%s", e.text);
     free(text);
+}
+END_TEST
+
+TEST(one_of_many_constants_is_no_great_cost)
+{
+    char text[16384] = "{\"oneOf\": [", *at = text + strlen(text);
+    struct format *f;
+
+    for (int i = 0; i < 249; i++)
+        at += sprintf(at, "%s{\"const\": \"c%d\", \"title\": \"t\"}", i ? ", " : "", i);
+    strcpy(at, "]}");
+    f = format_of(FORMAT_JSON_SCHEMA, text);
+    ck_assert(allows(f, "\"c0\"") && allows(f, "\"c248\"") && !allows(f, "\"c249\""));
+    format_free(f);
 }
 END_TEST
 
