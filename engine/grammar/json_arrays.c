@@ -69,7 +69,7 @@ static size_t element_schemas(struct compiler *c, const struct conjunction *all,
 
     for (size_t k = 0; k < all->n; k++) {
         const json_t *s =
-            json_counts(c, &all->members[k]) ? element(all->members[k].schema, i) : NULL;
+            json_counts(c, all->members[k].schema) ? element(all->members[k].schema, i) : NULL;
 
         if (s)
             schemas[n++] = s;
@@ -182,12 +182,14 @@ static json_t *listed(struct compiler *c, const json_t *s, int depth)
     const json_t *ref = json_object_get(s, "$ref"), *one = json_object_get(s, "const");
     const json_t *values = json_object_get(s, "enum");
 
-    if (json_is_array(values))
-        return json_incref((json_t *)(uintptr_t)values);
-    if (one)
-        return json_pack("[O]", one);
-    if (json_is_object(s) && json_types(c, s) == JSON_BIT_BOOLEAN)
-        return json_pack("[b, b]", 0, 1);
+    if (json_counts(c, s)) {
+        if (json_is_array(values))
+            return json_incref((json_t *)(uintptr_t)values);
+        if (one)
+            return json_pack("[O]", one);
+        if (json_is_object(s) && json_types(c, s) == JSON_BIT_BOOLEAN)
+            return json_pack("[b, b]", 0, 1);
+    }
     return json_is_string(ref) && depth > 0
                ? listed(c, json_resolve(c, json_string_value(ref)), depth - 1)
                : NULL;
@@ -297,7 +299,7 @@ int32_t json_array_node(struct compiler *c, const struct conjunction *all)
     struct array a = {.all = all, .max = REGEX_INFINITE};
 
     for (size_t k = 0; k < all->n; k++)
-        if (json_counts(c, &all->members[k]))
+        if (json_counts(c, all->members[k].schema))
             take_array(c, &a, all->members[k].schema);
     if (a.n_prefix > (size_t)a.max)
         a.n_prefix = (size_t)a.max;

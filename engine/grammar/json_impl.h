@@ -35,10 +35,13 @@ struct conjunction {
     bool fails; /* nothing fulfils it */
 };
 
+/* What a schema has been written for. */
+enum json_rewriting { JSON_NOT, JSON_ONE_OF, JSON_IF, JSON_DEPENDENCIES, JSON_CHECKED_ID };
+
 /* A schema that has been written for another. */
 struct rewritten {
     const void *from;
-    int kind;
+    enum json_rewriting kind;
     json_t *to;
 };
 
@@ -46,6 +49,7 @@ struct compiler {
     struct grammar *g;
     const json_t *root;
     bool refs_alone; /* drafts up to 7: what is beside a $ref does not count */
+    bool has_id;     /* drafts up to 5, and where none is named: "id" is "$id" */
     char path[MAX_PATH];
     int code; /* negative: *e says why */
     struct err *e;
@@ -79,11 +83,15 @@ void json_leave(struct compiler *c, size_t n);
  * none is noted. */
 int32_t json_count(struct compiler *c, const json_t *schema, const char *keyword, int32_t fallback);
 
-/* Notes a keyword that is not supported, or whose value is of a type that it cannot have. */
+/* Notes a keyword that is not supported, or whose value, or an element of it, is of a type that it
+ * cannot have. */
 void json_check_keywords(struct compiler *c, const json_t *schema);
 
-/* Whether a member's own keywords count, beside its $ref. */
-bool json_counts(const struct compiler *c, const struct member *m);
+/* Notes what is no schema. */
+bool json_is_schema(struct compiler *c, const json_t *schema);
+
+/* Whether a schema's own keywords count, beside its $ref. */
+bool json_counts(const struct compiler *c, const json_t *schema);
 
 /* The rule of the conjunction of n schemas; c->none: no value is allowed. */
 int32_t json_compile_all(struct compiler *c, const json_t *const *schemas, size_t n);
@@ -110,6 +118,9 @@ void json_refuse_unknown(struct compiler *c, const json_t *schema, unsigned type
 /* The schema that a reference leads to; NULL: there is none, which is noted. */
 const json_t *json_resolve(struct compiler *c, const char *ref);
 
+/* Whether a property is one that must be there, by its own schema, as draft 3 says it. */
+bool json_is_demanded(struct compiler *c, const char *name, const json_t *property);
+
 /* Notes it where a schema's own $id would have references in it lead elsewhere. */
 void json_check_id(struct compiler *c, const json_t *schema);
 
@@ -135,6 +146,13 @@ const json_t *json_if(struct compiler *c, const json_t *schema);
 const json_t *json_dependencies(struct compiler *c, const json_t *schema);
 bool json_has_dependencies(const json_t *schema);
 
+/* The schema that is kept for another, or NULL; keeps one, which may be NULL: out of memory. */
+const json_t *json_kept(struct compiler *c, const void *from, enum json_rewriting kind);
+const json_t *json_keep(struct compiler *c, const void *from, enum json_rewriting kind, json_t *to);
+
+/* Lengthens the path by alternative i of a schema's anyOf, or of what this has been written for. */
+size_t json_enter_alternative(struct compiler *c, const json_t *schema, size_t i);
+
 /* The spellings of numbers of the types, of JSON_BIT_…, that all n schemas allow. */
 int32_t json_numbers(struct compiler *c, const json_t *const *schemas, size_t n, unsigned types);
 bool json_number_holds(struct compiler *c, const json_t *schema, const json_t *value);
@@ -151,8 +169,10 @@ bool json_matches(struct compiler *c, int32_t term, const char *s, size_t n); /*
 /* The strings among values. */
 int32_t json_string_values(struct compiler *c, const json_t *values);
 
-/* The texts of strings that a schema allows, enum and const apart. */
+/* The texts of strings that a schema allows, enum and const apart; the names of properties that
+ * its propertyNames allow. */
 int32_t json_strings(struct compiler *c, const json_t *schema);
+int32_t json_names(struct compiler *c, const json_t *schema);
 
 /* json_object_get(), whose hash of a long name is counted. */
 const json_t *json_member(struct compiler *c, const json_t *object, const char *name);

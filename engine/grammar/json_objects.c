@@ -99,10 +99,34 @@ static void take_properties(struct compiler *c, const struct conjunction *all, s
         json_object_foreach(part, name, v)
         {
             one = property_of(c, o, name);
-            if (one && json_is_true(json_object_get(v, "required")))
-                one->required = true; /* of draft 3 */
+            if (one && json_is_demanded(c, name, v))
+                one->required = true;
         }
     }
+}
+
+int32_t json_names(struct compiler *c, const json_t *schema)
+{
+    static const char *const others[] = {"$ref", "allOf", "anyOf", "const", "if", "not", "oneOf"};
+    const json_t *names = json_object_get(schema, "propertyNames"), *values;
+    int32_t term = REGEX_NONE;
+    size_t path;
+
+    if (!json_is_object(names))
+        return json_is_false(names) ? REGEX_NONE : REGEX_ALL;
+    for (size_t i = 0; i < sizeof(others) / sizeof(*others); i++)
+        if (json_object_get(names, others[i]))
+            json_refuse(c, -ENOTSUP, "propertyNames",
+                        "only type, pattern, format, lengths and enum are supported");
+    path = json_enter(c, ".propertyNames");
+    json_check_keywords(c, names);
+    if (json_types(c, names) & JSON_BIT_STRING)
+        term = json_strings(c, names);
+    values = json_object_get(names, "enum");
+    if (values)
+        term = regex_and2(&c->g->lexer.regex, term, json_string_values(c, values));
+    json_leave(c, path);
+    return term;
 }
 
 /* What else one member says of an object. */
@@ -111,7 +135,6 @@ static void take_object(struct compiler *c, struct object *o, const json_t *s)
     struct regex_pool *p = &c->g->lexer.regex;
     const int32_t lo = json_count(c, s, "minProperties", 0);
     const int32_t hi = json_count(c, s, "maxProperties", REGEX_INFINITE);
-    const json_t *names = json_object_get(s, "propertyNames");
     struct property *one;
     const char *name;
     json_t *v;
@@ -125,28 +148,10 @@ static void take_object(struct compiler *c, struct object *o, const json_t *s)
     }
     json_array_foreach(json_object_get(s, "required"), i, v)
     {
-        if (!json_is_string(v))
-            json_refuse(c, -EINVAL, "required", "must be an array of names");
-        else if ((one = property_of(c, o, json_string_value(v))))
+        if ((one = property_of(c, o, json_string_value(v))))
             one->required = true;
     }
-    if (json_is_false(names))
-        o->names = REGEX_NONE;
-    else if (json_is_object(names)) {
-        const json_t *values = json_object_get(names, "enum");
-
-        if (json_object_get(names, "$ref") || json_object_get(names, "anyOf") ||
-            json_object_get(names, "allOf") || json_object_get(names, "oneOf") ||
-            json_object_get(names, "not") || json_object_get(names, "if") ||
-            json_object_get(names, "const"))
-            json_refuse(c, -ENOTSUP, "propertyNames",
-                        "only type, pattern, format, lengths and enum are supported");
-        o->names = regex_and2(p, o->names, json_strings(c, names));
-        if (!(json_types(c, names) & JSON_BIT_STRING))
-            o->names = REGEX_NONE;
-        if (values)
-            o->names = regex_and2(p, o->names, json_string_values(c, values));
-    }
+    o->names = regex_and2(p, o->names, json_names(c, s));
 }
 
 static int32_t text_term(struct compiler *c, const char *s)
@@ -168,7 +173,7 @@ static int32_t value_rule(struct compiler *c, const struct conjunction *all, con
         const json_t *own = name ? json_member(c, json_object_get(s, "properties"), name) : NULL;
         bool named = own != NULL;
 
-        if (!json_counts(c, &all->members[k]))
+        if (!json_counts(c, all->members[k].schema))
             continue;
         if (own)
             schemas[n++] = own;
@@ -313,7 +318,7 @@ int32_t json_object_node(struct compiler *c, const struct conjunction *all)
     for (size_t k = 0; k < all->n; k++)
         take_properties(c, all, &o, all->members[k].schema, 0);
     for (size_t k = 0; k < all->n; k++)
-        if (json_counts(c, &all->members[k]))
+        if (json_counts(c, all->members[k].schema))
             take_object(c, &o, all->members[k].schema);
     if (c->code == 0 && o.min <= o.max)
         node = build_object(c, all, &o);

@@ -18,9 +18,11 @@ static unsigned wide_types(struct compiler *c, const json_t *s, int depth)
 
     if (!json_is_object(s) || depth > 8 || !json_step(c, 2 + json_array_size(values) / 4))
         return json_is_false(s) ? 0 : JSON_BITS;
-    bits &= json_types(c, s);
     if (json_is_string(ref))
         bits &= wide_types(c, json_resolve(c, json_string_value(ref)), depth + 1);
+    if (!json_counts(c, s))
+        return bits;
+    bits &= json_types(c, s);
     if (constant)
         bits &= json_type_of(constant);
     json_array_foreach(values, i, one)
@@ -39,7 +41,13 @@ static const json_t *behind(struct compiler *c, const json_t *s)
 {
     for (int i = 0; i < 8 && json_is_string(json_object_get(s, "$ref")); i++)
         s = json_resolve(c, json_string_value(json_object_get(s, "$ref")));
-    return s;
+    return json_counts(c, s) ? s : json_true(); /* whatever it is */
+}
+
+/* What says something of an instance beside its references, or behind them. */
+static const json_t *that_counts(struct compiler *c, const json_t *s)
+{
+    return json_counts(c, s) ? s : behind(c, s);
 }
 
 /* No value is among both: by const and enum. */
@@ -112,7 +120,8 @@ static bool are_disjoint(struct compiler *c, const json_t *a, const json_t *b)
     {
         two = json_member(c, json_object_get(b, "properties"), name);
         if (two && is_required(c, a, name) && is_required(c, b, name) &&
-            (values_differ(c, one, two) || !(wide_types(c, one, 0) & wide_types(c, two, 0))))
+            (values_differ(c, that_counts(c, one), that_counts(c, two)) ||
+             !(wide_types(c, one, 0) & wide_types(c, two, 0))))
             return true;
     }
     for (int k = 0; k < 2; k++) {
@@ -129,9 +138,7 @@ static bool are_disjoint(struct compiler *c, const json_t *a, const json_t *b)
 
 /* ---- schemas that are kept */
 
-enum { NOT, ONE_OF, IF, DEPENDENCIES };
-
-static const json_t *find(struct compiler *c, const void *from, int kind)
+const json_t *json_kept(struct compiler *c, const void *from, enum json_rewriting kind)
 {
     (void)json_step(c, c->n_rewritten / 64);
     for (size_t i = 0; i < c->n_rewritten; i++)
@@ -140,8 +147,7 @@ static const json_t *find(struct compiler *c, const void *from, int kind)
     return NULL;
 }
 
-/* Keeps a schema, which may be NULL: out of memory. */
-static const json_t *keep(struct compiler *c, const void *from, int kind, json_t *to)
+const json_t *json_keep(struct compiler *c, const void *from, enum json_rewriting kind, json_t *to)
 {
     if (!to || !array_reserve(&c->rewritten, &c->rewritten_cap, c->n_rewritten + 1,
                               sizeof(*c->rewritten))) {
@@ -151,6 +157,21 @@ static const json_t *keep(struct compiler *c, const void *from, int kind, json_t
     }
     c->rewritten[c->n_rewritten++] = (struct rewritten){from, kind, to};
     return to;
+}
+
+size_t json_enter_alternative(struct compiler *c, const json_t *schema, size_t i)
+{
+    (void)json_step(c, c->n_rewritten / 64);
+    for (size_t k = 0; k < c->n_rewritten; k++) {
+        if (c->rewritten[k].to != schema)
+            continue;
+        if (c->rewritten[k].kind == JSON_ONE_OF)
+            return json_enter(c, ".oneOf[%zu]", i);
+        if (c->rewritten[k].kind == JSON_IF)
+            return json_enter(c, ".if");
+        return strlen(c->path); /* what "not" rules out says so itself */
+    }
+    return json_enter(c, ".anyOf[%zu]", i);
 }
 
 /* A part of a schema, as part of another one. */
@@ -286,11 +307,12 @@ static void not_object(struct compiler *c, struct ways *w, const json_t *s)
 
     json_array_foreach(json_object_get(s, "required"), i, v)
     {
-        if (json_is_string(v))
-            not_there(c, w, json_string_value(v));
+        not_there(c, w, json_string_value(v));
     }
     json_object_foreach(json_object_get(s, "properties"), name, v)
     {
+        if (json_is_demanded(c, name, v))
+            not_there(c, w, name);
         if (!json_is_true(v) && !(json_is_object(v) && json_object_size(v) == 0))
             add_way(w, json_pack("{ss,s[s],s{so}}", "type", "object", "required", name,
                                  "properties", name, no(c, v)));
@@ -387,16 +409,17 @@ static void not_object_schema(struct compiler *c, struct ways *w, const json_t *
     static const char *const of_numbers[] = {"minimum", "exclusiveMinimum", "maximum",
                                              "exclusiveMaximum", "multipleOf"};
     const json_t *constant = json_object_get(s, "const"), *ref = json_object_get(s, "$ref");
-    const unsigned others = JSON_BITS & ~json_types(c, s);
+    unsigned others;
 
-    json_check_keywords(c, s);
     if (json_is_string(ref)) {
         const json_t *target = json_resolve(c, json_string_value(ref));
 
         add_way(w, target ? no(c, target) : NULL);
-        if (c->refs_alone)
-            return;
     }
+    if (!json_counts(c, s))
+        return;
+    json_check_keywords(c, s);
+    others = JSON_BITS & ~json_types(c, s);
     if (others)
         add_way(w, wrap("type", names_of(others)));
     if (constant) {
@@ -405,7 +428,7 @@ static void not_object_schema(struct compiler *c, struct ways *w, const json_t *
         not_these_values(w, values);
         json_decref(values);
     }
-    if (json_is_array(json_object_get(s, "enum")))
+    if (json_object_get(s, "enum"))
         not_these_values(w, json_object_get(s, "enum"));
     not_these(w, "string", some_of(s, of_strings, 4));
     not_these(w, "number", some_of(s, of_numbers, 5));
@@ -416,7 +439,7 @@ static void not_object_schema(struct compiler *c, struct ways *w, const json_t *
 
 const json_t *json_not(struct compiler *c, const json_t *schema)
 {
-    const json_t *had = find(c, schema, NOT);
+    const json_t *had = json_kept(c, schema, JSON_NOT);
     struct ways w = {.list = json_array()};
 
     if (had || c->code < 0) {
@@ -433,9 +456,9 @@ const json_t *json_not(struct compiler *c, const json_t *schema)
         not_object_schema(c, &w, schema);
     if (w.failed || json_array_size(w.list) == 0) {
         json_decref(w.list);
-        return keep(c, schema, NOT, w.failed ? NULL : json_false());
+        return json_keep(c, schema, JSON_NOT, w.failed ? NULL : json_false());
     }
-    return keep(c, schema, NOT, wrap("anyOf", w.list));
+    return json_keep(c, schema, JSON_NOT, wrap("anyOf", w.list));
 }
 
 /* ---- oneOf, if, dependencies */
@@ -445,7 +468,7 @@ const json_t *json_not(struct compiler *c, const json_t *schema)
 const json_t *json_one_of(struct compiler *c, const json_t *schema)
 {
     const json_t *list = json_object_get(schema, "oneOf");
-    const json_t *had = find(c, schema, ONE_OF);
+    const json_t *had = json_kept(c, schema, JSON_ONE_OF);
     const size_t n = json_array_size(list);
     json_t *any;
 
@@ -473,20 +496,20 @@ const json_t *json_one_of(struct compiler *c, const json_t *schema)
         if (json_array_size(all) == 1)
             json_array_set_new(any, i, share(one));
     }
-    return keep(c, schema, ONE_OF, wrap("anyOf", any));
+    return json_keep(c, schema, JSON_ONE_OF, wrap("anyOf", any));
 }
 
 const json_t *json_if(struct compiler *c, const json_t *schema)
 {
-    const json_t *had = find(c, schema, IF), *on = json_object_get(schema, "if");
+    const json_t *had = json_kept(c, schema, JSON_IF), *on = json_object_get(schema, "if");
     const json_t *then = json_object_get(schema, "then"), *other = json_object_get(schema, "else");
 
     if (had)
         return had;
-    return keep(c, schema, IF,
-                json_pack("{s[{s[oo]}{s[oo]}]}", "anyOf", "allOf", share(on),
-                          share(then ? then : json_true()), "allOf", no(c, on),
-                          share(other ? other : json_true())));
+    return json_keep(c, schema, JSON_IF,
+                     json_pack("{s[{s[oo]}{s[oo]}]}", "anyOf", "allOf", share(on),
+                               share(then ? then : json_true()), "allOf", no(c, on),
+                               share(other ? other : json_true())));
 }
 
 /* A property is not there, or what depends on it holds. */
@@ -512,7 +535,7 @@ bool json_has_dependencies(const json_t *schema)
 
 const json_t *json_dependencies(struct compiler *c, const json_t *schema)
 {
-    const json_t *had = find(c, schema, DEPENDENCIES);
+    const json_t *had = json_kept(c, schema, JSON_DEPENDENCIES);
     const char *name;
     json_t *all, *v;
 
@@ -526,5 +549,5 @@ const json_t *json_dependencies(struct compiler *c, const json_t *schema)
                 json_array_append_new(all, depend(name, v));
         }
     }
-    return keep(c, schema, DEPENDENCIES, wrap("allOf", all));
+    return json_keep(c, schema, JSON_DEPENDENCIES, wrap("allOf", all));
 }

@@ -137,16 +137,22 @@ void json_refuse_unknown(struct compiler *c, const json_t *schema, unsigned type
 
 /* ---- conjunctions */
 
+bool json_is_schema(struct compiler *c, const json_t *schema)
+{
+    const bool is_one = json_is_object(schema) || json_is_boolean(schema);
+
+    if (!is_one)
+        json_refuse(c, -EINVAL, "", "a schema must be an object, true or false");
+    return is_one;
+}
+
 /* Adds a schema, true and false among them. */
 static void add_member(struct compiler *c, struct conjunction *all, const json_t *schema)
 {
     if (json_is_false(schema))
         all->fails = true;
-    if (!json_is_object(schema)) {
-        if (!json_is_boolean(schema))
-            json_refuse(c, -EINVAL, "", "a schema must be an object, true or false");
+    if (!json_is_schema(c, schema) || json_is_boolean(schema))
         return;
-    }
     for (size_t i = 0; i < all->n; i++)
         if (all->members[i].schema == schema)
             return;
@@ -156,13 +162,12 @@ static void add_member(struct compiler *c, struct conjunction *all, const json_t
         all->members[all->n++] = (struct member){.schema = schema};
 }
 
-bool json_counts(const struct compiler *c, const struct member *m)
+bool json_counts(const struct compiler *c, const json_t *schema)
 {
-    return !(c->refs_alone && json_is_string(json_object_get(m->schema, "$ref")));
+    return !(c->refs_alone && json_is_string(json_object_get(schema, "$ref")));
 }
 
-/* What values keywords have; those of which json_count() and others look at the value are not here.
- */
+/* What values keywords have, and elements of these; json_types() looks at that of type. */
 enum {
     ARRAY = 1,
     BOOLEAN = 2,
@@ -174,46 +179,55 @@ enum {
 
 static const struct keyword {
     const char *name;
-    unsigned values; /* 0: it is not supported */
+    unsigned values;   /* 0: it is not supported */
+    unsigned elements; /* 0: any, or there are none */
 } keywords[] = {
     /* in order */
-    {"$dynamicRef", 0},
-    {"$id", STRING},
-    {"$recursiveRef", 0},
-    {"$ref", STRING},
-    {"additionalItems", SCHEMA},
-    {"additionalProperties", SCHEMA},
-    {"allOf", ARRAY},
-    {"anyOf", ARRAY},
-    {"contains", SCHEMA},
-    {"dependencies", OBJECT},
-    {"dependentRequired", OBJECT},
-    {"dependentSchemas", OBJECT},
-    {"disallow", 0},
-    {"divisibleBy", 0},
-    {"else", SCHEMA},
-    {"enum", ARRAY},
-    {"exclusiveMaximum", NUMBER | BOOLEAN},
-    {"exclusiveMinimum", NUMBER | BOOLEAN},
-    {"extends", 0},
-    {"format", STRING},
-    {"if", SCHEMA},
-    {"items", SCHEMA | ARRAY},
-    {"maximum", NUMBER},
-    {"minimum", NUMBER},
-    {"multipleOf", NUMBER},
-    {"not", SCHEMA},
-    {"oneOf", ARRAY},
-    {"pattern", STRING},
-    {"patternProperties", OBJECT},
-    {"prefixItems", ARRAY},
-    {"properties", OBJECT},
-    {"propertyNames", SCHEMA},
-    {"required", ARRAY | BOOLEAN}, /* a Boolean in draft 3 */
-    {"then", SCHEMA},
-    {"unevaluatedItems", 0},
-    {"unevaluatedProperties", 0},
-    {"uniqueItems", BOOLEAN},
+    {"$dynamicRef", 0, 0},
+    {"$id", STRING, 0},
+    {"$recursiveRef", 0, 0},
+    {"$ref", STRING, 0},
+    {"additionalItems", SCHEMA, 0},
+    {"additionalProperties", SCHEMA, 0},
+    {"allOf", ARRAY, SCHEMA},
+    {"anyOf", ARRAY, SCHEMA},
+    {"contains", SCHEMA, 0},
+    {"dependencies", OBJECT, SCHEMA | ARRAY | STRING},
+    {"dependentRequired", OBJECT, ARRAY},
+    {"dependentSchemas", OBJECT, SCHEMA},
+    {"disallow", 0, 0},
+    {"divisibleBy", 0, 0},
+    {"else", SCHEMA, 0},
+    {"enum", ARRAY, 0},
+    {"exclusiveMaximum", NUMBER | BOOLEAN, 0},
+    {"exclusiveMinimum", NUMBER | BOOLEAN, 0},
+    {"extends", 0, 0},
+    {"format", STRING, 0},
+    {"if", SCHEMA, 0},
+    {"items", SCHEMA | ARRAY, SCHEMA},
+    {"maxContains", NUMBER, 0},
+    {"maxItems", NUMBER, 0},
+    {"maxLength", NUMBER, 0},
+    {"maxProperties", NUMBER, 0},
+    {"maximum", NUMBER, 0},
+    {"minContains", NUMBER, 0},
+    {"minItems", NUMBER, 0},
+    {"minLength", NUMBER, 0},
+    {"minProperties", NUMBER, 0},
+    {"minimum", NUMBER, 0},
+    {"multipleOf", NUMBER, 0},
+    {"not", SCHEMA, 0},
+    {"oneOf", ARRAY, SCHEMA},
+    {"pattern", STRING, 0},
+    {"patternProperties", OBJECT, SCHEMA},
+    {"prefixItems", ARRAY, SCHEMA},
+    {"properties", OBJECT, SCHEMA},
+    {"propertyNames", SCHEMA, 0},
+    {"required", ARRAY | BOOLEAN, STRING}, /* a Boolean in draft 3 */
+    {"then", SCHEMA, 0},
+    {"unevaluatedItems", 0, 0},
+    {"unevaluatedProperties", 0, 0},
+    {"uniqueItems", BOOLEAN, 0},
 };
 
 static int by_name(const void *name, const void *keyword)
@@ -243,12 +257,30 @@ static void check_keyword(struct compiler *c, const struct keyword *k, const jso
         [SCHEMA | ARRAY] = "a schema or an array of schemas",
         [ARRAY | BOOLEAN] = "an array of names",
         [NUMBER | BOOLEAN] = "a number",
+        [SCHEMA | ARRAY | STRING] = "a schema or an array of names",
     };
+    const char *name;
+    json_t *one;
+    size_t i;
 
     if (k->values == 0)
         json_refuse(c, -ENOTSUP, k->name, "is not supported");
     else if (!(k->values & kind_of(value)))
         json_refuse(c, -EINVAL, k->name, "must be %s", must_be[k->values]);
+    if (k->elements == 0 || !json_step(c, (json_array_size(value) + json_object_size(value)) / 8))
+        return;
+    json_array_foreach(value, i, one)
+    {
+        if (!(k->elements & kind_of(one)))
+            json_refuse(c, -EINVAL, k->name, "element %zu must be %s", i, must_be[k->elements]);
+    }
+    if (json_is_object(value) && k->values & BOOLEAN) /* it is a schema itself */
+        return;
+    json_object_foreach((json_t *)(uintptr_t)value, name, one)
+    {
+        if (!(k->elements & kind_of(one)))
+            json_refuse(c, -EINVAL, k->name, "“%.60s” must be %s", name, must_be[k->elements]);
+    }
 }
 
 void json_check_keywords(struct compiler *c, const json_t *schema)
@@ -302,7 +334,7 @@ static void close_members(struct compiler *c, struct conjunction *all)
             continue;
         if (json_is_string(ref))
             add_member(c, all, json_resolve(c, json_string_value(ref)));
-        if (json_counts(c, &m))
+        if (json_counts(c, m.schema))
             close_member(c, all, m.schema);
     }
 }
@@ -331,7 +363,7 @@ static unsigned types_of(struct compiler *c, const struct conjunction *all)
     unsigned types = JSON_BITS;
 
     for (size_t k = 0; k < all->n; k++)
-        if (json_counts(c, &all->members[k]))
+        if (json_counts(c, all->members[k].schema))
             types &= json_types(c, all->members[k].schema);
     return types;
 }
@@ -349,7 +381,7 @@ static int32_t by_values(struct compiler *c, const struct conjunction *all, cons
 
         /* What holds other schemas has added them to the members. */
         for (size_t k = 0; k < all->n && holds; k++)
-            holds = !json_counts(c, &all->members[k]) ||
+            holds = !json_counts(c, all->members[k].schema) ||
                     json_holds_alone(c, all->members[k].schema, v, values);
         if (holds && json_is_string(v))
             json_array_append(strings, (json_t *)(uintptr_t)v);
@@ -370,7 +402,7 @@ static int32_t by_types(struct compiler *c, const struct conjunction *all)
     size_t n = 0;
 
     for (size_t k = 0; k < all->n; k++)
-        if (json_counts(c, &all->members[k])) {
+        if (json_counts(c, all->members[k].schema)) {
             schemas[n++] = all->members[k].schema;
             json_refuse_unknown(c, all->members[k].schema, types);
         }
@@ -405,7 +437,7 @@ static int32_t without_choices(struct compiler *c, const struct conjunction *all
     for (size_t k = 0; k < all->n; k++) {
         const json_t *s = all->members[k].schema;
 
-        if (!json_counts(c, &all->members[k]))
+        if (!json_counts(c, all->members[k].schema))
             continue;
         constant = json_object_get(s, "const") ? json_object_get(s, "const") : constant;
         values = json_object_get(s, "enum") ? json_object_get(s, "enum") : values;
@@ -433,13 +465,13 @@ static int32_t alternatives(struct compiler *c, const struct conjunction *all, s
 
     if (!with)
         json_refuse(c, -ENOMEM, "", "out of memory");
-    else if (!json_is_array(list) || json_array_size(list) == 0)
+    else if (json_array_size(list) == 0)
         json_refuse(c, -EINVAL, "anyOf", "must be an array of schemas");
     else if ((c->n_choices += json_array_size(list)) > MAX_CHOICES)
         json_refuse(c, -E2BIG, "anyOf", "too many alternatives");
     json_array_foreach(list, i, one)
     {
-        const size_t path = json_enter(c, ".anyOf[%zu]", i);
+        const size_t path = json_enter_alternative(c, all->members[k].schema, i);
 
         if (c->code == 0) {
             *with = *all;
@@ -461,7 +493,7 @@ static int32_t conjunction_node(struct compiler *c, const struct conjunction *al
     for (size_t k = 0; k < all->n; k++) {
         const struct member *m = &all->members[k];
 
-        if (!m->chosen && json_counts(c, m) && json_object_get(m->schema, "anyOf"))
+        if (!m->chosen && json_counts(c, m->schema) && json_object_get(m->schema, "anyOf"))
             return alternatives(c, all, k);
     }
     return without_choices(c, all);
@@ -543,23 +575,27 @@ static int finish(struct compiler *c)
     return c->code;
 }
 
-/* Drafts 3 to 7 ignore what is beside a $ref. */
-static bool is_old(const json_t *schema)
+/* The draft that a schema names: 3 to 7, 8: a later one, 0: none. */
+static int draft_of(const json_t *schema)
 {
-    static const char *const drafts[] = {"draft-03", "draft-04", "draft-05", "draft-06",
-                                         "draft-07"};
     const char *name = json_string_value(json_object_get(schema, "$schema"));
+    const char *old = name ? strstr(name, "draft-0") : NULL;
 
-    for (size_t i = 0; name && i < 5; i++)
-        if (strstr(name, drafts[i]))
-            return true;
-    return false;
+    if (old && old[7] >= '3' && old[7] <= '7')
+        return old[7] - '0';
+    return name && strstr(name, "/draft/20") ? 8 : 0;
 }
 
 int json_schema_compile(struct grammar *g, const json_t *schema, int32_t *rule, struct err *e)
 {
-    struct compiler c = {
-        .g = g, .root = schema, .refs_alone = is_old(schema), .path = "$", .e = e, .any = -1};
+    const int draft = draft_of(schema);
+    struct compiler c = {.g = g,
+                         .root = schema,
+                         .refs_alone = draft >= 3 && draft <= 7,
+                         .has_id = draft < 6,
+                         .path = "$",
+                         .e = e,
+                         .any = -1};
 
     node_marks(&c);
     *rule = json_compile_all(&c, &schema, 1);

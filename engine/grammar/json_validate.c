@@ -30,6 +30,15 @@ unsigned json_type_of(const json_t *v)
     }
 }
 
+/* Whether it holds of a part of the schema, for which the path has been lengthened. */
+static bool holds_at(struct compiler *c, size_t path, const json_t *schema, const json_t *value)
+{
+    const bool holds = json_holds(c, schema, value);
+
+    json_leave(c, path);
+    return holds;
+}
+
 const json_t *json_member(struct compiler *c, const json_t *object, const char *name)
 {
     return json_step(c, strlen(name) / 64 + 1) ? json_object_get(object, name) : NULL;
@@ -42,6 +51,7 @@ static bool object_holds(struct compiler *c, const json_t *schema, const json_t 
     const json_t *others = json_object_get(schema, "additionalProperties"), *s;
     const json_t *required = json_object_get(schema, "required");
     const int32_t n = (int32_t)json_object_size(value);
+    const int32_t names = n > 0 ? json_names(c, schema) : REGEX_ALL;
     const char *name, *pattern;
     json_t *member;
     size_t i;
@@ -54,12 +64,19 @@ static bool object_holds(struct compiler *c, const json_t *schema, const json_t 
         if (!json_member(c, value, json_string_value(member)))
             return false;
     }
+    json_object_foreach((json_t *)(uintptr_t)properties, name, member)
+    {
+        if (!json_step(c, 1) || (json_is_demanded(c, name, member) && !json_member(c, value, name)))
+            return false;
+    }
     json_object_foreach((json_t *)(uintptr_t)value, name, member)
     {
         bool named = (s = json_member(c, properties, name)) != NULL;
         json_t *one;
 
-        if (named && !json_holds(c, s, member))
+        if (names != REGEX_ALL && !json_matches(c, names, name, strlen(name)))
+            return false;
+        if (named && !holds_at(c, json_enter(c, ".properties.%.60s", name), s, member))
             return false;
         json_object_foreach((json_t *)(uintptr_t)patterns, pattern, one)
         {
@@ -70,10 +87,11 @@ static bool object_holds(struct compiler *c, const json_t *schema, const json_t 
             if (!json_matches(c, term, name, strlen(name)))
                 continue;
             named = true;
-            if (!json_holds(c, one, member))
+            if (!holds_at(c, json_enter(c, ".patternProperties.%.60s", pattern), one, member))
                 return false;
         }
-        if (!named && others && !json_holds(c, others, member))
+        if (!named && others &&
+            !holds_at(c, json_enter(c, ".additionalProperties"), others, member))
             return false;
     }
     return !json_object_get(schema, "dependencies") &&
@@ -91,7 +109,7 @@ static bool array_contains(struct compiler *c, const json_t *schema, const json_
 
     json_array_foreach(value, i, member)
     {
-        n += contains && json_holds(c, contains, member);
+        n += contains && holds_at(c, json_enter(c, ".contains"), contains, member);
     }
     return !contains || (n >= json_count(c, schema, "minContains", 1) &&
                          n <= json_count(c, schema, "maxContains", REGEX_INFINITE));
@@ -113,37 +131,46 @@ static bool array_holds(struct compiler *c, const json_t *schema, const json_t *
     const json_t *items = json_object_get(schema, "items");
     const json_t *prefix = json_object_get(schema, "prefixItems");
     const json_t *others = items;
+    const char *listed = "prefixItems", *rest = "items";
     const int32_t n = (int32_t)json_array_size(value);
     json_t *member;
     size_t i;
 
     if (json_is_array(items)) {
         prefix = items;
-        others = json_object_get(schema, "additionalItems");
+        listed = "items";
+        rest = "additionalItems";
+        others = json_object_get(schema, rest);
     }
     if (n < json_count(c, schema, "minItems", 0) ||
         n > json_count(c, schema, "maxItems", REGEX_INFINITE))
         return false;
     json_array_foreach(value, i, member)
     {
-        const json_t *s = i < json_array_size(prefix) ? json_array_get(prefix, i) : others;
+        const bool is_listed = i < json_array_size(prefix);
+        const json_t *s = is_listed ? json_array_get(prefix, i) : others;
 
-        if (s && !json_holds(c, s, member))
+        if (s &&
+            !holds_at(c,
+                      is_listed ? json_enter(c, ".%s[%zu]", listed, i) : json_enter(c, ".%s", rest),
+                      s, member))
             return false;
     }
     return array_contains(c, schema, value) &&
            (!json_is_true(json_object_get(schema, "uniqueItems")) || is_unique(c, value));
 }
 
-static int count_holding(struct compiler *c, const json_t *schemas, const json_t *value)
+static int count_holding(struct compiler *c, const json_t *schema, const char *keyword,
+                         const json_t *value)
 {
+    const json_t *schemas = json_object_get(schema, keyword);
     int n = 0;
     size_t i;
     json_t *s;
 
     json_array_foreach(schemas, i, s)
     {
-        n += json_holds(c, s, value);
+        n += holds_at(c, json_enter(c, ".%s[%zu]", keyword, i), s, value);
     }
     return n;
 }
@@ -209,18 +236,21 @@ static bool applies(struct compiler *c, const json_t *schema, const json_t *valu
     const json_t *one = json_object_get(schema, "oneOf"), *no = json_object_get(schema, "not");
     const json_t *ref = json_object_get(schema, "$ref");
     const json_t *on = json_object_get(schema, "if"), *then;
+    const char *keyword;
     const json_t *target = json_is_string(ref) ? json_resolve(c, json_string_value(ref)) : NULL;
 
     if (target && !json_holds(c, target, value))
         return false;
-    if (target && c->refs_alone)
+    if (!json_counts(c, schema))
         return true;
-    then = on ? json_object_get(schema, json_holds(c, on, value) ? "then" : "else") : NULL;
-    if (then && !json_holds(c, then, value))
+    keyword = on && !holds_at(c, json_enter(c, ".if"), on, value) ? "else" : "then";
+    then = on ? json_object_get(schema, keyword) : NULL;
+    if (then && !holds_at(c, json_enter(c, ".%s", keyword), then, value))
         return false;
-    return (!all || count_holding(c, all, value) == (int)json_array_size(all)) &&
-           (!any || count_holding(c, any, value) > 0) &&
-           (!one || count_holding(c, one, value) == 1) && (!no || !json_holds(c, no, value));
+    return (!all || count_holding(c, schema, "allOf", value) == (int)json_array_size(all)) &&
+           (!any || count_holding(c, schema, "anyOf", value) > 0) &&
+           (!one || count_holding(c, schema, "oneOf", value) == 1) &&
+           (!no || !holds_at(c, json_enter(c, ".not"), no, value));
 }
 
 bool json_holds_alone(struct compiler *c, const json_t *schema, const json_t *value,
@@ -252,15 +282,16 @@ bool json_holds(struct compiler *c, const json_t *schema, const json_t *value)
 {
     bool holds;
 
-    if (!json_is_object(schema) || c->code < 0)
-        return !json_is_false(schema);
+    if (!json_is_schema(c, schema) || json_is_boolean(schema) || c->code < 0)
+        return json_is_true(schema);
     if (++c->depth > MAX_DEPTH) {
         json_refuse(c, -E2BIG, "", "nested too deeply");
         holds = false;
     } else {
-        json_check_keywords(c, schema);
-        holds = applies(c, schema, value) && ((c->refs_alone && json_object_get(schema, "$ref")) ||
-                                              json_holds_alone(c, schema, value, NULL));
+        if (json_counts(c, schema))
+            json_check_keywords(c, schema);
+        holds = applies(c, schema, value) &&
+                (!json_counts(c, schema) || json_holds_alone(c, schema, value, NULL));
     }
     c->depth--;
     return holds;

@@ -330,6 +330,9 @@ static const struct texts schemas[] = {
      {"[1, 2]"},
      {"[1, 1]", "[2, 2]"}},
     {"{'const': [1.0, {'a': 2.0}], 'enum': [[3], [1, {'a': 2}]]}", {"[1, {'a': 2}]"}, {"[3]"}},
+    {"{'enum': [{'ab': 1}, {'a': 1}, {}], 'propertyNames': {'maxLength': 1}}",
+     {"{'a': 1}", "{}"},
+     {"{'ab': 1}"}},
     /* numbers are compared exactly, above 2^53 and in tenths, too */
     {"{'enum': [9007199254740993, 9007199254740992, 9007199254740991.5], 'maximum': "
      "9007199254740992}",
@@ -348,6 +351,49 @@ static const struct texts schemas[] = {
     {"{'enum': [9007199254740993, 1, 2], 'not': {'enum': [9007199254740992.0, 1.0]}}",
      {"9007199254740993", "2"},
      {"1"}},
+    /* what looks like an anchor, and is none */
+    {"{'properties': {'const': {'$ref': '#x'}}, '$defs': {'default': {'default': {'$anchor': 'x'}, "
+     "'enum': [{'$anchor': 'x'}]}, 'enum': {'$anchor': 'x', 'type': 'integer'}}}",
+     {"{'const': 1}"},
+     {"{'const': 'a'}"}},
+    {"{'$ref': '#x', '$defs': {'a': {'$id': 'http://x/', '$defs': {'b': {'$anchor': 'x', 'type': "
+     "'null'}}}, 'b': {'$anchor': 'x', 'type': 'integer'}}}",
+     {"1"},
+     {"null"}},
+    {"{'items': {'$id': 'http://x/', 'default': {'$ref': '#'}}, 'type': 'array'}", {"[1]"}, {"1"}},
+    {"{'$schema': 'https://json-schema.org/draft/2020-12/schema', 'properties': {'a': {'id': 'b', "
+     "'items': {'$ref': '#'}}}, 'type': 'object'}",
+     {"{'a': [{}]}"},
+     {"{'a': [1]}"}},
+    /* draft 3: properties say that they are required */
+    {"{'enum': [{}, {'a': 1}], 'properties': {'a': {'required': true}}}", {"{'a': 1}"}, {"{}"}},
+    {"{'type': 'object', 'definitions': {'a': {'required': true}}, 'properties': {'a': {'$ref': "
+     "'#/definitions/a'}}}",
+     {"{'a': 1}"},
+     {"{}"}},
+    {"{'type': 'object', 'not': {'properties': {'a': {'required': true}}}}",
+     {"{}", "{'b': 1}"},
+     {"{'a': 1}"}},
+    /* drafts up to 7: what is beside a $ref does not count */
+    {"{'$schema': 'http://json-schema.org/draft-07/schema#', 'definitions': {'a': {'type': "
+     "'integer'}}, 'oneOf': [{'$ref': '#/definitions/a', 'type': 'string'}, {'type': 'number', "
+     "'minimum': 5}]}",
+     {"1", "5.5"},
+     {"5", "1.5", "'a'"}},
+    {"{'$schema': 'http://json-schema.org/draft-07/schema#', 'definitions': {'a': {'type': "
+     "'integer'}}, 'enum': [{'a': 1}, {'a': 'b'}], 'properties': {'a': {'$ref': '#/definitions/a', "
+     "'format': 3}}}",
+     {"{'a': 1}"},
+     {"{'a': 'b'}"}},
+    {"{'$schema': 'http://json-schema.org/draft-07/schema#', 'definitions': {'a': {'type': "
+     "'integer'}}, 'not': {'$ref': '#/definitions/a', 'format': 3}}",
+     {"'a'"},
+     {"1"}},
+    {"{'$schema': 'http://json-schema.org/draft-07/schema#', 'definitions': {'a': {'enum': [1, "
+     "2]}}, 'type': 'array', 'uniqueItems': true, 'items': {'$ref': '#/definitions/a', 'enum': "
+     "[1]}}",
+     {"[2, 1]"},
+     {"[1, 1]"}},
 };
 
 TEST(schemas_allow_their_instances, .n = N(schemas))
@@ -400,10 +446,43 @@ static const struct {
     {FORMAT_JSON_SCHEMA, "{'$ref': '#/allOf/0x', 'allOf': [{}]}", -EINVAL, "leads nowhere"},
     {FORMAT_JSON_SCHEMA, "{'const': 9007199254740993, 'enum': [9007199254740992]}", -EINVAL,
      "no text"},
+    {FORMAT_JSON_SCHEMA, "{'$ref': 'http://example.com/x'}", -ENOTSUP, "does not lead into"},
+    {FORMAT_JSON_SCHEMA, "{'properties': {'a': {'$ref': '#/nowhere'}}}", -EINVAL,
+     "$.properties.a.$ref: “#/nowhere” leads nowhere"},
+    {FORMAT_JSON_SCHEMA, "{'type': 'object', 'propertyNames': {'$dynamicRef': '#x'}}", -ENOTSUP,
+     "$.propertyNames.$dynamicRef: is not supported"},
+    {FORMAT_JSON_SCHEMA,
+     "{'$anchor': 'x', 'items': {'$id': 'http://x/', 'items': {'$ref': '#x'}, '$defs': {'a': "
+     "{'$anchor': 'x'}}}}",
+     -ENOTSUP, "$id: is supported at the root alone"},
+    {FORMAT_JSON_SCHEMA, "{'items': {'id': 'http://x/', 'items': {'$ref': '#'}}}", -ENOTSUP,
+     ".id: is supported at the root alone"},
     {FORMAT_JSON_SCHEMA, "{'const': 9007199254740993, 'enum': [9007199254740992.0]}", -EINVAL,
      "no text"},
     {FORMAT_JSON_SCHEMA, "{'enum': [1], 'multipleOf': -1}", -EINVAL, "$.multipleOf: must be above"},
-    {FORMAT_JSON_SCHEMA, "{'$ref': 'http://example.com/x'}", -ENOTSUP, "does not lead into"},
+    {FORMAT_JSON_SCHEMA, "{'enum': [[1]], 'items': {'minimum': 'x'}}", -EINVAL,
+     "$.items.minimum: must be a number"},
+    {FORMAT_JSON_SCHEMA,
+     "{'enum': [{'a': [1]}], 'properties': {'a': {'prefixItems': [{'anyOf': "
+     "[{'enum': 'x'}]}]}}}",
+     -EINVAL, "$.properties.a.prefixItems[0].anyOf[0].enum: must be an array"},
+    {FORMAT_JSON_SCHEMA, "{'oneOf': [{'type': 'null'}, {'type': 'integer', 'minimum': 'x'}]}",
+     -EINVAL, "$.oneOf[1].minimum: must be a number"},
+    {FORMAT_JSON_SCHEMA, "{'not': {'propertyNames': {'maxLength': 1}}}", -ENOTSUP,
+     "$.not: of propertyNames is not supported"},
+    {FORMAT_JSON_SCHEMA, "{'type': 'integer', 'minLength': 'x'}", -EINVAL,
+     "$.minLength: must be a number"},
+    {FORMAT_JSON_SCHEMA, "{'enum': [{'b': 1}], 'properties': {'a': 3}}", -EINVAL,
+     "$.properties: “a” must be a schema"},
+    {FORMAT_JSON_SCHEMA, "{'enum': [1], '$ref': '#/a', 'a': 3}", -EINVAL,
+     "a schema must be an object"},
+    {FORMAT_JSON_SCHEMA, "{'type': 'object', 'not': {'required': ['a', 3]}}", -EINVAL,
+     "$.required: element 1 must be a string"},
+    {FORMAT_JSON_SCHEMA, "{'dependentRequired': {'a': 'b'}}", -EINVAL,
+     "$.dependentRequired: “a” must be an array"},
+    {FORMAT_JSON_SCHEMA, "{'dependentSchemas': {'a': ['b']}}", -EINVAL,
+     "$.dependentSchemas: “a” must be a schema"},
+    {FORMAT_JSON_SCHEMA, "{'dependencies': {'a': [{}]}}", -EINVAL, "required: element 0 must be"},
     {FORMAT_JSON_SCHEMA, "{'minimum': 3, 'maximum': 2, 'type': 'integer'}", -EINVAL, "no text"},
     {FORMAT_REGEX, "(a", -EINVAL, "a group without its )"},
     {FORMAT_REGEX, "a{3,2}", -EINVAL, "out of order"},
