@@ -140,8 +140,8 @@ int json_real_text(char *out, size_t size, double x)
     return digits;
 }
 
-/* The digits of a number; false: too many. */
-static bool read_decimal(struct decimal *d, const json_t *value)
+/* The digits of a number, which count as work; false: too many. */
+static bool read_decimal(struct compiler *c, struct decimal *d, const json_t *value)
 {
     char all[2 * MAX_DIGITS], *point;
     size_t n;
@@ -172,7 +172,7 @@ static bool read_decimal(struct decimal *d, const json_t *value)
     snprintf(d->part, sizeof(d->part), "%s", point ? point + 1 : "");
     for (n = strlen(d->part); n > 0 && d->part[n - 1] == '0'; n--)
         d->part[n - 1] = '\0';
-    return true;
+    return json_step(c, 4 * (strlen(d->whole) + n));
 }
 
 static bool is_zero(const struct decimal *d)
@@ -242,7 +242,7 @@ static uint64_t read_divisor(struct compiler *c, const json_t *value, uint64_t m
     struct decimal d;
     uint64_t units;
 
-    if (!read_decimal(&d, value) || d.negative || is_zero(&d)) {
+    if (!read_decimal(c, &d, value) || d.negative || is_zero(&d)) {
         json_refuse(c, -EINVAL, "multipleOf", "must be above 0");
         return 0;
     }
@@ -275,9 +275,9 @@ static bool is_multiple(struct compiler *c, const json_t *value, const json_t *d
     struct decimal d;
     uint64_t left = 0;
 
-    if (units == 0 || !json_step(c, 10))
+    if (units == 0)
         return false;
-    if (!read_decimal(&d, value)) {
+    if (!read_decimal(c, &d, value)) {
         json_refuse(c, -ENOTSUP, "enum", "a number has too many digits");
         return false;
     }
@@ -300,7 +300,7 @@ static int32_t bound(struct compiler *c, const json_t *schema, bool above, bool 
 
     if (!value || (exclusive && json_is_boolean(value)))
         return REGEX_ALL;
-    if (!read_decimal(&d, value)) {
+    if (!read_decimal(c, &d, value)) {
         json_refuse(c, -ENOTSUP, name, "has too many digits");
         return REGEX_ALL;
     }
@@ -314,10 +314,11 @@ static int32_t equal_to(struct compiler *c, const json_t *value)
     struct decimal d;
     int32_t zero;
 
-    if (!read_decimal(&d, value)) {
+    if (!read_decimal(c, &d, value)) {
         json_refuse(c, -ENOTSUP, "enum", "a number has too many digits");
         return REGEX_NONE;
     }
+    (void)json_step(c, 20 + 4 * strlen(d.part)); /* for terms of each digit, twice */
     if (!is_zero(&d))
         return regex_and2(p, side(p, &d, true, true), side(p, &d, false, true));
     zero = regex_repeat(p, regex_char(p, '0'), 1, REGEX_INFINITE);
@@ -339,7 +340,7 @@ static int32_t others(struct compiler *c, const json_t *no)
         return regex_not(p, json_numbers(c, &no, 1, JSON_BIT_INTEGER | JSON_BIT_REAL));
     json_array_foreach(values, i, v)
     {
-        if (json_is_number(v) && json_step(c, 20))
+        if (json_is_number(v) && c->code == 0)
             term = regex_or2(p, term, equal_to(c, v));
     }
     return regex_not(p, term);

@@ -532,6 +532,7 @@ static const struct {
      "{'$ref': '#/$defs/e', 'minLength': 1}, ", 1000, "{}]}"},
     {"{'not': {'prefixItems': [", "{}, ", 60000, "{}]}}", "", 0, ""},
     {"{'not': {'enum': [", "1, ", 60000, "1]}}", "", 0, ""},
+    {"{'multipleOf': 1e-290, 'enum': [", "1.5e-290, ", 20000, "0]}", "", 0, ""},
 };
 
 static void append(char **at, const char *part, int n)
