@@ -21,10 +21,10 @@ static int skinny_rows(const struct forward *f)
 {
     const struct matrix *w = &f->weights->layers->gate_up;
 
-    for (int i = 1; i < f->config->n_layers && !w->scales; i++) /* not all need be quantized */
-        w = &f->weights->layers[i].gate_up;
     if (!f->config->quant)
         return f->streams ? 0 : SKINNY_ROWS;
+    for (int i = 1; i < f->config->n_layers && !w->scales; i++) /* not all need be quantized */
+        w = &f->weights->layers[i].gate_up;
     return forward_gemm_in(f, w, NULL) == GEMM_OF_BF16 && !forward_is_int4(f, w, 1)
                ? SKINNY_DEQUANTIZED_ROWS
                : SKINNY_QUANTIZED_ROWS;

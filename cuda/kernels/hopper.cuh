@@ -84,8 +84,8 @@ static __device__ __forceinline__ void copy_box_4d(uint32_t to, const CUtensorMa
                  : "memory");
 }
 
-// What will not be read again gives way in L2 first: `policy` is first_to_go().
-static __device__ __forceinline__ uint64_t first_to_go()
+// Of copies that pass through L2 once, like weights: they give way to what should stay there.
+static __device__ __forceinline__ uint64_t stream_policy()
 {
     uint64_t policy;
 
@@ -110,6 +110,17 @@ static __device__ __forceinline__ void copy_box_4d(uint32_t to, const CUtensorMa
                  ".L2::cache_hint [%0], [%1, {%2, %3, %4, %5}], [%6], %7;" ::"r"(to),
                  "l"(map), "r"(x), "r"(y), "r"(z), "r"(w), "r"(barrier), "l"(policy)
                  : "memory");
+}
+
+// 16 bytes of shared memory.
+static __device__ __forceinline__ uint4 ld_shared(uint32_t at)
+{
+    uint4 v;
+
+    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "r"(at));
+    return v;
 }
 
 // A warpgroup's registers per thread from here on; all of its threads call it.

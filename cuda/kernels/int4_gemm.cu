@@ -168,16 +168,6 @@ static __device__ __forceinline__ void load_x(uint32_t to, const struct int4_arg
                    valid && i * X_ROWS < from.x_rows);
 }
 
-static __device__ __forceinline__ uint4 read_vector(uint32_t at)
-{
-    uint4 v;
-
-    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-                 : "r"(at));
-    return v;
-}
-
 static __device__ __forceinline__ uint32_t read_word(uint32_t at)
 {
     uint32_t x;
@@ -196,7 +186,7 @@ static __device__ __forceinline__ void convert(uint32_t (&a)[8], uint32_t w, int
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         const uint4 v =
-            read_vector(w + (uint32_t)((row + i * 8) * (STEP / 2) + (unit ^ (row / 2 & 3)) * 16));
+            ld_shared(w + (uint32_t)((row + i * 8) * (STEP / 2) + (unit ^ (row / 2 & 3)) * 16));
 
         a[i] = int4_pair(v.x, pair, zero[i]);
         a[2 + i] = int4_pair(v.y, pair, zero[i]);

@@ -78,7 +78,7 @@ static __device__ __forceinline__ void copy_all(const struct stream_args &a, str
 {
     static constexpr uint32_t STAGE = STAGE_BYTES<N>;
     const int n = steps_of(a), first = n < STAGES<N> ? n : STAGES<N>;
-    const uint64_t policy = first_to_go();
+    const uint64_t policy = stream_policy();
 
     for (int i = 0; i < first; i++) {
         barrier_expect(shared_address(&b->full[i]), STAGE);

@@ -125,15 +125,6 @@ static __host__ __device__ __forceinline__ int chunk_of_down(const struct reside
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
-// Weights pass through L2 once; the exchanged data should stay there.
-static __device__ __forceinline__ uint64_t stream_policy()
-{
-    uint64_t policy;
-
-    asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
-    return policy;
-}
-
 static __device__ __forceinline__ void bulk_copy(uint32_t to, const void *from, uint32_t bytes,
                                                  uint32_t barrier, uint64_t policy)
 {
@@ -177,16 +168,6 @@ static __device__ __forceinline__ void ring_release(struct ring &r)
 {
     barrier_arrive(r.empty + (uint32_t)r.at * 8);
     ring_next(r);
-}
-
-static __device__ __forceinline__ uint4 ld_shared(uint32_t at)
-{
-    uint4 v;
-
-    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-                 : "r"(at));
-    return v;
 }
 
 enum { ALL_CONSUMERS = 1, CONSUMERS_AND_HELPERS = 2 }; // named barriers
