@@ -607,14 +607,14 @@ static int iterate(struct engine *g, struct err *e)
         return answered;
     if (g->in_flight == BACKEND_IN_FLIGHT || (g->in_flight > 0 && next != CORE_OK))
         return finish_oldest(g, e);
-    if (next == CORE_OK || g->restoring)
+    if (next == CORE_OK || g->restoring || answered) /* sleep finishes the steps in flight, too */
         return 0;
     must(next == CORE_IDLE); /* with nothing in flight, what fits runs */
     if (ops->idle && (!g->asleep || g->status.backend.idle_s))
         r = ops->idle(g->backend, e);
     if (r == 0 && g->drafter && !g->asleep)
         r = drafter_idle(g->drafter, e);
-    if (r == 0 && !answered) { /* there may be more to answer */
+    if (r == 0) {
         engine_read_memory(g);
         r = rest(g, deadline_us, e);
     }

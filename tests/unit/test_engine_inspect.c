@@ -1,7 +1,9 @@
 /* test_engine_inspect.c - inspecting an engine and changing its cache, over the CPU backend and the
  * bundled model. */
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "tests/unit/engine_rig.h"
 #include "tests/unit/run_suite.h"
@@ -288,6 +290,44 @@ TEST(idle_engine_sends_all_reports)
     gather(g, a, N);
     for (int i = 0; i < N; i++)
         ck_assert_int_eq(a[i].terminal, ENGINE_REPORT);
+}
+
+static struct engine *engine;
+static _Atomic bool asks_to_sleep;
+
+/* Submits; once a step has copies alone, a request to sleep has come by the next look. */
+static int submit_and_ask(struct backend *b, const struct batch *batch, struct err *e)
+{
+    static struct inspect_query q;
+    const int r = cpu_backend.submit(b, batch, e);
+
+    if (batch->n_tokens > 0 || !atomic_exchange(&asks_to_sleep, false))
+        return r;
+    q = query(INSPECT_SLEEP);
+    q.level = SLEEP_ALL;
+    ask(engine, 100, &q);
+    usleep(50000);
+    return r;
+}
+
+/* A request to sleep comes while a copy is in flight, and nothing else is. */
+TEST(sleep_finishes_copies)
+{
+    struct engine_request r = request(1, CHAT_SUM);
+    struct inspect_report *report;
+
+    ops.submit = submit_and_ask;
+    options.backend_options.tier_bytes[TIER_HOST] = 16u << 20;
+    atomic_store(&asks_to_sleep, true);
+    engine = start();
+    generate(engine, &r);
+    report = report_of(engine, 100);
+    ck_assert_int_eq(report->level, SLEEP_ALL);
+    ck_assert_int_eq(report->kept_tokens, 16);
+    inspect_report_free(report);
+    generate(engine, &r); /* and it wakes */
+    while (engine_asleep(engine))
+        engine_events_free(take(engine));
 }
 
 RUN_TESTS("engine_inspect", set_up_engine, end_engine)
