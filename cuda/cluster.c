@@ -333,7 +333,7 @@ int cluster_compare(struct cluster *c, const struct backend_options *o, const st
 {
     XXH128_hash_t hash = {0};
     struct err why;
-    const int r = model_fingerprint(m, false, &hash, &why);
+    const int r = model_fingerprint(m, MODEL_AS_LOADED, &hash, &why);
     const struct {
         const char *name;
         int64_t value;

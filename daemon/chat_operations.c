@@ -476,7 +476,7 @@ void chat_open_store(struct server *s)
 
     if (!s->parts.session_folder)
         return;
-    if (model_fingerprint(engine_model(s->parts.engine), false, &s->model, &e) < 0 ||
+    if (model_fingerprint(engine_model(s->parts.engine), MODEL_OF_FILES, &s->model, &e) < 0 ||
         chat_session_store_open(&s->store, s->parts.session_folder, s->model, &e) < 0) {
         log_text(LOG_LEVEL_WARNING, "sessions_in_memory", e.text, "%s", "");
         return;

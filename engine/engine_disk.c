@@ -19,7 +19,7 @@ static int describe(char *out, size_t size, const struct engine *g, struct err *
     const struct backend_options *o = &g->options.backend_options;
     const struct backend_info *info = &g->status.backend;
     XXH128_hash_t model;
-    int r = model_fingerprint(g->model, true, &model, e);
+    int r = model_fingerprint(g->model, MODEL_AS_OPENED, &model, e);
 
     if (r == 0) /* devices round differently; the CPU's instruction sets do not */
         snprintf(out, size,

@@ -390,7 +390,8 @@ bool model_has_changed(const struct model *m)
     return false;
 }
 
-int model_fingerprint(const struct model *m, bool with_times, XXH128_hash_t *out, struct err *e)
+int model_fingerprint(const struct model *m, enum model_sameness what, XXH128_hash_t *out,
+                      struct err *e)
 {
     enum { BEGINNING = 4096 };
     const struct model_config *c = &m->config;
@@ -408,7 +409,7 @@ int model_fingerprint(const struct model *m, bool with_times, XXH128_hash_t *out
     (void)XXH3_128bits_update(state, numbers, sizeof(numbers));
     rope_frequencies(c, inv_freq);
     (void)XXH3_128bits_update(state, inv_freq, (size_t)c->head_dim / 2 * sizeof(*inv_freq));
-    if (c->quant) {
+    if (c->quant && (c->quant->format != QUANT_AT_LOAD || what >= MODEL_AS_LOADED)) {
         const int32_t quant[] = {(int32_t)c->quant->format, (int32_t)c->quant->dtype,
                                  c->quant->zero_bias};
 
@@ -419,7 +420,7 @@ int model_fingerprint(const struct model *m, bool with_times, XXH128_hash_t *out
 
         if (fstat(m->files[f].fd, &st) < 0)
             r = err_set(e, -errno, "%s: %s", m->files[f].name, strerror(errno));
-        else if (with_times)
+        else if (what >= MODEL_AS_OPENED)
             (void)XXH3_128bits_update(state, &st.st_mtim, sizeof(st.st_mtim));
         for (size_t i = 0; r == 0 && i < m->files[f].tensors.n; i++) {
             const struct tensor *t = &m->files[f].tensors.tensors[i];

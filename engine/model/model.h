@@ -187,9 +187,15 @@ const struct embedder *model_embedder(const struct model *m);
 /* A tensor that the configuration needs by its full name, in the files with or without "model."
  * before it; NULL for any other name. Each is there and has the right shape. */
 const struct tensor *model_tensor(const struct model *m, const char *name);
-/* A hash of the configuration and the beginning of each tensor, and of the times at which the files
- * were written: other weights have another one. Without times a copy has the same. */
-int model_fingerprint(const struct model *m, bool with_times, XXH128_hash_t *out, struct err *e);
+/* A hash of the configuration and the beginning of each tensor: other weights have another one.
+ * What else counts, each with those before: */
+enum model_sameness {
+    MODEL_OF_FILES,  /* nothing: a copy has the same */
+    MODEL_AS_LOADED, /* what model_quantize() makes of the weights */
+    MODEL_AS_OPENED, /* the times at which the files were written */
+};
+int model_fingerprint(const struct model *m, enum model_sameness what, XXH128_hash_t *out,
+                      struct err *e);
 /* Somebody has written to the files since they were opened. */
 bool model_has_changed(const struct model *m);
 uint64_t model_weight_bytes(const struct model *m); /* of all these tensors, as stored */

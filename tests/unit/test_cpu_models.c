@@ -712,7 +712,7 @@ static XXH128_hash_t fingerprint(void)
 {
     XXH128_hash_t hash;
 
-    ck_assert_int_eq(model_fingerprint(model, true, &hash, &e), 0);
+    ck_assert_int_eq(model_fingerprint(model, MODEL_AS_OPENED, &hash, &e), 0);
     return hash;
 }
 

@@ -468,13 +468,34 @@ TEST(fingerprint_has_the_format)
     for (int i = 0; i < 2; i++) {
         struct model *m = open_folder();
 
-        ck_assert_int_eq(model_fingerprint(m, false, &hashes[i], &e), 0);
+        ck_assert_int_eq(model_fingerprint(m, MODEL_OF_FILES, &hashes[i], &e), 0);
         model_close(m);
         if (i == 0)
             replace(CONFIG, "\"gptq\", \"damp", "\"gptq_v2\", \"damp");
     }
     ck_assert(!XXH128_isEqual(hashes[0], hashes[1]));
     remove_dir();
+}
+
+/* What weights are quantized to at load is part of what blocks depend on, and not of the folder. */
+TEST(fingerprint_has_what_is_loaded)
+{
+    XXH128_hash_t hashes[MODEL_AS_OPENED + 1][2];
+
+    for (int i = 0; i < 2; i++) {
+        struct model *m;
+
+        ck_assert_int_eq(model_open(&m, TEST_MODEL_DIR, &e), 0);
+        if (i == 1)
+            ck_assert_int_eq(model_quantize(m, DTYPE_E4M3, &e), 0);
+        for (int what = MODEL_OF_FILES; what <= MODEL_AS_OPENED; what++)
+            ck_assert_int_eq(model_fingerprint(m, (enum model_sameness)what, &hashes[what][i], &e),
+                             0);
+        model_close(m);
+    }
+    ck_assert(XXH128_isEqual(hashes[MODEL_OF_FILES][0], hashes[MODEL_OF_FILES][1]));
+    ck_assert(!XXH128_isEqual(hashes[MODEL_AS_LOADED][0], hashes[MODEL_AS_LOADED][1]));
+    ck_assert(!XXH128_isEqual(hashes[MODEL_AS_OPENED][0], hashes[MODEL_AS_OPENED][1]));
 }
 
 /* q is quantized, k and v are not: one matrix cannot be both. */
