@@ -74,16 +74,18 @@ int engine_start_disk(struct engine *g, struct err *e)
         g->disk_blocks[i] = -1;
     g->restoring = r == 0;
     if (r == 0 && disk_tier_is_read(g->disk, RESTORE_US / 1000))
-        engine_restore(g, until);
+        (void)engine_restore(g, until);
     return r;
 }
 
-void engine_restore(struct engine *g, uint64_t until_us)
+bool engine_restore(struct engine *g, uint64_t until_us)
 {
     int32_t block;
 
-    if (!g->restoring || !disk_tier_is_read(g->disk, g->in_flight > 0 ? 0 : 1))
-        return;
+    if (!g->restoring)
+        return false;
+    if (!disk_tier_is_read(g->disk, g->in_flight > 0 ? 0 : 1))
+        return true;
     while (g->restoring && engine_now_us() < until_us) {
         const uint64_t now_us = engine_now_us();
 
@@ -97,6 +99,7 @@ void engine_restore(struct engine *g, uint64_t until_us)
         if (!g->restoring)
             core_restored(g->core);
     }
+    return true;
 }
 
 void engine_begin_copies(struct engine *g, const struct batch *batch)

@@ -573,6 +573,7 @@ static int iterate(struct engine *g, struct err *e)
     const struct batch *batch;
     uint64_t deadline_us;
     int next = CORE_WAIT, answered, r;
+    bool restored;
 
     g->beat++;
     if (engine_wait_for_room(g))
@@ -597,7 +598,7 @@ static int iterate(struct engine *g, struct err *e)
     }
     if (r < 0)
         return r;
-    engine_restore(g, engine_now_us() + RESTORE_US);
+    restored = engine_restore(g, engine_now_us() + RESTORE_US);
     answered = answer_next(g, e);
     if (g->trace && next != CORE_OK && g->in_flight == 0)
         engine_tend_trace(g, true);
@@ -607,7 +608,7 @@ static int iterate(struct engine *g, struct err *e)
         return answered;
     if (g->in_flight == BACKEND_IN_FLIGHT || (g->in_flight > 0 && next != CORE_OK))
         return finish_oldest(g, e);
-    if (next == CORE_OK || g->restoring || answered) /* sleep finishes the steps in flight, too */
+    if (next == CORE_OK || restored || answered) /* the core may say something else by now */
         return 0;
     must(next == CORE_IDLE); /* with nothing in flight, what fits runs */
     if (ops->idle && (!g->asleep || g->status.backend.idle_s))
@@ -635,7 +636,7 @@ static void store_all(struct engine *g)
     core_stats(g->core, &stats);
     if (stats.requests_running + stats.requests_waiting > 0)
         return;
-    engine_restore(g, until_us);
+    (void)engine_restore(g, until_us);
     if (g->restoring)
         return;
     for (int t = TIER_HOST; t < N_TIERS && r >= 0; t++)

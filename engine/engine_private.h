@@ -182,8 +182,9 @@ int engine_open_disk(struct engine *g, struct err *e);
 int engine_start_disk(struct engine *g, struct err *e); /* with the core */
 void engine_close_disk(struct engine *g);
 /* Gives the core records of an earlier process until then. Where these are still being read, it
- * waits for a millisecond, and only with no step in flight. */
-void engine_restore(struct engine *g, uint64_t until_us);
+ * waits for a millisecond, and only with no step in flight. False: there were none any more. With
+ * the last of them the core may have blocks to copy to disk, so it is to be asked again. */
+bool engine_restore(struct engine *g, uint64_t until_us);
 /* The batch's copies from and to disk. */
 void engine_begin_copies(struct engine *g, const struct batch *batch);
 /* Adds those that have ended to the result; where it has none, after wait_ms at most. */
