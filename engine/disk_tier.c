@@ -63,7 +63,8 @@ struct disk_tier {
     pthread_mutex_t lock; /* for all below */
     pthread_cond_t work, news;
     struct list loads, jobs, ended; /* loads go first */
-    bool *recorded;                 /* [n_blocks] has a record, or will have one */
+    bool *recorded;                 /* [n_blocks] has a record that has been given, or will have a
+                                     * new one */
     bool stop;
     bool troubled[N_TROUBLES];
     char *copies; /* [max_copies] jobs, each with room for a record */
@@ -230,7 +231,6 @@ static int restore(struct disk_tier *d, int32_t *found)
             continue;
         }
         d->checks[i] = rec->check;
-        d->recorded[i] = true;
         found[d->n_order++] = i;
     }
     return sort_by_depth(d, found);
@@ -420,6 +420,9 @@ const struct node_record *disk_tier_next_record(struct disk_tier *d, int32_t *bl
         return NULL;
     }
     *block = d->order[d->n_given++];
+    pthread_mutex_lock(&d->lock);
+    d->recorded[*block] = true;
+    pthread_mutex_unlock(&d->lock);
     return record_of(d, *block);
 }
 

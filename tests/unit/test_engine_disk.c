@@ -26,6 +26,7 @@ static const char *const prompts[] = {
 };
 
 static sem_t reading; /* of the index goes on with it, once it has found a record that is broken */
+static _Atomic bool breaks;
 
 static void wait_at_broken_record(const char *text)
 {
@@ -33,11 +34,29 @@ static void wait_at_broken_record(const char *text)
     sem_wait(&reading);
 }
 
+/* Whose first row is not finite, while it breaks. The next step reads what the backend has sampled.
+ */
+static int breaking_wait(struct backend *b, struct step_result *out, struct err *e)
+{
+    static int32_t ids[64];
+    const int r = cpu_backend.wait(b, out, e);
+
+    if (r < 0 || !breaks || out->n_rows == 0)
+        return r;
+    ck_assert_int_le(out->n_rows, N(ids));
+    memcpy(ids, out->ids, (size_t)out->n_rows * sizeof(*ids));
+    ids[0] = BATCH_NUMERICS;
+    out->ids = ids;
+    return 0;
+}
+
 static void set_up(void)
 {
     set_up_engine();
     make_dir();
     sem_init(&reading, 0, 0);
+    ops.wait = breaking_wait;
+    breaks = false;
     options.backend_options.tier_bytes[TIER_HOST] = 16u << 20;
     options.disk_folder = dir;
     options.disk_bytes = 16u << 20;
@@ -92,8 +111,9 @@ static struct engine *start_waiting(void)
     return start();
 }
 
-/* Blocks that this engine has written; waits for the first, a bounded time. */
-static int32_t blocks_stored(struct engine *g)
+/* Blocks that are known to be on disk, or with `stored` have been written by this engine; waits for
+ * the first, a bounded time. */
+static int32_t blocks_on_disk(struct engine *g, bool stored)
 {
     struct engine_status status;
     int32_t n = 0;
@@ -101,7 +121,8 @@ static int32_t blocks_stored(struct engine *g)
     for (int i = 0; i < 30000 && n == 0; i++) {
         usleep(1000);
         engine_status(g, &status);
-        n = (int32_t)status.core.tiers[TIER_DISK].stored;
+        n = stored ? (int32_t)status.core.tiers[TIER_DISK].stored
+                   : status.core.tiers[TIER_DISK].cached;
     }
     return n;
 }
@@ -114,7 +135,24 @@ TEST(idle_engine_stores_what_has_waited)
 
     (void)usage_of(g, 3);
     sem_post(&reading);
-    ck_assert_int_gt(blocks_stored(g), 0);
+    ck_assert_int_gt(blocks_on_disk(g, true), 0);
+}
+
+/* A request whose numbers are broken erases what is on disk of its own, and nothing that is not
+ * known yet. */
+TEST(broken_request_spares_what_is_not_known)
+{
+    struct engine *g = start_waiting();
+
+    breaks = true;
+    ck_assert_int_eq(usage_of(g, 3).completion_tokens, 0);
+    breaks = false;
+    sem_post(&reading);
+    end_engine();
+    g = start();
+    ck_assert_int_gt(blocks_on_disk(g, false), 0);
+    for (int i = 0; i < 2; i++)
+        ck_assert_int_ge(usage_of(g, i).cached_tokens, LEN);
 }
 
 RUN_TESTS("engine_disk", set_up, tear_down)
