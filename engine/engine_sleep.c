@@ -74,15 +74,19 @@ static int go_to_sleep(struct engine *g, enum sleep_level level, bool may_lose,
     return 1;
 }
 
-/* -ENOMEM: both sleep on. */
-static int wake_drafter(struct engine *g, struct err *e)
+/* -ENOMEM: both sleep on. The draft model comes first: the other may have copies under way, with
+ * which it cannot be put to sleep again. */
+static int wake_both(struct engine *g, struct err *e)
 {
-    int r = drafter_wake(g->drafter, e), slept;
+    int r = g->drafter ? drafter_wake(g->drafter, e) : 0, slept;
     struct err why;
 
-    if (r != -ENOMEM)
+    if (r < 0)
         return r;
-    slept = g->options.backend->sleep(g->backend, g->asleep != SLEEP_ALL, &why);
+    r = g->options.backend->wake(g->backend, e);
+    if (r != -ENOMEM || !g->drafter)
+        return r;
+    slept = drafter_sleep(g->drafter, &why);
     if (slept < 0) {
         *e = why;
         r = slept;
@@ -97,9 +101,7 @@ static int wake(struct engine *g, struct err *e)
 
     if (!g->asleep)
         return 0;
-    r = g->options.backend->wake(g->backend, e);
-    if (r == 0 && g->drafter)
-        r = wake_drafter(g, e);
+    r = wake_both(g, e);
     if (r == 0 && (model_has_changed(g->model) || (g->drafter && drafter_has_changed(g->drafter))))
         r = err_set(e, -ESTALE, "the model's files have changed since they were opened");
     if (r < 0)

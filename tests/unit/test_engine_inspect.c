@@ -1,5 +1,6 @@
 /* test_engine_inspect.c - inspecting an engine and changing its cache, over the CPU backend and the
  * bundled model. */
+#include <errno.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
@@ -328,6 +329,92 @@ TEST(sleep_finishes_copies)
     generate(engine, &r); /* and it wakes */
     while (engine_asleep(engine))
         engine_events_free(take(engine));
+}
+
+static struct backend *model_backend; /* that was opened last: the draft model's is the first */
+static _Atomic bool copies_are_late, has_too_little;
+
+static int note_open(struct backend **out, const struct model *m, const struct backend_options *o,
+                     struct err *e)
+{
+    const int r = cpu_backend.open(out, m, o, e);
+
+    model_backend = *out;
+    return r;
+}
+
+/* Submits; once a step has copies alone while the model sleeps, a request has come by the next
+ * look. */
+static int submit_and_generate(struct backend *b, const struct batch *batch, struct err *e)
+{
+    static struct engine_request r;
+    const int ret = cpu_backend.submit(b, batch, e);
+
+    if (batch->n_tokens > 0 || !engine_asleep(engine) || !atomic_exchange(&has_too_little, false))
+        return ret;
+    r = request(1, CHAT_SUM);
+    generate(engine, &r);
+    usleep(50000);
+    return ret;
+}
+
+/* Copies do not end while they are late. */
+static int wait_late(struct backend *b, struct step_result *out, struct err *e)
+{
+    static struct copy_result held[64], given[64];
+    static int32_t n_held;
+    const int r = cpu_backend.wait(b, out, e);
+
+    if (b != model_backend)
+        return r;
+    ck_assert_int_le(n_held + out->n_copies, N(held));
+    for (int32_t i = 0; i < out->n_copies; i++)
+        held[n_held++] = out->copies[i];
+    memcpy(given, held, sizeof(given));
+    out->copies = given;
+    out->n_copies = copies_are_late ? 0 : n_held;
+    n_held -= out->n_copies;
+    return r;
+}
+
+static _Atomic int n_refused;
+
+static int refuse_to_wake(struct backend *b, struct err *e)
+{
+    if (b == model_backend || atomic_fetch_add(&n_refused, 1) > 0)
+        return cpu_backend.wake(b, e);
+    return err_set(e, -ENOMEM, "planted");
+}
+
+/* There is memory to wake the model, but not the draft model, while the former copies a block. */
+TEST(too_little_memory_for_the_draft_model)
+{
+    struct engine_request r = request(1, CHAT_SUM);
+    struct inspect_query q = query(INSPECT_SLEEP);
+    struct answer a;
+
+    ops.open = note_open;
+    ops.submit = submit_and_generate;
+    ops.wait = wait_late;
+    ops.wake = refuse_to_wake;
+    options.backend_options.tier_bytes[TIER_HOST] = 16u << 20;
+    options.speculate = true;
+    options.draft_folder = TEST_MODEL_DIR;
+    engine = start();
+    copies_are_late = true;
+    generate(engine, &r);
+    gather(engine, &a, 1);
+    has_too_little = true;
+    q.level = SLEEP_WEIGHTS;
+    ask(engine, 100, &q);
+    inspect_report_free(report_of(engine, 100));
+    gather(engine, &a, 1);
+    ck_assert_int_eq(a.error, ENGINE_E_UNAVAILABLE);
+    ck_assert_int_eq(engine_asleep(engine), SLEEP_WEIGHTS);
+    copies_are_late = false;
+    generate(engine, &r);
+    gather(engine, &a, 1);
+    ck_assert_int_eq(a.terminal, ENGINE_DONE);
 }
 
 RUN_TESTS("engine_inspect", set_up_engine, end_engine)

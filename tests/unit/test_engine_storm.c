@@ -56,6 +56,7 @@ static const struct {
      .max_seqs = 3,
      .max_batch_tokens = 2048,
      .copy_steps = 20,
+     .wake_fails_one_in = 3,
      .speculate = true,
      .draft_model = true},
 };
@@ -104,7 +105,7 @@ static int sim_open(struct backend **out, const struct model *model,
 
     (void)model, (void)e;
     b->rng.state = (uint64_t)the_case;
-    b->wake_fails_one_in = drafts ? 0 : cases[the_case].wake_fails_one_in;
+    b->wake_fails_one_in = cases[the_case].wake_fails_one_in;
     b->info = (struct backend_info){.n_devices = 1,
                                     .tp_size = 1,
                                     .block_bytes = BLOCK_BYTES,
