@@ -9,7 +9,9 @@ import threading
 import time
 import unittest
 
+import embedder
 import harness
+import mix
 import wire
 from gateway import Gateway, Reply
 from harness import GOOD, Case, Daemon, at_once, beside, config, scaled, wait_for
@@ -203,6 +205,73 @@ class Http(Case):
         self.assertGreater(ends["whole"], rounds)
         self.assertGreater(ends["told"], 0)
         print(f"{rounds} times SIGTERM of nvllm-openai, the slowest took {slowest:.2f} s: {dict(ends)}")
+
+
+class Operations(Case):
+    """Whatever is asked for at once: each answer is as it is alone, or a named error."""
+
+    def rounds(self, clients, n, stopping):
+        """Of all clients at once; until the daemon stops, where it does."""
+        def run(client):
+            try:
+                for _ in range(n):
+                    client.round()
+            except (wire.Closed, OSError, KeyError):  # KeyError: an error instead of a welcome
+                if not stopping.is_set():
+                    raise
+
+        at_once(run, clients)
+
+    def storm(self, *options, long=False):
+        """In a daemon that is stopped in the midst of it, and in the next one."""
+        folder = self.temporary_folder()
+        file, model = folder / "nvllmd.conf", embedder.make(folder / "model")
+        file.write_text("")
+        seen, right = collections.Counter(), None
+        for life in range(2):
+            stopping = threading.Event()
+            with Daemon("cache.kv_memory=8M", f"cache.folder={folder}", "daemon.drain_timeout_s=1", *options,
+                        model=model, folder=folder, args=["--config", file]) as d:
+                with d.connect() as w:
+                    right = right or mix.Right(w, long)
+                clients = [mix.Client(d, right, 10 * life + i, i == 0) for i in range(4)]
+                rng = random.Random(life)
+
+                def reload():
+                    file.write_text(f"[daemon]\nidle_sleep_s = {rng.randrange(2)}\n")
+                    d.process.send_signal(signal.SIGHUP)
+                    time.sleep(rng.random() * 0.3)
+
+                with beside(reload):
+                    self.rounds(clients, scaled(8, 3), stopping)
+                if life == 0:
+                    stopping.set()
+                    threading.Timer(rng.random() * 0.1, d.process.send_signal, [signal.SIGTERM]).start()
+                    self.rounds(clients, 1000, stopping)
+                    self.assertEqual(d.process.wait(timeout=scaled(60, 200)), 0)
+                else:
+                    clients[0].w.ask(clear_cache={"all": True})  # with what is pinned
+                    d.wait_idle()
+                for c in clients:
+                    seen += c.seen
+                    c.w.close()
+        ends = collections.Counter()
+        for (_, end), n in seen.items():
+            ends[end] += n
+        self.assertGreater(ends["whole"], 0)
+        print(f"{sum(ends.values())} requests: {dict(ends)}")
+
+    def test_without_a_tier(self):
+        self.storm("scheduler.speculation=off")
+
+    def test_host_and_disk(self):
+        self.storm("cache.host_memory=12M", "cache.disk=64M")
+
+    def test_draft_model_and_disk(self):
+        self.storm(f"model.draft={harness.MODEL}", "cache.disk=24M")
+
+    def test_ranks_and_offloaded(self):
+        self.storm("model.tensor_parallel=2", "cache.host_memory=64M", long=True)
 
 
 class Signals(Case):
