@@ -1,6 +1,7 @@
 """nvllmctl against a daemon that the test plays, well and badly: what a real one does rarely or
 never."""
 
+import itertools
 import json
 import os
 import pty
@@ -319,19 +320,23 @@ class ExitCodes(Case):
 
     def test_flood(self):
         """A daemon that never stops talking cannot keep Ctrl-C and --timeout from being heard."""
+        flooded = threading.Event()
+
         def script(peer):
             id_ = peer.receive()[0]
             raw = wire.encode("ServerFrame", {"id": id_, "delta": {"text": "a"}})
             flood = (wire.varint(len(raw)) + raw) * 5000
             try:
-                while True:
+                for i in itertools.count():
                     peer.sock.sendall(flood)
+                    if i == 20:  # more than a socket holds: it is being read
+                        flooded.set()
             except OSError:
                 pass
 
         fake = Fake(self, script)
         p = fake.start("generate", "--json", "x")
-        time.sleep(0.3)
+        self.assertTrue(flooded.wait(scaled(15, 60)))
         p.send_signal(signal.SIGINT)
         p.communicate(timeout=scaled(15, 60))
         self.assertEqual(p.returncode, 130)

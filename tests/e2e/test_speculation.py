@@ -114,8 +114,9 @@ class Speculation(Case):
         print("; ".join(f"{s['model_accepted_tokens']} of {s['model_draft_tokens']} drafts of a model right"
                         for s in stats))
         self.assertEqual(stats[0]["model_draft_tokens"], 0)
-        for s in stats[1:]:
+        for s in stats[1:3]:  # one request at a time; of several the time that steps take decides
             self.assertGreater(s["model_draft_tokens"], 0)
+        for s in stats[1:]:
             self.assertLessEqual(s["model_accepted_tokens"], s["model_draft_tokens"])
             self.assertLessEqual(s["model_draft_tokens"], s["draft_tokens"])
             self.assertGreater(s["memory"]["draft_bytes"], 0)
