@@ -5,7 +5,9 @@
 #include <errno.h>
 #include <netdb.h>
 #include <stdarg.h>
+#include <stdint.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -120,14 +122,16 @@ static int take_host(union address *a, socklen_t *n, const char *address, char w
                                    .ai_socktype = SOCK_STREAM};
     const char *colon = strrchr(address, ':');
     struct addrinfo *found;
-    char host[64];
+    char host[64], *end;
     size_t length = colon ? (size_t)(colon - address) : 0;
 
     if (length >= 2 && address[0] == '[' && address[length - 1] == ']')
         snprintf(host, sizeof(host), "%.*s", (int)length - 2, address + 1);
     else
         snprintf(host, sizeof(host), "%.*s", (int)length, address);
-    if (!*host || !colon[1] || getaddrinfo(host, colon + 1, &hints, &found) != 0)
+    /* getaddrinfo() takes a larger port modulo 65536. */
+    if (!*host || !colon[1] || strtoul(colon + 1, &end, 10) > UINT16_MAX || *end ||
+        getaddrinfo(host, colon + 1, &hints, &found) != 0)
         return fail(why, -EINVAL,
                     "--listen takes unix:PATH, 127.0.0.1:PORT or [::1]:PORT, not “%.100s”",
                     address);

@@ -447,6 +447,8 @@ class Access(SharedDaemon):
                                         (["[::]:0"], ["--api-keys", self.key_file()], "--allow-remote"),
                                         (["0.0.0.0:0"], ["--allow-remote"], "--api-keys"),
                                         (["localhost"], [], "127.0.0.1:PORT"),
+                                        (["127.0.0.1:65536"], [], "127.0.0.1:PORT"),
+                                        (["127.0.0.1:"], [], "127.0.0.1:PORT"),
                                         ([f"unix:{self.key_file()}"], [], "not a socket"),
                                         (["unix:"], [], "path"), (["127.0.0.1:0"] * 9, [], "at most 8")):
             gateway = Gateway(self.daemon.socket, *options, addresses=addresses, wait=False)
