@@ -38,20 +38,13 @@ static int create(uint8_t secret[PREFIX_CACHE_SECRET], const char *path, struct 
     return rc;
 }
 
-int cache_secret_load(uint8_t secret[PREFIX_CACHE_SECRET], const char *folder, struct err *e)
+/* secret NULL: the file is not read. -ENOENT: there is none yet. */
+static int read_secret(uint8_t *secret, const char *path, struct err *e)
 {
-    char path[PATH_MAX];
     struct stat st;
     uint64_t bytes;
-    int fd, rc;
+    int fd, rc = file_open(&fd, &bytes, AT_FDCWD, path, e);
 
-    if (!folder)
-        return draw(secret, e);
-    if (snprintf(path, sizeof(path), "%s/cache-secret", folder) >= (int)sizeof(path))
-        return err_set(e, -ENAMETOOLONG, "the path of the state folder is too long");
-    rc = file_open(&fd, &bytes, AT_FDCWD, path, e);
-    if (rc == -ENOENT)
-        return create(secret, path, e);
     if (rc < 0)
         return rc;
     if (fstat(fd, &st) < 0)
@@ -62,8 +55,44 @@ int cache_secret_load(uint8_t secret[PREFIX_CACHE_SECRET], const char *folder, s
     else if (bytes != PREFIX_CACHE_SECRET)
         rc = err_set(e, -EINVAL, "%s: %llu bytes, but a secret has %d; remove it to get a new one",
                      path, (unsigned long long)bytes, PREFIX_CACHE_SECRET);
-    else
+    else if (secret)
         rc = file_read(fd, path, 0, secret, PREFIX_CACHE_SECRET, e);
     close(fd);
     return rc;
+}
+
+/* secret NULL: says whether it could be had, and changes nothing. */
+static int find(uint8_t *secret, const char *folder, struct err *e)
+{
+    char path[PATH_MAX];
+    int rc;
+
+    if (snprintf(path, sizeof(path), "%s/cache-secret", folder) >= (int)sizeof(path))
+        return err_set(e, -ENAMETOOLONG, "the path is too long");
+    rc = read_secret(secret, path, e);
+    if (rc != -ENOENT)
+        return rc;
+    if (secret)
+        return create(secret, path, e);
+    if (access(folder, W_OK | X_OK) < 0)
+        return err_set(e, -errno, "%s: %s", folder, strerror(errno));
+    return 0;
+}
+
+/* Names the option that the folder comes from. */
+static int name_option(int rc, struct err *e)
+{
+    const struct err why = *e;
+
+    return rc < 0 ? err_set(e, rc, "cache.folder: %s", why.text) : 0;
+}
+
+int cache_secret_load(uint8_t secret[PREFIX_CACHE_SECRET], const char *folder, struct err *e)
+{
+    return folder ? name_option(find(secret, folder, e), e) : draw(secret, e);
+}
+
+int cache_secret_check(const char *folder, struct err *e)
+{
+    return name_option(find(NULL, folder, e), e);
 }

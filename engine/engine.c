@@ -378,6 +378,23 @@ static void on_progress(void *engine, double done)
         engine_publish_state(g, ENGINE_LOADING);
 }
 
+static bool names(const struct err *e, const char *path)
+{
+    return strncmp(e->text, path, strlen(path)) == 0;
+}
+
+/* Says of an error in the model's files which folder, or which option, names them. */
+static void say_where(const struct engine *g, struct err *e)
+{
+    const char *template = g->options.chat_template;
+    const struct err why = *e;
+
+    if (template && names(e, template))
+        err_set(e, 0, "model.chat_template: %s", why.text);
+    else if (!names(e, g->options.model_folder))
+        err_set(e, 0, "%s: %s", g->options.model_folder, why.text);
+}
+
 /* Tokenizer and template load beside the weights. */
 static void *load_text_side(void *arg)
 {
@@ -395,6 +412,8 @@ static void *load_text_side(void *arg)
         else if (r < 0)
             s->e = g->chat_why;
     }
+    if (r < 0)
+        say_where(g, &s->e);
     if (r == 0 && g->options.draft_folder)
         r = drafter_check_vocabulary(g->options.draft_folder, g->tokenizer, &s->e);
     s->r = r;
@@ -501,6 +520,8 @@ int engine_load(struct engine *g, struct err *e)
     int r = model_open(&g->model, g->options.model_folder, e);
 
     g->beat++; /* the engine thread works */
+    if (r < 0)
+        say_where(g, e);
     if (r == 0)
         r = model_quantize(g->model, g->options.quantize, e);
     if (r == 0)

@@ -203,6 +203,10 @@ struct engine_status {
  * file is refused unless it is a regular one of the right size that its owner alone can access. */
 int cache_secret_load(uint8_t secret[PREFIX_CACHE_SECRET], const char *folder, struct err *e);
 
+/* Whether it could be loaded from the folder, or created there; changes nothing. Errors as above.
+ */
+int cache_secret_check(const char *folder, struct err *e);
+
 /* Starts the threads, which load the model. -ENOMEM, -EAGAIN, … */
 int engine_new(struct engine **out, const struct engine_options *options, struct err *e);
 

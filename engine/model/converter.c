@@ -479,7 +479,7 @@ int model_convert(const char *from, const char *to, enum dtype dtype,
 
     must(dtype == DTYPE_BF16 || dtype == DTYPE_E4M3 || dtype == DTYPE_INT4);
     if (lstat(to, &st) == 0)
-        return err_set(e, -EEXIST, "%s: is there already: name a folder that is not", to);
+        return err_set(e, -EEXIST, "%s: exists already: give the name of a new folder", to);
     r = model_open(&c.model, from, e);
     if (r < 0)
         return r;

@@ -272,7 +272,9 @@ static void open_folder(struct model **out, const char *folder, struct problems 
 
     *out = m;
     if (!m || dir < 0)
-        problems_add(p, -errno, "%s: %s", folder, strerror(errno));
+        problems_add(p, -errno, "%s: %s%s", folder, strerror(errno),
+                     errno == ENOTDIR ? "; a model is a folder of config.json and safetensors"
+                                      : "");
     else
         load(m, dir, p);
     if (dir >= 0)

@@ -52,7 +52,7 @@ class Quantized(Case):
         """Wrong usage, names that exist, and what is quantized already."""
         folder = self.temporary_folder()
         self.convert("fp8", MODEL, folder / "fp8")
-        self.assertIn("is there already", self.convert("fp8", MODEL, folder / "fp8", status=1))
+        self.assertIn("exists already", self.convert("fp8", MODEL, folder / "fp8", status=1))
         self.assertIn("convert it to bf16 first",
                       self.convert("int4", folder / "fp8", folder / "int4", status=1))
         self.assertIn("convert takes --to", self.convert("fp4", MODEL, folder / "fp4", status=2))

@@ -27,11 +27,17 @@ static void tear_down(void)
     ck_assert_int_eq(rmdir(folder), 0);
 }
 
+/* When it is loaded, and when that is checked before. */
 static void expect_refused(int code, const char *reason)
 {
-    ck_assert_int_eq(cache_secret_load(secret, folder, &err), code);
-    ck_assert_ptr_nonnull(strstr(err.text, file));
-    ck_assert_ptr_nonnull(strstr(err.text, reason));
+    for (int checked = 0; checked < 2; checked++) {
+        ck_assert_int_eq(checked ? cache_secret_check(folder, &err)
+                                 : cache_secret_load(secret, folder, &err),
+                         code);
+        ck_assert_int_eq(strncmp(err.text, "cache.folder: ", 14), 0);
+        ck_assert_ptr_nonnull(strstr(err.text, file));
+        ck_assert_ptr_nonnull(strstr(err.text, reason));
+    }
 }
 
 /* Without a folder each call draws another secret; with one, the first call's is kept. */
@@ -73,6 +79,17 @@ TEST(missing_folder_is_an_error)
 {
     ck_assert_int_eq(cache_secret_load(secret, "/nonexistent", &err), -ENOENT);
     ck_assert_ptr_nonnull(strstr(err.text, "/nonexistent/cache-secret: cannot be created"));
+    ck_assert_int_eq(cache_secret_check("/nonexistent", &err), -ENOENT);
+    ck_assert_str_eq(err.text, "cache.folder: /nonexistent: No such file or directory");
+}
+
+/* A check makes no file, and takes one that is right. */
+TEST(check_changes_nothing)
+{
+    ck_assert_int_eq(cache_secret_check(folder, &err), 0);
+    ck_assert_int_eq(access(file, F_OK), -1);
+    ck_assert_int_eq(cache_secret_load(secret, folder, &err), 0);
+    ck_assert_int_eq(cache_secret_check(folder, &err), 0);
 }
 
 RUN_TESTS("cache_secret", set_up, tear_down)

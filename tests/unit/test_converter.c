@@ -293,7 +293,7 @@ TEST(existing_names_are_refused)
     ck_assert_int_eq(mkdir(in_dir("out"), 0755), 0);
     ck_assert_int_eq(model_convert(TEST_MODEL_DIR, in_dir("out"), DTYPE_E4M3, NULL, NULL, &e),
                      -EEXIST);
-    ck_assert_ptr_nonnull(strstr(e.text, "out: is there already"));
+    ck_assert_ptr_nonnull(strstr(e.text, "out: exists already"));
     ck_assert_int_eq(model_convert(TEST_MODEL_DIR, in_dir("no/out"), DTYPE_E4M3, NULL, NULL, &e),
                      -ENOENT);
     remove_dir();
