@@ -129,7 +129,10 @@ static int take_hello(struct session *s, const Nvllm__V1__ClientFrame *f, struct
     if (f->op_case != OP(HELLO) || f->id != 0)
         return refusal_set(e, CODE(PROTOCOL), "the first frame must be Hello, with id 0");
     if (f->hello->protocol != 1)
-        return refusal_set(e, CODE(UNSUPPORTED), "protocol %" PRIu32 " is not supported, only 1",
+        return refusal_set(e, CODE(UNSUPPORTED),
+                           "protocol %" PRIu32
+                           " is not supported, only 1: this is nvllmd " NVLLM_VERSION
+                           "; install the same release of both",
                            f->hello->protocol);
     s->greeted = true;
     connection_greeted(s->connection);

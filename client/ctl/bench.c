@@ -406,7 +406,7 @@ int ctl_bench(struct ctl *ctl)
         .ctl = ctl,
         .n_streams = (size_t)ctl_whole(ctl, "streams", 0, 1, MAX_STREAMS),
         .n_requests = (uint64_t)ctl_whole(ctl, "requests", 0, 1, MAX_REQUESTS),
-        .rate = ctl_real(ctl, "rate", 0, 1e-6, 1e6),
+        .rate = ctl_real(ctl, "rate", 0, 1e-3, 1e6),
         .duration = ctl_real(ctl, "duration", 0, 1e-3, 1e6),
         .flight = {.ctl = ctl,
                    .owner = &b,

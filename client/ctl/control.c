@@ -161,7 +161,7 @@ int ctl_sleep(struct ctl *ctl)
     if (level && strcmp(level, "weights") == 0)
         wanted.level = NVLLM_SLEEP_WEIGHTS;
     else if (level && strcmp(level, "all") != 0)
-        ctl_usage(ctl, "--level is weights or all, not %s", level);
+        ctl_usage(ctl, "--level takes weights or all, not “%s”", level);
     ctl_connect(ctl);
     ctl_check(ctl, nvllm_sleep(ctl->client, &wanted, ctl_left_ms(ctl), &c, &ctl->err));
     if (ctl_option(ctl, "json"))

@@ -412,9 +412,10 @@ static struct ucred find_listener(struct doctor *d)
     return who;
 }
 
-/* A daemon that hangs is not asked to stop, since it would not answer. Only a process that is known
- * to be nvllmd may be killed: anything may listen there. */
-static void say_silent(struct doctor *d, const struct ucred *who, const char *text)
+/* A daemon that hangs, or speaks another protocol, is not asked to stop, since it would not answer.
+ * Only a process that is known to be nvllmd may be killed: anything may listen there. */
+static void say_silent(struct doctor *d, const struct ucred *who, const char *kill,
+                       const char *text)
 {
     char path[64], name[64];
     const char *fix;
@@ -427,7 +428,7 @@ static void say_silent(struct doctor *d, const struct ucred *who, const char *te
     else if (!seen || who->pid == 1) /* it may have exited, and left the socket to another */
         fix = doctor_format(d, "sudo ss -xlp | grep -F %s", doctor_quote(d, d->ctl->socket_path));
     else if (strcmp(name, "nvllmd") == 0)
-        fix = and_start(d, doctor_format(d, "%skill -KILL %d", sudo_for(who->uid), (int)who->pid));
+        fix = and_start(d, doctor_format(d, "%s%s %d", sudo_for(who->uid), kill, (int)who->pid));
     else
         fix = doctor_format(d, "ps -fp %d", (int)who->pid);
     doctor_say(d, WRONG, fix, "%s", text);
@@ -452,7 +453,9 @@ static void say_failure(struct doctor *d, int64_t asked_ms, const struct nvllm_e
     }
     who = find_listener(d);
     if (err->code == NVLLM_E_TIMEOUT)
-        say_silent(d, &who, err->message);
+        say_silent(d, &who, "kill -KILL", err->message);
+    else if (err->code == NVLLM_E_PROTOCOL || err->code == NVLLM_E_UNSUPPORTED)
+        say_silent(d, &who, "kill", err->message);
     else
         doctor_say(d, WRONG, log_command(d), "%s", err->message);
 }

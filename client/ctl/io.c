@@ -162,6 +162,8 @@ static const char *option_of(const struct ctl *ctl, const char *field)
 
         snprintf(name, sizeof(name), "%.*s", (int)n, field);
         name[strcspn(name, "[")] = 0;
+        if (strcmp(name, "stop_token_ids") == 0)
+            strcpy(name, "stop_token_id"); /* the option that is not named as its field */
         for (char *c = name; *c; c++)
             *c = (char)(*c == '_' ? '-' : *c);
         for (size_t i = 0; i < ctl->line.n_given; i++)
@@ -197,6 +199,8 @@ int ctl_report(const struct ctl *ctl, const struct nvllm_error *err)
         ctl_message("--%s: %s", option, what);
     else if (known && (what != err->message || !strstr(what, err->field)))
         ctl_message("%s: %s", err->field, what);
+    else if (!known && strncmp(what, "is ", 3) == 0) /* the prompt is empty */
+        ctl_message("the %s %s", err->field, what);
     else
         ctl_message("%s", what);
     advise(ctl, err);

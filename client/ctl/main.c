@@ -71,7 +71,7 @@ static double read_real(const struct ctl *ctl, const char *option, const char *t
     double value = strtod(text, &end);
 
     if (end == text || *end != '\0' || !(value >= min && value <= max))
-        ctl_usage(ctl, "--%s takes a number from %g to %g, not “%s”", option, min, max, text);
+        ctl_usage(ctl, "--%s takes a number from %.10g to %.10g, not “%s”", option, min, max, text);
     return value;
 }
 

@@ -350,8 +350,9 @@ static void take_welcome(struct conn *c, const Nvllm__V1__Welcome *w)
         error_protocol(&c->death, "a second greeting");
     } else if (protocol != PROTOCOL_VERSION) {
         error_set(&c->death, NVLLM_E_PROTOCOL, 0,
-                  "the daemon speaks version %u of the protocol and this library version %d",
-                  protocol, PROTOCOL_VERSION);
+                  "the daemon, %.40s, speaks version %u of the protocol and this library version "
+                  "%d: install the same release of both",
+                  w->server ? w->server : "nvllmd", protocol, PROTOCOL_VERSION);
     } else {
         c->welcomed = true;
         c->state = event_read_state(w->has_state ? (int)w->state : 0);

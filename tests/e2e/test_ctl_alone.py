@@ -278,6 +278,35 @@ class ExitCodes(Case):
         gone = Fake(self, lambda peer: None, READY).ctl("generate", "x")
         self.assertIn("whether it is back", gone.stderr.decode())
 
+    def test_wrong_fields(self):
+        """A field is called as the option that gives it, and a prompt by what it is."""
+        for field, message, args, shown in (
+                ("sampling.stop_token_ids[0]", "sampling.stop_token_ids[0]: 9 is too large",
+                 ["--stop-token-id", 9], "--stop-token-id: 9 is too large"),
+                ("sampling.top_p", "sampling.top_p: 2 is too large", ["--top-p", 2],
+                 "--top-p: 2 is too large"),
+                ("prompt", "prompt: is empty", [], "the prompt is empty")):
+            def script(peer):
+                peer.send(peer.receive()[0], error={"code": "ERROR_INVALID", "message": message,
+                                                    "field": field})
+                peer.receive()
+
+            done = Fake(self, script).ctl("generate", "--raw", *args, "x")
+            self.assertEqual(done.stderr.decode(), f"nvllmctl: {shown}\n")
+
+    def test_daemon_of_another_release(self):
+        """It is named, with what to do; doctor does not ask it to stop, since it cannot."""
+        other = {"welcome": {"protocol": 7, "server": "nvllmd/9.0", "state": "STATE_READY"}}
+        fake = Fake(self, lambda peer: peer.receive(), other)
+        done = fake.ctl("generate", "x")
+        self.assertEqual(done.returncode, 1)
+        for text in "nvllmd/9.0", "version 7", "install the same release":
+            self.assertIn(text, done.stderr.decode())
+        found = json.loads(fake.ctl("doctor", "--json").stdout)["findings"]
+        wrong, = (f for f in found if f["about"] == "daemon")
+        self.assertIn("install the same release", wrong["text"])
+        self.assertNotIn("stop", wrong["mend"])
+
     def test_socket_of_another_kind(self):
         """No daemon has been reached, and none has a log that says why."""
         path = self.temporary_folder() / "socket"

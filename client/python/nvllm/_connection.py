@@ -348,8 +348,9 @@ class Connection:
         if self._welcomed:
             raise _violation("a second greeting")
         if message.protocol != 1:
-            raise ProtocolError(f"the daemon speaks version {message.protocol} of the protocol and "
-                                "this package version 1")
+            raise ProtocolError(f"the daemon, {message.server[:40]}, speaks version "
+                                f"{message.protocol} of the protocol and this package version 1: "
+                                "install the same release of both")
         self._welcomed = True
         self._daemons_frame = message.max_frame_bytes or _DAEMONS_FRAME
         with self._lock:
