@@ -36,7 +36,8 @@ struct checking {
     const struct config_check *check;
     json_t *findings;
     int n_wrong;
-    const char *folder;   /* of the model that is checked, for say_line() */
+    const char *about;    /* the model that is checked, or its draft model, for say_line() */
+    const char *folder;   /* of that */
     char mend[MEND_ROOM]; /* of command() */
 };
 
@@ -246,6 +247,35 @@ static void check_metrics(struct checking *c)
         say(c, WRONG, "metrics", mend_socket(c, r, &place), "%s", e.text);
 }
 
+/* The folder of the cache's files, and the secret in it. */
+static void check_cache(struct checking *c)
+{
+    const struct options *o = c->check->options;
+    const char *folder = options_state_folder(o), *mend = edit(c, 0);
+    char file[PATH_ROOM];
+    struct err e;
+    int r;
+
+    if (!folder && o->disk && program_has_service())
+        say(c, NOTE, "cache", NULL, "systemd names its folder when it starts nvllmd");
+    else if (!folder && o->disk)
+        say(c, WRONG, "cache", mend, "cache.disk: there is no folder; set cache.folder");
+    if (!folder)
+        return;
+    r = cache_secret_check(folder, &e);
+    snprintf(file, sizeof(file), "%s/cache-secret", folder);
+    if (r == -ENOENT)
+        mend = command(c, folder, "%sinstall -d -m 0700 ", geteuid() == 0 ? "" : "sudo ");
+    else if (r == -EPERM)
+        mend = command(c, file, "%schmod go= ", sudo_for(file));
+    else if (r == -EINVAL)
+        mend = command(c, file, "%srm -d ", sudo_for(folder));
+    if (r == 0)
+        say(c, OK, "cache", NULL, "%s", folder);
+    else
+        say(c, WRONG, "cache", mend, "%s", e.text);
+}
+
 /* Reports a line of “nvllmd check” that is more than right. */
 static void say_line(void *arg, const char *level, const char *text)
 {
@@ -253,11 +283,11 @@ static void say_line(void *arg, const char *level, const char *text)
     struct checking *c = arg;
 
     if (strcmp(level, "wrong") == 0)
-        say(c, WRONG, "model",
+        say(c, WRONG, c->about,
             command(c, c->folder, denied ? "sudo chmod -R o+rX " : "nvllmd check --model "), "%s",
             text);
     else if (strcmp(level, "note") == 0)
-        say(c, NOTE, "model", NULL, "%s", text);
+        say(c, NOTE, c->about, NULL, "%s", text);
 }
 
 /* Of several ranks: what each holds of the weights. */
@@ -312,7 +342,7 @@ static bool check_reach(struct checking *c, const char *path)
                  "'[Service]\\nProtectHome=read-only\\n' | sudo tee "
                  "/etc/systemd/system/%s.d/home.conf && sudo systemctl daemon-reload",
                  c->check->unit, c->check->unit);
-        say(c, WRONG, "model", c->mend, "%s: %s is hidden from %s (ProtectHome=)", path, home,
+        say(c, WRONG, c->about, c->mend, "%s: %s is hidden from %s (ProtectHome=)", path, home,
             c->check->unit);
         return false;
     }
@@ -322,7 +352,7 @@ static bool check_reach(struct checking *c, const char *path)
         last = !path[at];
         if (access(part, last ? R_OK | X_OK : X_OK) == 0 || errno != EACCES)
             continue;
-        say(c, WRONG, "model", command(c, part, "sudo chmod %s ", last ? "-R o+rX" : "o+x"),
+        say(c, WRONG, c->about, command(c, part, "sudo chmod %s ", last ? "-R o+rX" : "o+x"),
             "%s: the user that runs nvllmd may not enter %s", path, part);
         return false;
     }
@@ -340,6 +370,7 @@ static void check_draft(struct checking *c, const struct backend_ops *ops,
     struct err e;
     int r;
 
+    c->about = "draft";
     c->folder = o->draft;
     if (!check_reach(c, c->folder))
         return;
@@ -355,7 +386,7 @@ static void check_draft(struct checking *c, const struct backend_ops *ops,
         r = drafter_check_vocabulary(o->draft, tokenizer, &e);
     tokenizer_free(tokenizer);
     if (r < 0)
-        say(c, WRONG, "model", edit(c, 0), "%s", e.text);
+        say(c, WRONG, c->about, edit(c, 0), "%s", e.text);
     else
         say(c, OK, "draft", NULL, "%s", o->draft);
 }
@@ -374,6 +405,7 @@ static void check_model(struct checking *c, const struct backend_choice *choice)
             "no model: set path in section [model], or give --model DIR");
         return;
     }
+    c->about = "model";
     c->folder = o->model_path;
     if (!check_reach(c, c->folder))
         return;
@@ -427,6 +459,7 @@ static void check_options(struct checking *c)
         check_socket(c, "socket", &listener);
         check_admins(c);
         check_metrics(c);
+        check_cache(c);
     }
     check_model(c, &choice);
 }

@@ -139,13 +139,15 @@ static int load_options(struct command_line *c)
     if (is_command(c, "render") && *c->options.chat_template)
         return 0;
     if (!*c->options.model_path)
-        return usage_error("no model: give --model DIR, or path in section [model] of the file");
+        return usage_error("no model: give --model DIR, or set path in section [model] of the "
+                           "configuration");
     return 0;
 }
 
 static int parse(struct command_line *c, int argc, char **argv)
 {
     const struct usage_option *groups[USAGE_MAX_GROUPS + 2] = {nvllmd_program.common};
+    int max_words;
     char why[USAGE_WHY];
 
     if (argc > 1 && argv[1][0] != '-') {
@@ -164,8 +166,14 @@ static int parse(struct command_line *c, int argc, char **argv)
         puts("nvllmd " NVLLM_VERSION);
     if (c->done)
         return 0;
-    if (c->line.n_words > (c->command ? c->command->max_words : 0))
-        return usage_error("too many arguments");
+    max_words = c->command ? c->command->max_words : 0;
+    if (c->line.n_words > max_words) {
+        snprintf(why, sizeof(why), "“%.40s” is one argument too many%s", c->line.words[max_words],
+                 !c->command || is_command(c, "check") ? ": a model folder goes behind --model"
+                 : max_words == 1                      ? ": put all of them in quotes"
+                                                       : "");
+        return usage_error(why);
+    }
     c->config = usage_value(&c->line, "config");
     return load_options(c);
 }
@@ -283,12 +291,6 @@ static void warn_of_disk(const char *text)
     log_text(LOG_LEVEL_WARNING, "cache_disk", text, "%s", "");
 }
 
-/* NULL: there is none. */
-static const char *state_folder(const struct options *o)
-{
-    return *o->cache_folder ? o->cache_folder : getenv("STATE_DIRECTORY");
-}
-
 static int start_engine(struct engine **out, const struct options *o,
                         const struct backend_choice *choice, struct err *e)
 {
@@ -310,7 +312,7 @@ static int start_engine(struct engine **out, const struct options *o,
         .n_tokenizer_threads = (int32_t)o->tokenizer_threads,
         .event_bytes = EVENT_BYTES,
     };
-    const char *folder = state_folder(o);
+    const char *folder = options_state_folder(o);
     int r = 0;
 
     options.disk_folder = folder;
@@ -341,9 +343,12 @@ static int open_listeners(struct listener *out[N_LISTENERS], const struct option
 /* What a start that failed with a negative errno exits with. */
 static int status_of(int r)
 {
-    return r == -EINVAL || r == -ENOENT || r == -EACCES || r == -EPERM || r == -ENOTSUP
-               ? EXIT_USAGE
-               : EXIT_FAILURE;
+    static const int lasting[] = {EINVAL, ENOENT, EACCES, EPERM, ENOTSUP, ENOTDIR, ENAMETOOLONG};
+
+    for (size_t i = 0; i < sizeof(lasting) / sizeof(lasting[0]); i++)
+        if (r == -lasting[i])
+            return EXIT_USAGE;
+    return EXIT_FAILURE;
 }
 
 /* In place of serve(). */
@@ -387,7 +392,7 @@ static int serve(struct command_line *c)
         follow(o, &choice, name);
     parts.model = name;
     parts.backend = choice.ops->name;
-    parts.session_folder = o->disk ? state_folder(o) : NULL;
+    parts.session_folder = o->disk ? options_state_folder(o) : NULL;
     if ((r = rights_init(&parts.rights, o->admin_group, &e)) < 0 ||
         (r = open_listeners(parts.listeners, o, &e)) < 0 ||
         (r = start_engine(&parts.engine, o, &choice, &e)) < 0 ||

@@ -278,6 +278,15 @@ static int complain(const char *directory, int r)
     return 1;
 }
 
+static void say_none(const char *where)
+{
+    struct err e;
+
+    err_set(&e, 0, "there is no folder with a " MODEL_CONFIG_FILE " in %s", where);
+    utf8_clean(e.text);
+    fprintf(stderr, "nvllmd: %s\n", e.text);
+}
+
 /* Chooses as the daemon would. */
 static void choose_runner(struct runner *out, const struct options *options, const struct err *why)
 {
@@ -312,7 +321,7 @@ int model_list_run(const char *directory, const struct options *options, const s
     if (l)
         print(l, &runner, json);
     if (l && l->n_found == 0 && status == 0)
-        fprintf(stderr, "nvllmd: there is no folder with a " MODEL_CONFIG_FILE "\n");
+        say_none(directory ? directory : NVLLM_OWN_MODELS_DIR " or " NVLLM_MODELS_DIR);
     if (l && l->r == -E2BIG)
         fprintf(stderr,
                 "nvllmd: there are more than %d entries or %d models: the rest is not listed\n",

@@ -485,9 +485,16 @@ int options_set(struct options *o, const char *key, const char *value, struct er
     if (t)
         return set(o, t, value, e);
     meant = nearest(key);
+    if (*key == '.')
+        key++; /* of a file, before any section */
     if (meant)
         return err_set(e, -ENOENT, "%s: no such option; did you mean %s?", key, meant);
     return err_set(e, -ENOENT, "%s: no such option; nvllmd --help lists all", key);
+}
+
+const char *options_state_folder(const struct options *o)
+{
+    return *o->cache_folder ? o->cache_folder : getenv("STATE_DIRECTORY");
 }
 
 enum dtype options_quantize(const struct options *o)

@@ -189,6 +189,9 @@ void options_deinit(struct options *o);
 /* Sets one option from text. -EINVAL names the allowed values, -ENOENT the nearest key. */
 int options_set(struct options *o, const char *key, const char *value, struct err *e);
 
+/* Where the cache's files are: cache.folder or $STATE_DIRECTORY; NULL: there is none. */
+const char *options_state_folder(const struct options *o);
+
 /* What model_quantize() is to be told. */
 enum dtype options_quantize(const struct options *o);
 

@@ -304,10 +304,13 @@ void server_on_phase(struct server *s)
     }
 }
 
-static void begin_end(struct server *s)
+/* A shutdown; number: of the signal that asks for it, 0: a client's operation does. */
+static void begin_end(struct server *s, int number)
 {
     struct refusal e;
 
+    log_event(LOG_LEVEL_INFO, "draining", "signal=%d requests=%zu timeout_s=%d", number,
+              s->requests.n, (int)s->parts.options->drain_timeout_s);
     sd_notify(0, "STOPPING=1");
     if (!s->ready)
         s->end = SERVER_STUCK;
@@ -324,9 +327,7 @@ static void begin_end(struct server *s)
 void server_signalled(struct server *s, int number)
 {
     if (s->phase == PHASE_SERVING) {
-        log_event(LOG_LEVEL_INFO, "draining", "signal=%d requests=%zu timeout_s=%d", number,
-                  s->requests.n, (int)s->parts.options->drain_timeout_s);
-        begin_end(s);
+        begin_end(s, number);
     } else if (s->phase == PHASE_DRAINING) {
         begin_cancel(s);
         server_tell_status(s);
@@ -445,6 +446,6 @@ int control_shutdown(struct session_call *c, struct refusal *e)
 {
     (void)e;
     if (c->session->server->phase == PHASE_SERVING)
-        begin_end(c->session->server);
+        begin_end(c->session->server, 0);
     return changed(c);
 }

@@ -58,6 +58,7 @@ class Drains(Case):
             w.begin(1, long(max_tokens=scaled(500, 100)))
             self.assertEqual(admin.ask(shutdown={})["changed"]["state"], "STATE_DRAINING")
             self.assertEqual(admin.ask(resume={})["error"]["code"], "ERROR_UNAVAILABLE")
+            self.assertIn("event=draining signal=0 requests=1", d.log())
             self.assertEqual(w.collect([1])[1].choices[0].reason, "FINISH_LENGTH")
             self.assertEqual(d.process.wait(timeout=scaled(20, 60)), 0)
             self.assertFalse(d.socket.exists())

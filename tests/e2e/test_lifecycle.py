@@ -353,6 +353,39 @@ class Refusals(Case):
         self.assertIn("kv_memory", found["memory"][0])
         found = wrong(model + f"socket = {folder}/s\n[scheduler]\nmax_seq_len = 1000000\n")
         self.assertIn("max_seq_len", found["config"][0])
+        found = wrong(model.replace("[daemon]", f"chat_template = {folder}/none\n[daemon]") +
+                      f"socket = {folder}/s\n")
+        self.assertIn(f"model.chat_template: {folder}/none", found["model"][0])
+
+    def test_check_config_of_the_cache(self):
+        """Its folder has to be there, and the secret in it as a start would take it."""
+        folder = self.temporary_folder()
+        secret = folder / "cache-secret"
+
+        def found(*options):
+            args = [arg for option in options for arg in ("--set", option)]
+            out = self.check_config("--model", MODEL, "--backend", "cpu", "--socket", folder / "s",
+                                    *args)
+            return [(f["level"], f["text"], f.get("mend")) for f in out["findings"]
+                    if f["about"] == "cache"]
+
+        self.assertEqual(found(), [])
+        (level, text, _), = found("cache.disk=1G")
+        self.assertIn("cache.disk", text) if level == "wrong" else self.assertIn("systemd", text)
+        (level, text, mend), = found("cache.disk=1G", f"cache.folder={folder}/none")
+        self.assertEqual((level, text), ("wrong", f"cache.folder: {folder}/none: "
+                                                  "No such file or directory"))
+        self.assertIn(f"install -d -m 0700 '{folder}/none'", mend)
+        self.assertEqual(found(f"cache.folder={folder}"), [("ok", str(folder), None)])
+        self.assertEqual(list(folder.iterdir()), [])
+        secret.write_bytes(b"short")
+        secret.chmod(0o600)
+        (level, text, mend), = found(f"cache.folder={folder}")
+        self.assertEqual((level, mend), ("wrong", f"rm -d '{secret}'"))
+        secret.chmod(0o644)
+        (level, text, mend), = found(f"cache.folder={folder}")
+        self.assertEqual((level, mend), ("wrong", f"chmod go= '{secret}'"))
+        self.assertIn("mode 644", text)
 
     def test_configuration_file(self):
         """A file's values count, --set goes over them, a wrong line is named by file and line."""

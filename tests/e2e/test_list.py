@@ -92,7 +92,7 @@ class List(Case):
         os.mkfifo(folder / "fifo")
         done = self.list(folder)
         self.assertEqual((done.stdout, done.stderr),
-                         (b"", b"nvllmd: there is no folder with a config.json\n"))
+                         (b"", f"nvllmd: there is no folder with a config.json in {folder}\n".encode()))
         self.assertEqual(self.found(folder), {})
         (folder / "model").symlink_to(MODEL)
         self.assertEqual(list(self.found(folder)), ["model"])
