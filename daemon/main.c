@@ -120,7 +120,10 @@ static int find_command(struct command_line *c, const char *name)
     if (c->command)
         return 0;
     snprintf(text, sizeof(text), "there is no command “%.40s”%s%s%s", name,
-             near ? ": did you mean “" : "", near ? near : "", near ? "”?" : "");
+             near                ? ": did you mean “"
+             : strchr(name, '/') ? ": a model folder goes behind --model"
+                                 : "",
+             near ? near : "", near ? "”?" : "");
     return usage_error(text);
 }
 

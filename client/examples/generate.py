@@ -49,7 +49,9 @@ def read_frame(stream):
 
 
 def main():
-    path, prompt = sys.argv[1], sys.argv[2]
+    if len(sys.argv) != 3:
+        sys.exit("usage: generate.py SOCKET PROMPT")
+    path, prompt = sys.argv[1:]
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     connection.connect(path)
     stream = connection.makefile("rwb")

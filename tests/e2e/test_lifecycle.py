@@ -268,6 +268,10 @@ class Refusals(Case):
         for args, text in ((["--modle", "x"], "there is no option --modle: did you mean “--model”?"),
                            (["-t"], "there is no option -t"), (["--config"], "--config takes a value"),
                            (["check", "--version=3"], "--version takes no value"),
+                           (["check", "a/folder"], "“a/folder” is one argument too many: a model folder"),
+                           (["a/folder"], "there is no command “a/folder”: a model folder goes behind"),
+                           (["detokenize", "1", "2"], "“2” is one argument too many: put all of them"),
+                           (["tune", "x"], "“x” is one argument too many\n"),
                            (["--entirely-else"], "there is no option --entirely-else\n")):
             done = run_command([config.nvllmd, *args], check=False)
             self.assertEqual((done.returncode, done.stdout), (2, b""), args)

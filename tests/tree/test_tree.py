@@ -291,6 +291,34 @@ class Protocol(unittest.TestCase):
         self.assertEqual(set(re.findall(r"^\|  (\w+)$", table, re.M)), codes)
 
 
+class Fields(unittest.TestCase):
+    """The pages name each field that a line of a batch, or a body of the gateway, may have."""
+
+    @staticmethod
+    def words(page, begin, end):
+        text = (ROOT / "packaging" / "man" / page).read_text()
+        text = text[text.index(f"\n# {begin}\n"):text.index(f"\n# {end}\n")]
+        return {w.split(".")[0] for w in re.findall(r"_([a-z0-9_.]+?)_(?![a-z0-9])", text)}
+
+    def test_batch(self):
+        source = (ROOT / "client" / "ctl" / "request.c").read_text()
+        table = source[source.index("fields[N_FIELDS] = {"):]
+        table = table[:table.index("\n};")]
+        fields = set(re.findall(r'(?:\{|name = )"(\w+)"|FIELD\((\w+)', table))
+        fields = {a or b for a, b in fields}
+        self.assertEqual(len(fields), int(re.search(r"N_FIELDS = (\d+)", source)[1]))
+        self.assertEqual(fields - self.words("nvllmctl.1.scd", "BATCH", "BENCH"), set())
+
+    def test_gateway(self):
+        source = "".join(f.read_text() for f in (ROOT / "client" / "openai").glob("*.c"))
+        refused = re.search(r"bool check_refused.*?\};", source, re.S)[0]
+        fields = set(re.findall(r'fields_get\(in->root, "(\w+)"\)|\bROW\((\w+), read', source))
+        fields = {a or b for a, b in fields} | set(re.findall(r'"(\w+)"', refused)) | \
+            set(re.findall(r'(?:\{|fields_refuse_flag\(in, )"(\w+)", (?:read_|true|false|NVLLM_)', source))
+        self.assertGreater(len(fields), 65)
+        self.assertEqual(fields - self.words("nvllm-openai.8.scd", "FIELDS", "ERRORS"), set())
+
+
 class Log(unittest.TestCase):
     def test_ids(self):
         """Each event of the log that is not for debugging has a MESSAGE_ID, which the manual names; the

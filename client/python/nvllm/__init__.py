@@ -17,6 +17,9 @@ with. With asyncio, wait in a thread:
 
     answer = await asyncio.to_thread(lambda: client.chat(messages).answer())
 
+A client connects to the path it is given, else to DEFAULT_SOCKET. NVLLM_SOCKET is for nvllmctl and
+nvllm-openai; pass os.environ.get("NVLLM_SOCKET") to follow it, too.
+
 Timeouts are seconds, as everywhere in Python: 0 does not wait, None never expires. What goes wrong is
 an Error of one of the classes below, with a code, the field of the request that is wrong, and whether
 and when to try again. A client whose connection has ended (ConnectionLostError) stays so: make another.
