@@ -105,9 +105,8 @@ int chat_session_check(const struct account *account, const struct options *o, u
 
     if (sessions && held > limit_value(o, LIMIT_SESSIONS_PER_UID))
         return limit_refuse_text(e, o, LIMIT_SESSIONS_PER_UID,
-                                 "%" PRIu64 " sessions of this user are held, and no more may be: "
-                                 "delete one",
-                                 held - sessions);
+                                 "this user has %" PRIu64 " of %" PRIu64 " sessions: delete one",
+                                 held - sessions, limit_value(o, LIMIT_SESSIONS_PER_UID));
     if (own > limit_value(o, LIMIT_SESSION_BYTES_PER_UID))
         return limit_refuse_text(e, o, LIMIT_SESSION_BYTES_PER_UID,
                                  "this user's sessions would take %" PRIu64

@@ -163,10 +163,8 @@ void ctl_put_line(FILE *to, const char *text, int max);
 /* Opens a file; “-” is the standard stream. Ends the program with a message if that fails. */
 int ctl_open(const char *path, int standard, int flags);
 
-/* All that fd holds, malloc'd; ends the program with a message if it cannot be read. */
-char *ctl_read_all(int fd, size_t *n);
-
-/* The same of a file; “-” is stdin, and who types there is asked for what it is: “prompt”. */
+/* All that a file holds, malloc'd; ends the program with a message if it cannot be read. “-” is
+ * stdin, and who types there is asked for what it is: “prompt”. */
 char *ctl_read_file(const char *path, const char *what, size_t *n);
 
 #endif

@@ -18,7 +18,7 @@ char *history_find(void)
 
     if (state && state[0] == '/') {
         text_buffer_add(&path, state, strlen(state));
-    } else if (home && home[0] == '/') {
+    } else if (home && home[0] == '/' && access(home, F_OK) == 0) { /* only what is below is made */
         text_buffer_add(&path, home, strlen(home));
         text_buffer_add(&path, "/.local/state", 13);
     } else {

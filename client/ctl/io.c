@@ -443,7 +443,8 @@ int ctl_open(const char *path, int standard, int flags)
     return fd;
 }
 
-char *ctl_read_all(int fd, size_t *n)
+/* All that fd holds, malloc'd. */
+static char *read_all(int fd, size_t *n)
 {
     struct text_buffer all = {0};
     char part[64 << 10];
@@ -471,7 +472,7 @@ char *ctl_read_file(const char *path, const char *what, size_t *n)
         ctl_die("%s is a folder", path);
     if (isatty(fd))
         fprintf(stderr, "Type the %s, then press Ctrl-D on an empty line.\n", what);
-    all = ctl_read_all(fd, n);
+    all = read_all(fd, n);
     if (fd != STDIN_FILENO)
         close(fd);
     return all;

@@ -14,6 +14,7 @@
 
 struct conversion {
     struct ctl *ctl;
+    const char *input; /* what who types it is asked for */
     /* The value that an argument or stdin holds, or NULL with *err; NULL as a function: the bytes
      * are the value, and a line of --jsonl is a string. */
     json_t *(*parse)(const char *data, size_t n, struct nvllm_error *err);
@@ -181,7 +182,7 @@ static int run_one(struct conversion *c, bool is_stdin)
     struct ctl *ctl = c->ctl;
 
     if (is_stdin)
-        text.data = ctl_read_all(STDIN_FILENO, &text.len);
+        text.data = ctl_read_file("-", c->input, &text.len);
     else
         text = join_words(&ctl->line);
     c->text = (struct nvllm_text){text.data, text.len};
@@ -226,12 +227,13 @@ int ctl_tokenize(struct ctl *ctl)
 {
     bool special = ctl_option(ctl, "special");
 
-    return run(&(struct conversion){.ctl = ctl, .convert = tokenize, .special = special});
+    return run(
+        &(struct conversion){.ctl = ctl, .input = "text", .convert = tokenize, .special = special});
 }
 
 int ctl_embed(struct ctl *ctl)
 {
-    struct conversion c = {.ctl = ctl, .convert = embed};
+    struct conversion c = {.ctl = ctl, .input = "text", .convert = embed};
 
     nvllm_embed_options_init(&c.embed);
     c.embed.prompt_name = ctl_option(ctl, "prompt-name");
@@ -243,11 +245,15 @@ int ctl_detokenize(struct ctl *ctl)
 {
     bool special = ctl_option(ctl, "skip-special");
 
-    return run(&(struct conversion){
-        .ctl = ctl, .parse = parse_ids, .convert = detokenize, .special = special});
+    return run(&(struct conversion){.ctl = ctl,
+                                    .input = "token ids",
+                                    .parse = parse_ids,
+                                    .convert = detokenize,
+                                    .special = special});
 }
 
 int ctl_render(struct ctl *ctl)
 {
-    return run(&(struct conversion){.ctl = ctl, .parse = ctl_json_parse, .convert = render});
+    return run(&(struct conversion){
+        .ctl = ctl, .input = "JSON object", .parse = ctl_json_parse, .convert = render});
 }

@@ -207,6 +207,13 @@ class Typed(SharedDaemon):
             t.expect("prompt tokens cached")
             t.leave()
 
+    def test_home_is_not_made(self):
+        """A user whose home is not there has no history."""
+        home = self.temporary_folder() / "none"
+        t = self.typist(env={"XDG_STATE_HOME": "", "HOME": str(home)})
+        t.leave()
+        self.assertFalse(home.exists())
+
     def test_history_does_not_grow_for_ever(self):
         home = self.temporary_folder()
         kept = home / "nvllm" / "chat_history"
@@ -334,6 +341,20 @@ class Typed(SharedDaemon):
         t.expect("prompt tokens cached")
         users = [text for role, text in t.saved(self.temporary_folder() / "saved") if role == "user"]
         self.assertEqual(users, ["one\ntwo", "/etc"])
+
+
+class Asked(SharedDaemon):
+    def test_who_types_is_told_what(self):
+        """Commands that read a whole text from the terminal say of what kind, and how it ends."""
+        for command, what, text, shown in (
+                ("generate", "prompt", "Spell lion.", "l-i-o-n"), ("tokenize", "text", "hi", r"\d+"),
+                ("detokenize", "token ids", "75 1060", "l-i"),
+                ("render", "JSON object", '{"messages": []}', "empty")):
+            t = Typist(self, self.daemon.socket, command)
+            t.expect(f"Type the {what}, then press Ctrl-D")
+            t.type(text + "\r\x04")
+            t.expect(re.escape(text) + "\r\n.*" + shown)
+            t.process.wait(timeout=scaled(20, 60))
 
 
 class Piped(SharedDaemon):
