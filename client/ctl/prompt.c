@@ -119,7 +119,8 @@ void ctl_prompt_read(struct ctl_prompt *p, struct ctl *ctl, const char *word)
 
 bool ctl_prompt_fall_back(struct ctl_prompt *p, enum nvllm_code code)
 {
-    if (code != NVLLM_E_UNSUPPORTED || p->mode != PROMPT_AUTO || ctl_prompt_is_shaped(p))
+    if (code != NVLLM_E_UNSUPPORTED || p->mode != PROMPT_AUTO || ctl_prompt_is_shaped(p) ||
+        p->request.r.session)
         return false;
     p->mode = PROMPT_RAW;
     set_input(p);

@@ -236,8 +236,8 @@ class Requests(Case):
         self.assertIn("chat", first)
         self.assertEqual(second["prompt"], b"hello")
         self.assertEqual((self.done.returncode, self.done.stdout), (0, b"ok"))
-        for option in "--chat", "--no-think":
-            self.assertEqual(len(self.seen(option, "hello", **refuse)), 1)
+        for options in ["--chat"], ["--no-think"], ["--session", "s"]:
+            self.assertEqual(len(self.seen(*options, "hello", **refuse)), 1)
             self.assertEqual(self.done.returncode, 1)
             self.assertIn(b"no template", self.done.stderr)
 
