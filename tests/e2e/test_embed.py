@@ -181,6 +181,9 @@ class Requests(Embedder):
         """Many texts keep within the daemon's limit, whatever it is; one alone may fail by it."""
         with self.start("limits.requests_per_connection=4") as d, nvllm.Client(d.socket) as client:
             texts = [f"text {i}" for i in range(50)]
+            for one in "x", b"x", [5, 6], ["x", 5]:
+                with self.assertRaisesRegex(TypeError, "texts: must be a sequence of texts or"):
+                    client.embed(one)
             got = client.embed(texts)
             for text, one in zip(texts, got):
                 self.assertGreater(cosine(one.values, client.embed([text])[0].values), 0.99999)
