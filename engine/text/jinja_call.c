@@ -2,51 +2,56 @@
  * them. See jinja_impl.h. */
 #include "engine/text/jinja_impl.h"
 
-static bool has_name(const char *params, const struct str *name, uint32_t *at)
+static bool has_parameter(const char *params, const struct str *name)
 {
-    uint32_t i = 1;
-
-    for (const char *p = params; *p; p += strspn(p, " ")) {
-        size_t len = strcspn(p, " ");
-
-        if (len == name->len && memcmp(p, name->data, len) == 0) {
-            *at = i;
+    for (size_t len; *params; params += len + strspn(params + len, "? ")) {
+        len = strcspn(params, "? ");
+        if (len == name->len && memcmp(params, name->data, len) == 0)
             return true;
-        }
-        i++;
-        p += len;
     }
     return false;
+}
+
+/* Sorts the arguments into a[1] and on, in the order of the parameters. */
+static void bind(struct jinja_run *r, const struct builtin *b, const struct args *args,
+                 struct value a[JINJA_ARGS_MAX])
+{
+    uint32_t n = 0;
+
+    for (const char *p = b->params; *p; n++) {
+        const struct str name = {.data = p, .len = (uint32_t)strcspn(p, "? ")};
+        const struct value *named = dict_get_str(r, &args->named, &name);
+
+        if (n < args->list.n && named)
+            jinja_fail(r, "TypeError: %s has the argument '%.*s' twice", b->name, (int)name.len, p);
+        if (n < args->list.n)
+            a[n + 1] = args->list.items[n];
+        else if (named)
+            a[n + 1] = *named;
+        else if (p[name.len] != '?')
+            jinja_fail(r, "TypeError: %s needs the argument '%.*s'", b->name, (int)name.len, p);
+        p += name.len + strspn(p + name.len, "? ");
+    }
+    if (args->list.n > n)
+        jinja_fail(r, "TypeError: %s takes %u arguments at most, and was given %u", b->name, n,
+                   args->list.n);
+    for (uint32_t i = 0; i < args->named.n; i++) {
+        const struct str *name = args->named.entries[i].key.str;
+
+        if (!has_parameter(b->params, name))
+            jinja_fail(r, "TypeError: %s has no argument '%.*s'", b->name, (int)name->len,
+                       name->data);
+    }
 }
 
 struct value jinja_call_builtin(struct jinja_run *r, const struct builtin *b, struct value self,
                                 const struct args *args)
 {
     struct value a[JINJA_ARGS_MAX] = {self}, v;
-    uint32_t at;
 
     jinja_enter(r); /* map() calls filters, and these may be map() */
-    if (b->params[0] == '*') {
-        v = b->run(r, a, args);
-        jinja_leave(r);
-        return v;
-    }
-    if (args->n > b->n)
-        jinja_fail(r, "TypeError: %s takes %d arguments at most, and was given %u", b->name, b->n,
-                   args->n);
-    for (uint32_t i = 0; i < args->n; i++)
-        a[i + 1] = args->v[i];
-    for (uint32_t i = 0; i < args->n_named; i++) {
-        const struct str *name = args->named[i].name;
-
-        if (!has_name(b->params, name, &at) || a[at].type != V_MISSING)
-            jinja_fail(r, "TypeError: %s has no argument '%.*s', or has it twice", b->name,
-                       (int)name->len, name->data);
-        a[at] = args->named[i].value;
-    }
-    for (uint32_t i = 1; i <= b->needed; i++)
-        if (a[i].type == V_MISSING)
-            jinja_fail(r, "TypeError: %s needs %d arguments", b->name, b->needed);
+    if (*b->params != '*')
+        bind(r, b, args, a);
     v = b->run(r, a, args);
     jinja_leave(r);
     return v;

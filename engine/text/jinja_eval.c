@@ -163,9 +163,10 @@ struct value value_binary(struct jinja_run *r, uint16_t op, struct value a, stru
     if (op == OP(0, '*') && repeats(b) && (a.type == V_INT || a.type == V_BOOL))
         return repeated(r, b, value_whole(a));
     if (op == OP(0, '%') && a.type == V_STR && b.type != V_UNDEFINED) {
-        if (b.type == V_TUPLE)
-            return value_str(text_percent(r, a.str, b.list->items, b.list->n, NULL));
-        return value_str(text_percent(r, a.str, &b, 1, b.type == V_DICT ? b.dict : NULL));
+        const struct list one = {.items = &b, .n = 1};
+
+        return value_str(text_percent(r, a.str, b.type == V_TUPLE ? b.list : &one,
+                                      b.type == V_DICT ? b.dict : NULL));
     }
     bad_operands(r, op, a, b);
 }
@@ -307,57 +308,44 @@ ASIDE static struct value slice(struct jinja_run *r, const struct node *n, struc
 
 /* ---- calls */
 
-/* The arguments of *list and **dict, behind the others. */
-static void spread(struct jinja_run *r, const struct call *call, struct args *out)
+static void add_named(struct jinja_run *r, struct args *args, struct value name, struct value v)
 {
-    struct list *all = list_new(r, call->n_args), *more = NULL;
-    struct named_value *named;
-    struct value stars = {.type = V_DICT, .dict = dict_new(r, 0)};
-
-    for (uint32_t i = 0; i < call->n_args; i++)
-        list_push(r, all, out->v[i]);
-    if (call->star)
-        more = value_elements(r, jinja_eval(r, call->star));
-    for (uint32_t i = 0; more && i < more->n; i++)
-        list_push(r, all, more->items[i]);
-    if (call->star_star)
-        stars = jinja_eval(r, call->star_star);
-    if (stars.type != V_DICT)
-        jinja_fail(r, "TypeError: argument after ** must be a mapping, not %s",
-                   value_type_name(stars.type));
-    named = jinja_take(r, (call->n_named + (size_t)stars.dict->n) * sizeof(*named) + 1);
-    if (out->n_named)
-        memcpy(named, out->named, out->n_named * sizeof(*named));
-    for (uint32_t i = 0; i < stars.dict->n; i++) {
-        const struct entry *e = &stars.dict->entries[i];
-
-        if (e->key.type != V_STR)
-            jinja_fail(r, "TypeError: keywords must be strings");
-        named[out->n_named++] = (struct named_value){e->key.str, e->value};
-    }
-    *out = (struct args){all->items, all->n, named, out->n_named};
+    if (name.type != V_STR)
+        jinja_fail(r, "TypeError: keywords must be strings");
+    if (dict_get(r, &args->named, name))
+        jinja_fail(r, "TypeError: the call has the argument '%.*s' twice", (int)name.str->len,
+                   name.str->data);
+    dict_set(r, &args->named, name, v);
 }
 
-void jinja_arguments(struct jinja_run *r, const struct call *call, struct arg_room *room,
-                     struct args *out)
+/* Without a call there are none. */
+static struct args eval_arguments(struct jinja_run *r, const struct call *call)
 {
-    struct value *v = room->v;
-    struct named_value *named = room->named;
+    struct args args = {0};
+    const struct list *more;
+    struct value stars;
 
-    *out = (struct args){0};
     if (!call)
-        return;
-    if (call->n_args > sizeof(room->v) / sizeof(*room->v))
-        v = jinja_take(r, call->n_args * sizeof(*v));
-    if (call->n_named > sizeof(room->named) / sizeof(*room->named))
-        named = jinja_take(r, call->n_named * sizeof(*named));
+        return args;
+    args.list = *list_new(r, call->n_args);
     for (uint32_t i = 0; i < call->n_args; i++)
-        v[i] = jinja_eval(r, call->args[i]);
+        list_push(r, &args.list, jinja_eval(r, call->args[i]));
     for (uint32_t i = 0; i < call->n_named; i++)
-        named[i] = (struct named_value){call->named[i].name, jinja_eval(r, call->named[i].value)};
-    *out = (struct args){v, call->n_args, named, call->n_named};
-    if (call->star || call->star_star)
-        spread(r, call, out);
+        add_named(r, &args, value_str(call->named[i].name), jinja_eval(r, call->named[i].value));
+    if (call->star) {
+        more = value_elements(r, jinja_eval(r, call->star));
+        for (uint32_t i = 0; i < more->n; i++)
+            list_push(r, &args.list, more->items[i]);
+    }
+    if (call->star_star) {
+        stars = jinja_eval(r, call->star_star);
+        if (stars.type != V_DICT)
+            jinja_fail(r, "TypeError: argument after ** must be a mapping, not %s",
+                       value_type_name(stars.type));
+        for (uint32_t i = 0; i < stars.dict->n; i++)
+            add_named(r, &args, stars.dict->entries[i].key, stars.dict->entries[i].value);
+    }
+    return args;
 }
 
 struct value jinja_call(struct jinja_run *r, struct value callee, const struct args *args)
@@ -376,15 +364,13 @@ struct value jinja_call(struct jinja_run *r, struct value callee, const struct a
     }
 }
 
-/* What is called: a method is not made a value first. `extra` is the call block's caller. */
+/* What is called: a method is not made a value first. */
 ASIDE struct value jinja_eval_call(struct jinja_run *r, const struct node *n,
-                                   const struct named_value *extra)
+                                   const struct value *caller)
 {
     const struct node *callee = n->a;
     struct value self = value_none(), v;
     const struct builtin *method = NULL;
-    struct named_value *named;
-    struct arg_room room;
     struct args args;
 
     if (callee->kind == N_ATTR && callee->flag) {
@@ -394,27 +380,18 @@ ASIDE struct value jinja_eval_call(struct jinja_run *r, const struct node *n,
     } else {
         v = jinja_eval(r, callee);
     }
-    jinja_arguments(r, n->call, &room, &args);
+    args = eval_arguments(r, n->call);
     r->pos = n->pos;
-    if (extra) {
-        named = jinja_take(r, (args.n_named + 1) * sizeof(*named));
-        if (args.n_named)
-            memcpy(named, args.named, args.n_named * sizeof(*named));
-        named[args.n_named++] = *extra;
-        args.named = named;
-    }
+    if (caller)
+        add_named(r, &args, value_str(str_of(r, "caller")), *caller);
     return method ? jinja_call_builtin(r, method, self, &args) : jinja_call(r, v, &args);
 }
 
 ASIDE struct value jinja_filtered(struct jinja_run *r, const struct node *n, struct value subject)
 {
-    struct arg_room room;
-    struct args args;
+    const struct args args = eval_arguments(r, n->call);
 
-    jinja_arguments(r, n->call, &room, &args);
     r->pos = n->pos;
-    if (!n->builtin->n && !args.n && !args.n_named)
-        return n->builtin->run(r, &subject, &args);
     return jinja_call_builtin(r, n->builtin, subject, &args);
 }
 

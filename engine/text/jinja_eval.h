@@ -14,17 +14,8 @@ struct loop {
 };
 
 struct value jinja_eval(struct jinja_run *r, const struct node *n);
-/* Arguments that are few, on the stack of who calls. */
-struct arg_room {
-    struct value v[3];
-    struct named_value named[2];
-};
-
-/* Evaluates the arguments; without a call there are none. */
-void jinja_arguments(struct jinja_run *r, const struct call *call, struct arg_room *room,
-                     struct args *out);
-struct value jinja_eval_call(struct jinja_run *r, const struct node *n,
-                             const struct named_value *extra);
+/* caller: of a call block, the argument of that name; NULL: there is none. */
+struct value jinja_eval_call(struct jinja_run *r, const struct node *n, const struct value *caller);
 /* n is a filter or test, which is applied to the subject. */
 struct value jinja_filtered(struct jinja_run *r, const struct node *n, struct value subject);
 

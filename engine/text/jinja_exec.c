@@ -177,13 +177,13 @@ struct value jinja_call_loop(struct jinja_run *r, const struct loop *l, const st
     struct out mine, *out = r->out;
     struct frame *frame = r->frame;
 
-    if (!l->node->flag || args->n != 1)
+    if (!l->node->flag || args->list.n != 1)
         jinja_fail(r, "TypeError: only a loop that is recursive can be called, with what it goes "
                       "over");
     out_init(&mine);
     r->out = &mine;
     r->frame = l->outer;
-    loop_over(r, l->node, args->v[0], l->depth + 1);
+    loop_over(r, l->node, args->list.items[0], l->depth + 1);
     r->out = out;
     r->frame = frame;
     return value_str(out_take(r, &mine));
@@ -191,19 +191,17 @@ struct value jinja_call_loop(struct jinja_run *r, const struct loop *l, const st
 
 BUILTIN(loop_cycle)
 {
-    if (!args->n)
+    if (!args->list.n)
         jinja_fail(r, "TypeError: no items for cycling given");
-    return args->v[a->loop->at % args->n];
+    return args->list.items[a->loop->at % args->list.n];
 }
 
 BUILTIN(loop_changed)
 {
-    struct list *l = list_new(r, args->n);
-    struct value now;
+    struct list *l = list_new(r, 0);
+    const struct value now = value_list(l, V_TUPLE);
 
-    for (uint32_t i = 0; i < args->n; i++)
-        list_push(r, l, args->v[i]);
-    now = value_list(l, V_TUPLE);
+    *l = args->list;
     if (a->loop->last_changed.type != V_MISSING && value_equal(r, a->loop->last_changed, now))
         return value_bool(false);
     a->loop->last_changed = now;
@@ -211,8 +209,8 @@ BUILTIN(loop_changed)
 }
 
 static const struct builtin loop_methods[] = {
-    {"cycle", 0, 0, "*", loop_cycle},
-    {"changed", 0, 0, "*", loop_changed},
+    {"cycle", "*", loop_cycle},
+    {"changed", "*", loop_changed},
 };
 
 enum loop_attr {
@@ -295,48 +293,50 @@ static struct value macro_value(struct jinja_run *r, const struct node *n)
 }
 
 static void take_named(struct jinja_run *r, const struct node *n, struct frame *f,
-                       const struct named_value *one, struct dict *rest)
+                       const struct entry *one, struct dict *rest)
 {
+    const struct str *name = one->key.str;
+
     for (uint32_t i = 0; i < n->n; i++) {
-        if (!str_equal(n->list[i]->name, one->name))
+        if (!str_equal(n->list[i]->name, name))
             continue;
         if (f->slots[i].type != V_MISSING)
             jinja_fail(r, "TypeError: macro '%.*s' got multiple values for argument '%.*s'",
-                       (int)n->name->len, n->name->data, (int)one->name->len, one->name->data);
+                       (int)n->name->len, n->name->data, (int)name->len, name->data);
         f->slots[i] = one->value;
         return;
     }
-    if (n->scope->caller && str_is(one->name, "caller"))
+    if (n->scope->caller && str_is(name, "caller"))
         f->slots[n->n] = one->value;
-    else if (n->scope->kwargs)
-        dict_set(r, rest, value_str(one->name), one->value);
+    else if (rest)
+        dict_set(r, rest, one->key, one->value);
     else
         jinja_fail(r, "TypeError: macro '%.*s' takes no keyword argument '%.*s'", (int)n->name->len,
-                   n->name->data, (int)one->name->len, one->name->data);
+                   n->name->data, (int)name->len, name->data);
 }
 
 static void take_arguments(struct jinja_run *r, const struct node *n, struct frame *f,
                            const struct args *args)
 {
-    struct list *more = list_new(r, 0);
-    struct dict *rest = dict_new(r, 0);
+    struct list *more = n->scope->varargs ? list_new(r, 0) : NULL;
+    struct dict *rest = n->scope->kwargs ? dict_new(r, 0) : NULL;
 
-    for (uint32_t i = 0; i < args->n; i++) {
+    for (uint32_t i = 0; i < args->list.n; i++) {
         if (i < n->n)
-            f->slots[i] = args->v[i];
-        else if (n->scope->varargs)
-            list_push(r, more, args->v[i]);
+            f->slots[i] = args->list.items[i];
+        else if (more)
+            list_push(r, more, args->list.items[i]);
         else
             jinja_fail(r, "TypeError: macro '%.*s' takes not more than %u argument(s)",
                        (int)n->name->len, n->name->data, n->n);
     }
     if (n->scope->caller)
         f->slots[n->n] = value_undefined(n->scope->names[n->n]);
-    for (uint32_t i = 0; i < args->n_named; i++)
-        take_named(r, n, f, &args->named[i], rest);
-    if (n->scope->varargs)
+    for (uint32_t i = 0; i < args->named.n; i++)
+        take_named(r, n, f, &args->named.entries[i], rest);
+    if (more)
         f->slots[n->n + 1] = value_list(more, V_TUPLE);
-    if (n->scope->kwargs)
+    if (rest)
         f->slots[n->n + 2] = value_dict(rest);
 }
 
@@ -357,7 +357,7 @@ struct value jinja_call_macro(struct jinja_run *r, const struct macro *m, const 
 
 ASIDE static void call_block(struct jinja_run *r, const struct node *n)
 {
-    const struct named_value caller = {n->name, macro_value(r, n)};
+    const struct value caller = macro_value(r, n);
 
     out_value(r, r->out, jinja_eval_call(r, n->a, &caller));
 }

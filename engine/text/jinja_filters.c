@@ -82,7 +82,7 @@ TEXT_BUILTIN(filter_trim, text_strip(r, value_text(r, a[0]), a[1], TEXT_LEFT | T
 TEXT_BUILTIN(filter_center,
              text_pad(r, value_text(r, a[0]), given_int(r, a[1], 80), NULL, TEXT_LEFT | TEXT_RIGHT))
 TEXT_BUILTIN(filter_string, value_text(r, a[0]))
-TEXT_BUILTIN(filter_format, text_percent(r, value_text(r, a[0]), args->v, args->n, NULL))
+TEXT_BUILTIN(filter_format, text_percent(r, value_text(r, a[0]), &args->list, NULL))
 
 BUILTIN(filter_safe)
 {
@@ -473,9 +473,14 @@ BUILTIN(filter_batch)
 
 /* ---- filters that call others */
 
+/* Those behind the first n. */
 static struct args without_first(const struct args *args, uint32_t n)
 {
-    return (struct args){args->v + n, args->n - n, args->named, args->n_named};
+    struct args rest = *args;
+
+    rest.list.items += n;
+    rest.list.n -= n;
+    return rest;
 }
 
 /* A filter or test by its name. */
@@ -499,14 +504,14 @@ static struct value select_where(struct jinja_run *r, const struct value *a,
     struct list *out = list_new(r, 8);
     struct args rest = {0};
 
-    if (args->n < n_path)
+    if (args->list.n < n_path)
         jinja_fail(r, "FilterArgumentError: Missing parameter for attribute name");
-    if (args->n > n_path) {
-        test = named(r, args->v[n_path], "test", jinja_test);
+    if (args->list.n > n_path) {
+        test = named(r, args->list.items[n_path], "test", jinja_test);
         rest = without_first(args, n_path + 1);
     }
     for (uint32_t i = 0; i < l->n; i++) {
-        struct value v = n_path ? path_of(r, l->items[i], args->v[0]) : l->items[i];
+        struct value v = n_path ? path_of(r, l->items[i], args->list.items[0]) : l->items[i];
 
         jinja_charge(r, 0);
         if (test)
@@ -537,80 +542,75 @@ BUILTIN(filter_rejectattr)
     return select_where(r, a, args, 1, false);
 }
 
-static struct value named_arg(const struct args *args, const char *name)
-{
-    for (uint32_t i = 0; i < args->n_named; i++)
-        if (str_is(args->named[i].name, name))
-            return args->named[i].value;
-    return (struct value){0};
-}
-
 BUILTIN(filter_map)
 {
-    const struct value path = named_arg(args, "attribute"), otherwise = named_arg(args, "default");
+    static const struct str attribute = STR_LITERAL("attribute");
+    static const struct str default_value = STR_LITERAL("default");
+    const struct value *path = dict_get_str(r, &args->named, &attribute);
+    const struct value *otherwise = dict_get_str(r, &args->named, &default_value);
     const struct list *l = elements_if_true(r, a[0]);
     struct list *out = list_new(r, l->n);
     const struct builtin *b = NULL;
     struct args rest = {0};
 
-    if (args->n) {
-        b = named(r, args->v[0], "filter", jinja_filter);
+    if (args->list.n) {
+        b = named(r, args->list.items[0], "filter", jinja_filter);
         rest = without_first(args, 1);
-    } else if (path.type == V_MISSING) {
+    } else if (!path) {
         jinja_fail(r, "FilterArgumentError: map requires a filter argument");
     }
     for (uint32_t i = 0; i < l->n; i++) {
         struct value v = l->items[i];
 
-        v = b ? jinja_call_builtin(r, b, v, &rest) : path_of(r, v, path);
-        list_push(r, out, v.type == V_UNDEFINED && otherwise.type != V_MISSING ? otherwise : v);
+        v = b ? jinja_call_builtin(r, b, v, &rest) : path_of(r, v, *path);
+        list_push(r, out, v.type == V_UNDEFINED && otherwise ? *otherwise : v);
     }
     return generator(out);
 }
 
 static const struct builtin filters[] = {
-    {"abs", 0, 0, "", filter_abs},
-    {"attr", 1, 1, "name", filter_attr},
-    {"batch", 1, 2, "linecount fill_with", filter_batch},
-    {"capitalize", 0, 0, "", filter_capitalize},
-    {"center", 0, 1, "width", filter_center},
-    {"count", 0, 0, "", filter_length},
-    {"d", 0, 2, "default_value boolean", filter_default},
-    {"default", 0, 2, "default_value boolean", filter_default},
-    {"dictsort", 0, 3, "case_sensitive by reverse", filter_dictsort},
-    {"e", 0, 0, "", filter_escape},
-    {"escape", 0, 0, "", filter_escape},
-    {"first", 0, 0, "", filter_first},
-    {"float", 0, 1, "default", filter_float},
-    {"format", 0, 0, "*", filter_format},
-    {"from_json", 0, 0, "", filter_from_json},
-    {"indent", 0, 3, "width first blank", filter_indent},
-    {"int", 0, 2, "default base", filter_int},
-    {"items", 0, 0, "", filter_items},
-    {"join", 0, 2, "d attribute", filter_join},
-    {"last", 0, 0, "", filter_last},
-    {"length", 0, 0, "", filter_length},
-    {"list", 0, 0, "", filter_list},
-    {"lower", 0, 0, "", filter_lower},
-    {"map", 0, 0, "*", filter_map},
-    {"max", 0, 2, "case_sensitive attribute", filter_max},
-    {"min", 0, 2, "case_sensitive attribute", filter_min},
-    {"reject", 0, 0, "*", filter_reject},
-    {"rejectattr", 0, 0, "*", filter_rejectattr},
-    {"replace", 2, 3, "old new count", filter_replace},
-    {"reverse", 0, 0, "", filter_reverse},
-    {"round", 0, 2, "precision method", filter_round},
-    {"safe", 0, 0, "", filter_safe},
-    {"select", 0, 0, "*", filter_select},
-    {"selectattr", 0, 0, "*", filter_selectattr},
-    {"sort", 0, 3, "reverse case_sensitive attribute", filter_sort},
-    {"string", 0, 0, "", filter_string},
-    {"sum", 0, 2, "attribute start", filter_sum},
-    {"title", 0, 0, "", filter_title},
-    {"tojson", 0, 4, "ensure_ascii indent separators sort_keys", filter_tojson},
-    {"trim", 0, 1, "chars", filter_trim},
-    {"unique", 0, 2, "case_sensitive attribute", filter_unique},
-    {"upper", 0, 0, "", filter_upper},
+    {"abs", "", filter_abs},
+    {"attr", "name", filter_attr},
+    {"batch", "linecount fill_with?", filter_batch},
+    {"capitalize", "", filter_capitalize},
+    {"center", "width?", filter_center},
+    {"count", "", filter_length},
+    {"d", "default_value? boolean?", filter_default},
+    {"default", "default_value? boolean?", filter_default},
+    {"dictsort", "case_sensitive? by? reverse?", filter_dictsort},
+    {"e", "", filter_escape},
+    {"escape", "", filter_escape},
+    {"first", "", filter_first},
+    {"float", "default?", filter_float},
+    {"format", "*", filter_format},
+    {"from_json", "", filter_from_json},
+    {"indent", "width? first? blank?", filter_indent},
+    {"int", "default? base?", filter_int},
+    {"items", "", filter_items},
+    {"join", "d? attribute?", filter_join},
+    {"last", "", filter_last},
+    {"length", "", filter_length},
+    {"list", "", filter_list},
+    {"lower", "", filter_lower},
+    {"map", "*", filter_map},
+    {"max", "case_sensitive? attribute?", filter_max},
+    {"min", "case_sensitive? attribute?", filter_min},
+    {"reject", "*", filter_reject},
+    {"rejectattr", "*", filter_rejectattr},
+    {"replace", "old new count?", filter_replace},
+    {"reverse", "", filter_reverse},
+    {"round", "precision? method?", filter_round},
+    {"safe", "", filter_safe},
+    {"select", "*", filter_select},
+    {"selectattr", "*", filter_selectattr},
+    {"sort", "reverse? case_sensitive? attribute?", filter_sort},
+    {"string", "", filter_string},
+    {"sum", "attribute? start?", filter_sum},
+    {"title", "", filter_title},
+    {"tojson", "ensure_ascii? indent? separators? sort_keys?", filter_tojson},
+    {"trim", "chars?", filter_trim},
+    {"unique", "case_sensitive? attribute?", filter_unique},
+    {"upper", "", filter_upper},
 };
 
 const struct builtin *jinja_filter(const char *name, size_t len)

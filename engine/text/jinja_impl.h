@@ -97,24 +97,17 @@ struct function {
 
 /* ---- what is called by name */
 
-struct named_value {
-    const struct str *name;
-    struct value value;
-};
-
+/* Of a call, at first zeros. A name is there once. */
 struct args {
-    const struct value *v;
-    uint32_t n;
-    const struct named_value *named;
-    uint32_t n_named;
+    struct list list;
+    struct dict named;
 };
 
-/* A filter, test, function or method. Its first parameter is the subject. params: the names of the
- * other n, of which so many are needed (the rest may be V_MISSING); "*": it looks at args itself.
- */
+/* A filter, test, function or method. Its first parameter is the subject, params the names of the
+ * others, a[1] and on: "old new count?" may be called without a count, which is V_MISSING then.
+ * "*": it looks at args itself. */
 struct builtin {
     const char *name;
-    uint8_t needed, n;
     const char *params;
     struct value (*run)(struct jinja_run *r, const struct value *a, const struct args *args);
 };

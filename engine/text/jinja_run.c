@@ -157,7 +157,7 @@ void out_init(struct out *o)
 
 static void grow(struct jinja_run *r, struct out *o, size_t len)
 {
-    size_t cap = len + len / 2 + 256;
+    size_t cap = len + len / 2 + 32;
     char *data;
 
     if (len > r->output_max)

@@ -76,45 +76,45 @@ TEST(is_sameas, is_same(a[0], a[1]))
 TEST(is_string, a->type == V_STR)
 
 static const struct builtin tests[] = {
-    {"!=", 1, 1, "other", is_ne},
-    {"<", 1, 1, "other", is_lt},
-    {"<=", 1, 1, "other", is_le},
-    {"==", 1, 1, "other", is_eq},
-    {">", 1, 1, "other", is_gt},
-    {">=", 1, 1, "other", is_ge},
-    {"boolean", 0, 0, "", is_boolean},
-    {"callable", 0, 0, "", is_callable},
-    {"defined", 0, 0, "", is_defined},
-    {"divisibleby", 1, 1, "num", is_divisible},
-    {"eq", 1, 1, "other", is_eq},
-    {"equalto", 1, 1, "other", is_eq},
-    {"escaped", 0, 0, "", is_escaped},
-    {"even", 0, 0, "", is_even},
-    {"false", 0, 0, "", is_false},
-    {"filter", 0, 0, "", is_filter},
-    {"float", 0, 0, "", is_float},
-    {"ge", 1, 1, "other", is_ge},
-    {"greaterthan", 1, 1, "other", is_gt},
-    {"gt", 1, 1, "other", is_gt},
-    {"in", 1, 1, "seq", is_in},
-    {"integer", 0, 0, "", is_integer},
-    {"iterable", 0, 0, "", is_iterable},
-    {"le", 1, 1, "other", is_le},
-    {"lessthan", 1, 1, "other", is_lt},
-    {"lower", 0, 0, "", is_lower},
-    {"lt", 1, 1, "other", is_lt},
-    {"mapping", 0, 0, "", is_mapping},
-    {"ne", 1, 1, "other", is_ne},
-    {"none", 0, 0, "", is_none},
-    {"number", 0, 0, "", is_number},
-    {"odd", 0, 0, "", is_odd},
-    {"sameas", 1, 1, "other", is_sameas},
-    {"sequence", 0, 0, "", is_sequence},
-    {"string", 0, 0, "", is_string},
-    {"test", 0, 0, "", is_test},
-    {"true", 0, 0, "", is_true},
-    {"undefined", 0, 0, "", is_undefined},
-    {"upper", 0, 0, "", is_upper},
+    {"!=", "other", is_ne},
+    {"<", "other", is_lt},
+    {"<=", "other", is_le},
+    {"==", "other", is_eq},
+    {">", "other", is_gt},
+    {">=", "other", is_ge},
+    {"boolean", "", is_boolean},
+    {"callable", "", is_callable},
+    {"defined", "", is_defined},
+    {"divisibleby", "num", is_divisible},
+    {"eq", "other", is_eq},
+    {"equalto", "other", is_eq},
+    {"escaped", "", is_escaped},
+    {"even", "", is_even},
+    {"false", "", is_false},
+    {"filter", "", is_filter},
+    {"float", "", is_float},
+    {"ge", "other", is_ge},
+    {"greaterthan", "other", is_gt},
+    {"gt", "other", is_gt},
+    {"in", "seq", is_in},
+    {"integer", "", is_integer},
+    {"iterable", "", is_iterable},
+    {"le", "other", is_le},
+    {"lessthan", "other", is_lt},
+    {"lower", "", is_lower},
+    {"lt", "other", is_lt},
+    {"mapping", "", is_mapping},
+    {"ne", "other", is_ne},
+    {"none", "", is_none},
+    {"number", "", is_number},
+    {"odd", "", is_odd},
+    {"sameas", "other", is_sameas},
+    {"sequence", "", is_sequence},
+    {"string", "", is_string},
+    {"test", "", is_test},
+    {"true", "", is_true},
+    {"undefined", "", is_undefined},
+    {"upper", "", is_upper},
 };
 
 /* ---- functions */
@@ -145,16 +145,22 @@ BUILTIN(range)
     return value_list(l, V_LIST);
 }
 
+static void dict_add(struct jinja_run *r, struct dict *d, const struct dict *more)
+{
+    for (uint32_t i = 0; i < more->n; i++)
+        dict_set(r, d, more->entries[i].key, more->entries[i].value);
+}
+
+/* A copy of a dictionary, if one is given, and the named arguments. */
 static struct dict *named_dict(struct jinja_run *r, const struct args *args)
 {
-    struct dict *d = dict_new(r, args->n_named + 2);
+    struct dict *d = dict_new(r, args->named.n + 2);
 
-    if (args->n > 1 || (args->n && args->v[0].type != V_DICT))
+    if (args->list.n > 1 || (args->list.n && args->list.items[0].type != V_DICT))
         jinja_fail(r, "TypeError: a dictionary is made of a dictionary and named arguments");
-    for (uint32_t i = 0; args->n && i < args->v[0].dict->n; i++)
-        dict_set(r, d, args->v[0].dict->entries[i].key, args->v[0].dict->entries[i].value);
-    for (uint32_t i = 0; i < args->n_named; i++)
-        dict_set(r, d, value_str(args->named[i].name), args->named[i].value);
+    if (args->list.n)
+        dict_add(r, d, args->list.items[0].dict);
+    dict_add(r, d, &args->named);
     return d;
 }
 
@@ -199,11 +205,11 @@ BUILTIN(strftime_now)
 }
 
 static const struct builtin functions[] = {
-    {"range", 1, 3, "stop start step", range},
-    {"namespace", 0, 0, "*", make_namespace},
-    {"dict", 0, 0, "*", make_dict},
-    {"raise_exception", 1, 1, "message", raise_exception},
-    {"strftime_now", 1, 1, "format", strftime_now},
+    {"range", "stop start? step?", range},
+    {"namespace", "*", make_namespace},
+    {"dict", "*", make_dict},
+    {"raise_exception", "message", raise_exception},
+    {"strftime_now", "format", strftime_now},
 };
 
 const struct builtin *builtin_find(const struct builtin *all, size_t n, const char *name,

@@ -387,8 +387,8 @@ static void percent_one(struct jinja_run *r, struct out *o, struct value v,
     write_padded(r, o, s, &spec, spec.align ? spec.align : '>');
 }
 
-const struct str *text_percent(struct jinja_run *r, const struct str *s, const struct value *v,
-                               uint32_t n, const struct dict *named)
+const struct str *text_percent(struct jinja_run *r, const struct str *s, const struct list *v,
+                               const struct dict *named)
 {
     const char *at = s->data, *end = s->data + s->len;
     uint32_t used = 0;
@@ -421,11 +421,11 @@ const struct str *text_percent(struct jinja_run *r, const struct str *s, const s
             out_write(r, &o, "%", 1, str_own_at(s, (size_t)(at - 1 - s->data)));
             continue;
         }
-        if (!one && used == n)
+        if (!one && used == v->n)
             jinja_fail(r, "TypeError: not enough arguments for format string");
-        percent_one(r, &o, one ? *one : v[used++], &spec);
+        percent_one(r, &o, one ? *one : v->items[used++], &spec);
     }
-    if (used < n && !named)
+    if (used < v->n && !named)
         jinja_fail(r, "TypeError: not all arguments converted during string formatting");
     return out_take(r, &o);
 }
@@ -481,23 +481,21 @@ static struct value field_value(struct jinja_run *r, const struct args *args, co
                                 const char *end, uint32_t *next)
 {
     const char *dot = memchr(at, '.', (size_t)(end - at)), *stop = dot ? dot : end;
-    struct value v = {0};
+    const struct str name = {.data = at, .len = (uint32_t)(stop - at)};
+    const struct value *found;
     const char *p = at;
+    struct value v;
     int i;
 
     if (memchr(at, '[', (size_t)(end - at)))
         jinja_fail(r, "ValueError: an index in a format is not known here");
     i = at == stop ? (int)(*next)++ : small_number(r, &p, stop);
-    if (p == stop && (uint32_t)i < args->n)
-        v = args->v[i];
-    else if (p == stop)
+    if (p == stop && (uint32_t)i >= args->list.n)
         jinja_fail(r, "IndexError: Replacement index %d out of range for positional args tuple", i);
-    for (uint32_t k = 0; k < args->n_named && p != stop; k++)
-        if (args->named[k].name->len == (size_t)(stop - at) &&
-            memcmp(args->named[k].name->data, at, (size_t)(stop - at)) == 0)
-            v = args->named[k].value;
-    if (v.type == V_MISSING)
+    found = p == stop ? &args->list.items[i] : dict_get_str(r, &args->named, &name);
+    if (!found)
         jinja_fail(r, "KeyError: '%.*s'", (int)(stop - at), at);
+    v = *found;
     while (dot) {
         at = dot + 1;
         dot = memchr(at, '.', (size_t)(end - at));

@@ -25,8 +25,8 @@ struct list *text_lines(struct jinja_run *r, const struct str *s, bool keep_ends
 bool text_ends_line(const struct str *s);
 
 /* "%s" % v: values in turn, or by their names. */
-const struct str *text_percent(struct jinja_run *r, const struct str *s, const struct value *v,
-                               uint32_t n, const struct dict *named);
+const struct str *text_percent(struct jinja_run *r, const struct str *s, const struct list *v,
+                               const struct dict *named);
 const struct str *text_format(struct jinja_run *r, const struct str *s, const struct args *args);
 
 struct list *dict_items(struct jinja_run *r, const struct dict *d); /* tuples of two */
