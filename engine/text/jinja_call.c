@@ -1,6 +1,21 @@
 /* jinja_call.c - gives filters, tests, functions and methods their arguments; sorts for some of
  * them. See jinja_impl.h. */
+#include <stdlib.h>
+
 #include "engine/text/jinja_impl.h"
+
+static int compare_name(const void *name, const void *builtin)
+{
+    const char *its = ((const struct builtin *)builtin)->name;
+    const struct str other = {.data = its, .len = (uint32_t)strlen(its)};
+
+    return str_compare(name, &other);
+}
+
+const struct builtin *builtin_find(const struct builtin *all, size_t n, const struct str *name)
+{
+    return bsearch(name, all, n, sizeof(*all), compare_name);
+}
 
 static bool has_parameter(const char *params, const struct str *name)
 {
@@ -52,7 +67,7 @@ struct value jinja_call_builtin(struct jinja_run *r, const struct builtin *b, st
     jinja_enter(r); /* map() calls filters, and these may be map() */
     if (*b->params != '*')
         bind(r, b, args, a);
-    v = b->run(r, a, args);
+    v = b->run(r, b, a, args);
     jinja_leave(r);
     return v;
 }

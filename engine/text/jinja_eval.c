@@ -171,26 +171,6 @@ struct value value_binary(struct jinja_run *r, uint16_t op, struct value a, stru
     bad_operands(r, op, a, b);
 }
 
-static bool compare_one(struct jinja_run *r, uint16_t op, struct value a, struct value b)
-{
-    switch (op) {
-    case OP('=', '='):
-        return value_equal(r, a, b);
-    case OP('!', '='):
-        return !value_equal(r, a, b);
-    case OP('<', '='):
-        return value_compare(r, a, b, "<=") <= 0;
-    case OP('>', '='):
-        return value_compare(r, a, b, ">=") >= 0;
-    case OP(0, '<'):
-        return value_compare(r, a, b, "<") < 0;
-    case OP(0, '>'):
-        return value_compare(r, a, b, ">") > 0;
-    default:
-        return value_contains(r, b, a) == (op == 'i');
-    }
-}
-
 ASIDE static struct value eval_compare(struct jinja_run *r, const struct node *n)
 {
     struct value left = jinja_eval(r, n->a);
@@ -206,7 +186,7 @@ ASIDE static struct value eval_compare(struct jinja_run *r, const struct node *n
             left = right;
             continue;
         }
-        if (!compare_one(r, n->list[i]->op, left, right))
+        if (!value_relates(r, n->list[i]->op, left, right))
             return value_bool(false);
         left = right;
     }
@@ -375,7 +355,7 @@ ASIDE struct value jinja_eval_call(struct jinja_run *r, const struct node *n,
 
     if (callee->kind == N_ATTR && callee->flag) {
         self = jinja_eval(r, callee->a);
-        method = jinja_method(&callee->methods, self.type);
+        method = jinja_method(self.type, callee->name);
         v = method ? self : value_attr(r, self, callee->name);
     } else {
         v = jinja_eval(r, callee);

@@ -189,14 +189,14 @@ struct value jinja_call_loop(struct jinja_run *r, const struct loop *l, const st
     return value_str(out_take(r, &mine));
 }
 
-BUILTIN(loop_cycle)
+static BUILTIN(loop_cycle)
 {
     if (!args->list.n)
         jinja_fail(r, "TypeError: no items for cycling given");
     return args->list.items[a->loop->at % args->list.n];
 }
 
-BUILTIN(loop_changed)
+static BUILTIN(loop_changed)
 {
     struct list *l = list_new(r, 0);
     const struct value now = value_list(l, V_TUPLE);
@@ -209,8 +209,8 @@ BUILTIN(loop_changed)
 }
 
 static const struct builtin loop_methods[] = {
-    {"cycle", "*", loop_cycle},
-    {"changed", "*", loop_changed},
+    {"changed", "*", loop_changed, 0},
+    {"cycle", "*", loop_cycle, 0},
 };
 
 enum loop_attr {
@@ -244,7 +244,7 @@ int jinja_loop_attr_id(const struct str *name)
 
 static struct value loop_method(struct jinja_run *r, struct value v, const struct str *name)
 {
-    const struct builtin *b = builtin_find(loop_methods, 2, name->data, name->len);
+    const struct builtin *b = builtin_find(loop_methods, 2, name);
 
     return b ? value_function(r, b, v) : value_lacks(v, name);
 }

@@ -304,8 +304,8 @@ static struct node *parse_subscript(struct parser *p, struct node *subject)
         n->kind = N_ATTR;
         n->name = parser_expect_name(p);
         n->op = (uint16_t)jinja_loop_attr_id(n->name);
-        n->methods = jinja_methods(n->name);
-        n->flag = n->methods.of_str || n->methods.of_list || n->methods.of_dict;
+        n->flag = jinja_method(V_STR, n->name) || jinja_method(V_LIST, n->name) ||
+                  jinja_method(V_DICT, n->name);
         return n;
     }
     p->at++;
@@ -397,7 +397,7 @@ static struct node *parse_filter(struct parser *p, struct node *subject)
     const struct token *name = p->at;
 
     parser_expect_name(p);
-    n->builtin = jinja_filter(name->text->data, name->text->len);
+    n->builtin = jinja_filter(name->text);
     if (!n->builtin)
         unknown(p, name, "filter");
     p->t->marks |=
@@ -447,7 +447,7 @@ static struct node *parse_test(struct parser *p, struct node *subject)
     n->flag = parser_skip_word(p, "not");
     name = p->at;
     parser_expect_name(p);
-    n->builtin = jinja_test(name->text->data, name->text->len);
+    n->builtin = jinja_test(name->text);
     if (!n->builtin)
         unknown(p, name, "test");
     if (parser_is_op(p, '(')) {
@@ -556,7 +556,7 @@ static struct node *parse_sum(struct parser *p)
     return n;
 }
 
-/* The comparison at the current token, which is skipped; 0: none. `in` is 'i', `not in` 'n'. */
+/* The comparison at the current token, which is skipped; 0: none. */
 static uint16_t comparison(struct parser *p)
 {
     static const uint16_t ops[] = {OP('=', '='), OP('!', '='), OP('<', '='),
@@ -569,11 +569,11 @@ static uint16_t comparison(struct parser *p)
         }
     }
     if (parser_skip_word(p, "in"))
-        return 'i';
+        return OP_IN;
     if (!parser_is_word(p, "not") || p->at[1].type != T_NAME || !str_is(p->at[1].text, "in"))
         return 0;
     p->at += 2;
-    return 'n';
+    return OP_NOT_IN;
 }
 
 /* a < b < c: a chain, list; each operand but the first is below a node with its operator. */

@@ -43,7 +43,7 @@ static struct value sort_key(struct jinja_run *r, struct value v, struct value p
     if (value_is_given(path))
         v = path_of(r, v, path);
     if (v.type == V_STR && !case_sensitive)
-        v = value_str(text_lower(r, v.str));
+        v = value_str(text_case(r, v.str, TEXT_LOWER));
     return v;
 }
 
@@ -74,17 +74,25 @@ static struct value generator(struct list *l)
 
 static const struct str plain; /* is not marked as safe */
 
-TEXT_BUILTIN(filter_capitalize, text_capitalize(r, value_text(r, a[0])))
-TEXT_BUILTIN(filter_lower, text_lower(r, value_text(r, a[0])))
-TEXT_BUILTIN(filter_upper, text_upper(r, value_text(r, a[0])))
-TEXT_BUILTIN(filter_title, str_marked(r, text_title_words(r, value_text(r, a[0])), &plain))
-TEXT_BUILTIN(filter_trim, text_strip(r, value_text(r, a[0]), a[1], TEXT_LEFT | TEXT_RIGHT))
-TEXT_BUILTIN(filter_center,
-             text_pad(r, value_text(r, a[0]), given_int(r, a[1], 80), NULL, TEXT_LEFT | TEXT_RIGHT))
-TEXT_BUILTIN(filter_string, value_text(r, a[0]))
-TEXT_BUILTIN(filter_format, text_percent(r, value_text(r, a[0]), &args->list, NULL))
+static BUILTIN(filter_string)
+{
+    return value_str(value_text(r, a[0]));
+}
 
-BUILTIN(filter_safe)
+static BUILTIN(filter_format)
+{
+    return value_str(text_percent(r, value_text(r, a[0]), &args->list, NULL));
+}
+
+static BUILTIN(filter_replace)
+{
+    const struct str *s = str_marked(r, value_text(r, a[0]), &plain);
+
+    return value_str(
+        text_replace(r, s, value_text(r, a[1]), value_text(r, a[2]), given_int(r, a[3], -1)));
+}
+
+static BUILTIN(filter_safe)
 {
     struct str *s = jinja_take(r, sizeof(*s));
 
@@ -93,9 +101,9 @@ BUILTIN(filter_safe)
     return value_str(s);
 }
 
-BUILTIN(filter_escape)
+static BUILTIN(filter_escape)
 {
-    struct value text = filter_safe(r, a, args);
+    struct value text = filter_safe(r, b, a, args);
     struct str *s = (struct str *)(uintptr_t)text.str;
 
     s->markup = a[0].type == V_STR && a[0].str->markup;
@@ -104,11 +112,7 @@ BUILTIN(filter_escape)
     return value_str(s);
 }
 
-TEXT_BUILTIN(filter_replace,
-             text_replace(r, str_marked(r, value_text(r, a[0]), &plain), value_text(r, a[1]),
-                          value_text(r, a[2]), given_int(r, a[3], -1)))
-
-BUILTIN(filter_indent)
+static BUILTIN(filter_indent)
 {
     const struct str *s = a[0].str, *by;
     const bool first = value_true(r, a[2]), blank = value_true(r, a[3]);
@@ -138,7 +142,7 @@ BUILTIN(filter_indent)
     return value_str(str_marked(r, out_take(r, &o), s));
 }
 
-BUILTIN(filter_tojson)
+static BUILTIN(filter_tojson)
 {
     struct json_style style = {.ascii = value_true(r, a[1]), .sorted = value_true(r, a[4])};
     struct out o;
@@ -162,7 +166,7 @@ BUILTIN(filter_tojson)
     return value_str(out_take(r, &o));
 }
 
-BUILTIN(filter_from_json)
+static BUILTIN(filter_from_json)
 {
     if (a[0].type != V_STR)
         jinja_fail(r, "TypeError: from_json needs a string, not %s", value_type_name(a[0].type));
@@ -171,7 +175,7 @@ BUILTIN(filter_from_json)
 
 /* ---- filters of numbers */
 
-BUILTIN(filter_abs)
+static BUILTIN(filter_abs)
 {
     if (a[0].type == V_FLOAT)
         return value_float(fabs(a[0].f));
@@ -215,7 +219,7 @@ static bool says_foreign(struct value v)
     return v.foreign || (v.type == V_STR && (v.str->own || !v.str->all_own));
 }
 
-BUILTIN(filter_int)
+static BUILTIN(filter_int)
 {
     const struct value otherwise = a[1].type == V_MISSING ? value_int(0) : a[1];
     struct value v = value_int(0);
@@ -244,7 +248,7 @@ BUILTIN(filter_int)
     return v;
 }
 
-BUILTIN(filter_float)
+static BUILTIN(filter_float)
 {
     struct value v = value_float(0);
 
@@ -258,7 +262,7 @@ BUILTIN(filter_float)
     return v;
 }
 
-BUILTIN(filter_round)
+static BUILTIN(filter_round)
 {
     const int64_t precision = given_int(r, a[1], 0);
     char text[400];
@@ -281,19 +285,19 @@ BUILTIN(filter_round)
 
 /* ---- filters of sequences and dictionaries */
 
-BUILTIN(filter_default)
+static BUILTIN(filter_default)
 {
     if (a[0].type != V_UNDEFINED && !(value_true(r, a[2]) && !value_true(r, a[0])))
         return a[0];
     return a[1].type == V_MISSING ? value_str(str_of(r, "")) : a[1];
 }
 
-BUILTIN(filter_attr)
+static BUILTIN(filter_attr)
 {
     return value_attr(r, a[0], value_text(r, a[1]));
 }
 
-BUILTIN(filter_length)
+static BUILTIN(filter_length)
 {
     int64_t n = value_length(r, a[0]);
 
@@ -302,7 +306,7 @@ BUILTIN(filter_length)
     return value_int(n);
 }
 
-BUILTIN(filter_list)
+static BUILTIN(filter_list)
 {
     const struct list *l = value_elements(r, a[0]);
     struct list *copy = list_new(r, l->n);
@@ -315,21 +319,16 @@ BUILTIN(filter_list)
     return v;
 }
 
-BUILTIN(filter_first)
+enum { FIRST, LAST };
+
+static BUILTIN(filter_end)
 {
     const struct list *l = value_elements(r, a[0]);
 
-    return l->n ? l->items[0] : value_undefined(str_of(r, "first"));
+    return l->n ? l->items[b->how == LAST ? l->n - 1 : 0] : value_undefined(str_of(r, b->name));
 }
 
-BUILTIN(filter_last)
-{
-    const struct list *l = value_elements(r, a[0]);
-
-    return l->n ? l->items[l->n - 1] : value_undefined(str_of(r, "last"));
-}
-
-BUILTIN(filter_reverse)
+static BUILTIN(filter_reverse)
 {
     const struct list *l = value_elements(r, a[0]);
     struct list *back = list_new(r, l->n);
@@ -339,7 +338,7 @@ BUILTIN(filter_reverse)
     return a[0].type == V_STR ? value_str(str_joined(r, back)) : generator(back);
 }
 
-BUILTIN(filter_join)
+static BUILTIN(filter_join)
 {
     const struct list *l = value_elements(r, a[0]);
     struct out o;
@@ -357,7 +356,7 @@ BUILTIN(filter_join)
     return value_str(out_take(r, &o));
 }
 
-BUILTIN(filter_items)
+static BUILTIN(filter_items)
 {
     if (a[0].type == V_UNDEFINED)
         return generator(list_new(r, 0));
@@ -366,7 +365,7 @@ BUILTIN(filter_items)
     return generator(dict_items(r, a[0].dict));
 }
 
-BUILTIN(filter_dictsort)
+static BUILTIN(filter_dictsort)
 {
     struct list *l;
     struct value *keys;
@@ -383,7 +382,7 @@ BUILTIN(filter_dictsort)
     return value_list(sorted_list(r, l, keys, value_true(r, a[3])), V_LIST);
 }
 
-BUILTIN(filter_sort)
+static BUILTIN(filter_sort)
 {
     const struct list *l = value_elements(r, a[0]);
     struct value *keys = jinja_take(r, l->n * sizeof(*keys) + 1);
@@ -393,7 +392,7 @@ BUILTIN(filter_sort)
     return value_list(sorted_list(r, l, keys, value_true(r, a[1])), V_LIST);
 }
 
-BUILTIN(filter_unique)
+static BUILTIN(filter_unique)
 {
     const struct list *l = value_elements(r, a[0]);
     struct list *out = list_new(r, 8);
@@ -410,15 +409,15 @@ BUILTIN(filter_unique)
     return generator(out);
 }
 
-static struct value extreme(struct jinja_run *r, const struct value *a, int sign)
+static BUILTIN(filter_extreme)
 {
     const struct list *l = value_elements(r, a[0]);
-    struct value best = value_undefined(str_of(r, "max")), key = value_none();
+    struct value best = value_undefined(str_of(r, b->name)), key = value_none();
 
     for (uint32_t i = 0; i < l->n; i++) {
         struct value k = sort_key(r, l->items[i], a[2], value_true(r, a[1]));
 
-        if (i && value_compare(r, k, key, "<") * sign <= 0)
+        if (i && value_compare(r, k, key, "<") * b->how <= 0)
             continue;
         best = l->items[i];
         key = k;
@@ -426,17 +425,7 @@ static struct value extreme(struct jinja_run *r, const struct value *a, int sign
     return best;
 }
 
-BUILTIN(filter_max)
-{
-    return extreme(r, a, 1);
-}
-
-BUILTIN(filter_min)
-{
-    return extreme(r, a, -1);
-}
-
-BUILTIN(filter_sum)
+static BUILTIN(filter_sum)
 {
     const struct list *l = value_elements(r, a[0]);
     struct value sum = a[2].type == V_MISSING ? value_int(0) : a[2];
@@ -451,7 +440,7 @@ BUILTIN(filter_sum)
     return sum;
 }
 
-BUILTIN(filter_batch)
+static BUILTIN(filter_batch)
 {
     const struct list *l = value_elements(r, a[0]);
     const int64_t width = value_index(r, a[1]);
@@ -485,20 +474,21 @@ static struct args without_first(const struct args *args, uint32_t n)
 
 /* A filter or test by its name. */
 static const struct builtin *named(struct jinja_run *r, struct value name, const char *what,
-                                   const struct builtin *(*find)(const char *name, size_t len))
+                                   const struct builtin *(*find)(const struct str *name))
 {
     const struct str *s = value_text(r, name);
-    const struct builtin *b = find(s->data, s->len);
+    const struct builtin *found = find(s);
 
-    if (!b)
+    if (!found)
         jinja_fail(r, "TemplateRuntimeError: No %s named '%.*s'.", what, (int)s->len, s->data);
-    return b;
+    return found;
 }
 
-/* n_path: whether the first argument is an attribute. */
-static struct value select_where(struct jinja_run *r, const struct value *a,
-                                 const struct args *args, uint32_t n_path, bool wanted)
+enum { OTHERS = 1, BY_ATTRIBUTE = 2 }; /* what does not pass; the first argument is an attribute */
+
+static BUILTIN(filter_select)
 {
+    const uint32_t n_path = b->how & BY_ATTRIBUTE ? 1 : 0;
     const struct list *l = elements_if_true(r, a[0]);
     const struct builtin *test = NULL;
     struct list *out = list_new(r, 8);
@@ -516,33 +506,13 @@ static struct value select_where(struct jinja_run *r, const struct value *a,
         jinja_charge(r, 0);
         if (test)
             v = jinja_call_builtin(r, test, v, &rest);
-        if (value_true(r, v) == wanted)
+        if (value_true(r, v) != (b->how & OTHERS))
             list_push(r, out, l->items[i]);
     }
     return generator(out);
 }
 
-BUILTIN(filter_select)
-{
-    return select_where(r, a, args, 0, true);
-}
-
-BUILTIN(filter_reject)
-{
-    return select_where(r, a, args, 0, false);
-}
-
-BUILTIN(filter_selectattr)
-{
-    return select_where(r, a, args, 1, true);
-}
-
-BUILTIN(filter_rejectattr)
-{
-    return select_where(r, a, args, 1, false);
-}
-
-BUILTIN(filter_map)
+static BUILTIN(filter_map)
 {
     static const struct str attribute = STR_LITERAL("attribute");
     static const struct str default_value = STR_LITERAL("default");
@@ -550,11 +520,11 @@ BUILTIN(filter_map)
     const struct value *otherwise = dict_get_str(r, &args->named, &default_value);
     const struct list *l = elements_if_true(r, a[0]);
     struct list *out = list_new(r, l->n);
-    const struct builtin *b = NULL;
+    const struct builtin *filter = NULL;
     struct args rest = {0};
 
     if (args->list.n) {
-        b = named(r, args->list.items[0], "filter", jinja_filter);
+        filter = named(r, args->list.items[0], "filter", jinja_filter);
         rest = without_first(args, 1);
     } else if (!path) {
         jinja_fail(r, "FilterArgumentError: map requires a filter argument");
@@ -562,58 +532,58 @@ BUILTIN(filter_map)
     for (uint32_t i = 0; i < l->n; i++) {
         struct value v = l->items[i];
 
-        v = b ? jinja_call_builtin(r, b, v, &rest) : path_of(r, v, *path);
+        v = filter ? jinja_call_builtin(r, filter, v, &rest) : path_of(r, v, *path);
         list_push(r, out, v.type == V_UNDEFINED && otherwise ? *otherwise : v);
     }
     return generator(out);
 }
 
 static const struct builtin filters[] = {
-    {"abs", "", filter_abs},
-    {"attr", "name", filter_attr},
-    {"batch", "linecount fill_with?", filter_batch},
-    {"capitalize", "", filter_capitalize},
-    {"center", "width?", filter_center},
-    {"count", "", filter_length},
-    {"d", "default_value? boolean?", filter_default},
-    {"default", "default_value? boolean?", filter_default},
-    {"dictsort", "case_sensitive? by? reverse?", filter_dictsort},
-    {"e", "", filter_escape},
-    {"escape", "", filter_escape},
-    {"first", "", filter_first},
-    {"float", "default?", filter_float},
-    {"format", "*", filter_format},
-    {"from_json", "", filter_from_json},
-    {"indent", "width? first? blank?", filter_indent},
-    {"int", "default? base?", filter_int},
-    {"items", "", filter_items},
-    {"join", "d? attribute?", filter_join},
-    {"last", "", filter_last},
-    {"length", "", filter_length},
-    {"list", "", filter_list},
-    {"lower", "", filter_lower},
-    {"map", "*", filter_map},
-    {"max", "case_sensitive? attribute?", filter_max},
-    {"min", "case_sensitive? attribute?", filter_min},
-    {"reject", "*", filter_reject},
-    {"rejectattr", "*", filter_rejectattr},
-    {"replace", "old new count?", filter_replace},
-    {"reverse", "", filter_reverse},
-    {"round", "precision? method?", filter_round},
-    {"safe", "", filter_safe},
-    {"select", "*", filter_select},
-    {"selectattr", "*", filter_selectattr},
-    {"sort", "reverse? case_sensitive? attribute?", filter_sort},
-    {"string", "", filter_string},
-    {"sum", "attribute? start?", filter_sum},
-    {"title", "", filter_title},
-    {"tojson", "ensure_ascii? indent? separators? sort_keys?", filter_tojson},
-    {"trim", "chars?", filter_trim},
-    {"unique", "case_sensitive? attribute?", filter_unique},
-    {"upper", "", filter_upper},
+    {"abs", "", filter_abs, 0},
+    {"attr", "name", filter_attr, 0},
+    {"batch", "linecount fill_with?", filter_batch, 0},
+    {"capitalize", "", str_case, TEXT_CAPITALIZE},
+    {"center", "width?", str_pad, TEXT_BOTH},
+    {"count", "", filter_length, 0},
+    {"d", "default_value? boolean?", filter_default, 0},
+    {"default", "default_value? boolean?", filter_default, 0},
+    {"dictsort", "case_sensitive? by? reverse?", filter_dictsort, 0},
+    {"e", "", filter_escape, 0},
+    {"escape", "", filter_escape, 0},
+    {"first", "", filter_end, FIRST},
+    {"float", "default?", filter_float, 0},
+    {"format", "*", filter_format, 0},
+    {"from_json", "", filter_from_json, 0},
+    {"indent", "width? first? blank?", filter_indent, 0},
+    {"int", "default? base?", filter_int, 0},
+    {"items", "", filter_items, 0},
+    {"join", "d? attribute?", filter_join, 0},
+    {"last", "", filter_end, LAST},
+    {"length", "", filter_length, 0},
+    {"list", "", filter_list, 0},
+    {"lower", "", str_case, TEXT_LOWER},
+    {"map", "*", filter_map, 0},
+    {"max", "case_sensitive? attribute?", filter_extreme, 1},
+    {"min", "case_sensitive? attribute?", filter_extreme, -1},
+    {"reject", "*", filter_select, OTHERS},
+    {"rejectattr", "*", filter_select, OTHERS | BY_ATTRIBUTE},
+    {"replace", "old new count?", filter_replace, 0},
+    {"reverse", "", filter_reverse, 0},
+    {"round", "precision? method?", filter_round, 0},
+    {"safe", "", filter_safe, 0},
+    {"select", "*", filter_select, 0},
+    {"selectattr", "*", filter_select, BY_ATTRIBUTE},
+    {"sort", "reverse? case_sensitive? attribute?", filter_sort, 0},
+    {"string", "", filter_string, 0},
+    {"sum", "attribute? start?", filter_sum, 0},
+    {"title", "", str_case, TEXT_TITLE_WORDS},
+    {"tojson", "ensure_ascii? indent? separators? sort_keys?", filter_tojson, 0},
+    {"trim", "chars?", str_strip, TEXT_BOTH},
+    {"unique", "case_sensitive? attribute?", filter_unique, 0},
+    {"upper", "", str_case, TEXT_UPPER},
 };
 
-const struct builtin *jinja_filter(const char *name, size_t len)
+const struct builtin *jinja_filter(const struct str *name)
 {
-    return builtin_find(filters, sizeof(filters) / sizeof(*filters), name, len);
+    return builtin_find(filters, sizeof(filters) / sizeof(*filters), name);
 }

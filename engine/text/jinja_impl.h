@@ -109,39 +109,24 @@ struct args {
 struct builtin {
     const char *name;
     const char *params;
-    struct value (*run)(struct jinja_run *r, const struct value *a, const struct args *args);
+    struct value (*run)(struct jinja_run *r, const struct builtin *b, const struct value *a,
+                        const struct args *args);
+    int how; /* which one it is of those that run() does */
 };
 
-/* Begins the definition of a run(), which need not look at all of its parameters. */
+/* Begins a run(), which need not look at all of its parameters. */
 #define BUILTIN(name)                                                                              \
-    static struct value name(__attribute__((unused)) struct jinja_run *r,                          \
-                             __attribute__((unused)) const struct value *a,                        \
-                             __attribute__((unused)) const struct args *args)
+    struct value name(__attribute__((unused)) struct jinja_run *r,                                 \
+                      __attribute__((unused)) const struct builtin *b,                             \
+                      __attribute__((unused)) const struct value *a,                               \
+                      __attribute__((unused)) const struct args *args)
 
-/* One that is a text. */
-#define TEXT_BUILTIN(name, text)                                                                   \
-    BUILTIN(name)                                                                                  \
-    {                                                                                              \
-        return value_str(text);                                                                    \
-    }
-
-const struct builtin *jinja_filter(const char *name, size_t len); /* NULL: unknown */
-const struct builtin *jinja_test(const char *name, size_t len);
-const struct builtin *jinja_function(const char *name, size_t len);
-
-/* The methods of a name, by the kind of their object; all NULL for most names. */
-struct methods {
-    const struct builtin *of_str, *of_list, *of_dict;
-};
-struct methods jinja_methods(const struct str *name);
-
-static inline const struct builtin *jinja_method(const struct methods *m, enum value_type type)
-{
-    return type == V_STR    ? m->of_str
-           : type == V_LIST ? m->of_list
-           : type == V_DICT ? m->of_dict
-                            : NULL;
-}
+/* NULL: unknown. The table is in the order of its names. */
+const struct builtin *builtin_find(const struct builtin *all, size_t n, const struct str *name);
+const struct builtin *jinja_filter(const struct str *name);
+const struct builtin *jinja_test(const struct str *name);
+const struct builtin *jinja_function(const struct str *name);
+const struct builtin *jinja_method(enum value_type type, const struct str *name);
 
 struct value jinja_call_builtin(struct jinja_run *r, const struct builtin *b, struct value self,
                                 const struct args *args);
@@ -389,6 +374,8 @@ static inline bool value_true(struct jinja_run *r, struct value v)
 bool value_equal(struct jinja_run *r, struct value a, struct value b);
 int value_compare(struct jinja_run *r, struct value a, struct value b, const char *op);
 bool value_contains(struct jinja_run *r, struct value all, struct value v);
+/* What an operator that compares says of the two. */
+bool value_relates(struct jinja_run *r, uint16_t op, struct value a, struct value b);
 const struct str *value_text(struct jinja_run *r, struct value v); /* str(v) */
 const char *value_type_name(enum value_type type);
 int64_t value_length(struct jinja_run *r, struct value v); /* -1: it has none */
@@ -490,9 +477,8 @@ struct node {
     struct scope *scope;
     const struct str *name; /* of N_NAME, N_ATTR, N_MACRO; the text of N_DATA */
     union {
-        struct value value;     /* N_CONST */
-        struct methods methods; /* N_ATTR with flag */
-        struct {                /* N_FILTER, N_TEST; N_CALL has the call alone */
+        struct value value; /* N_CONST */
+        struct {            /* N_FILTER, N_TEST; N_CALL has the call alone */
             const struct builtin *builtin;
             struct call *call;
         };
@@ -544,6 +530,8 @@ struct token {
 };
 
 #define OP(a, b) ((uint16_t)((unsigned char)(a) << 8 | (unsigned char)(b)))
+
+enum { OP_IN = OP('i', 'n'), OP_NOT_IN = OP('n', 'i') };
 
 /* jinja_lex.c: the tokens of a whole template, with T_END behind. */
 struct token *jinja_lex(struct jinja_run *r, struct text source);

@@ -15,45 +15,39 @@ static int64_t given_int(struct jinja_run *r, struct value v, int64_t otherwise)
     return v.type == V_MISSING ? otherwise : value_index(r, v);
 }
 
-/* ---- case and ends */
+/* ---- case, ends, width; what filters do as well takes any value as its text */
 
-TEXT_BUILTIN(str_capitalize, text_capitalize(r, a->str))
-TEXT_BUILTIN(str_lower, text_lower(r, a->str))
-TEXT_BUILTIN(str_upper, text_upper(r, a->str))
-TEXT_BUILTIN(str_title, text_title(r, a->str))
-TEXT_BUILTIN(str_swapcase, text_swapcase(r, a->str))
-TEXT_BUILTIN(str_strip, text_strip(r, a->str, a[1], TEXT_LEFT | TEXT_RIGHT))
-TEXT_BUILTIN(str_lstrip, text_strip(r, a->str, a[1], TEXT_LEFT))
-TEXT_BUILTIN(str_rstrip, text_strip(r, a->str, a[1], TEXT_RIGHT))
-TEXT_BUILTIN(str_format, text_format(r, a->str, args))
-TEXT_BUILTIN(str_replace,
-             text_replace(r, a->str, need_str(r, a[1]), need_str(r, a[2]), given_int(r, a[3], -1)))
+BUILTIN(str_case)
+{
+    return value_str(text_case(r, value_text(r, a[0]), (enum text_case)b->how));
+}
 
-static struct value pad(struct jinja_run *r, const struct value *a, int sides)
+BUILTIN(str_strip)
+{
+    return value_str(text_strip(r, value_text(r, a[0]), a[1], b->how));
+}
+
+BUILTIN(str_pad)
 {
     const struct str *fill = a[2].type == V_MISSING ? NULL : need_str(r, a[2]);
 
     if (fill && str_chars(fill) != 1)
         jinja_fail(r, "TypeError: The fill character must be exactly one character long");
-    return value_str(text_pad(r, a->str, value_index(r, a[1]), fill, sides));
+    return value_str(text_pad(r, value_text(r, a[0]), given_int(r, a[1], 80), fill, b->how));
 }
 
-BUILTIN(str_center)
+static BUILTIN(str_format)
 {
-    return pad(r, a, TEXT_LEFT | TEXT_RIGHT);
+    return value_str(text_format(r, a->str, args));
 }
 
-BUILTIN(str_ljust)
+static BUILTIN(str_replace)
 {
-    return pad(r, a, TEXT_RIGHT);
+    return value_str(
+        text_replace(r, a->str, need_str(r, a[1]), need_str(r, a[2]), given_int(r, a[3], -1)));
 }
 
-BUILTIN(str_rjust)
-{
-    return pad(r, a, TEXT_LEFT);
-}
-
-BUILTIN(str_zfill)
+static BUILTIN(str_zfill)
 {
     const bool sign = a->str->len && (a->str->data[0] == '-' || a->str->data[0] == '+');
     const struct str *rest = str_part(r, a->str, sign, a->str->len - sign);
@@ -63,43 +57,31 @@ BUILTIN(str_zfill)
 }
 
 /* One string or a tuple of them. */
-static bool has_end(struct jinja_run *r, const struct str *s, struct value v, bool at_end)
+static bool has_end(struct jinja_run *r, const struct str *s, struct value v, int side)
 {
     if (v.type == V_TUPLE) {
         for (uint32_t i = 0; i < v.list->n; i++)
-            if (need_str(r, v.list->items[i]) && has_end(r, s, v.list->items[i], at_end))
+            if (need_str(r, v.list->items[i]) && has_end(r, s, v.list->items[i], side))
                 return true;
         return false;
     }
     const struct str *end = need_str(r, v);
     return end->len <= s->len &&
-           !memcmp(s->data + (at_end ? s->len - end->len : 0), end->data, end->len);
+           !memcmp(s->data + (side == TEXT_RIGHT ? s->len - end->len : 0), end->data, end->len);
 }
 
-BUILTIN(str_startswith)
+static BUILTIN(str_has_end)
 {
-    return value_bool(has_end(r, a->str, a[1], false));
+    return value_bool(has_end(r, a->str, a[1], b->how));
 }
 
-BUILTIN(str_endswith)
-{
-    return value_bool(has_end(r, a->str, a[1], true));
-}
-
-BUILTIN(str_removeprefix)
+static BUILTIN(str_without_end)
 {
     const size_t len = need_str(r, a[1])->len;
 
-    return has_end(r, a->str, a[1], false) ? value_str(str_part(r, a->str, len, a->str->len - len))
-                                           : a[0];
-}
-
-BUILTIN(str_removesuffix)
-{
-    const size_t len = need_str(r, a[1])->len;
-
-    return has_end(r, a->str, a[1], true) ? value_str(str_part(r, a->str, 0, a->str->len - len))
-                                          : a[0];
+    if (!has_end(r, a->str, a[1], b->how))
+        return a[0];
+    return value_str(str_part(r, a->str, b->how == TEXT_LEFT ? len : 0, a->str->len - len));
 }
 
 /* ---- finding and splitting */
@@ -134,35 +116,20 @@ static int64_t char_index(struct jinja_run *r, const struct str *s, size_t at)
     return (int64_t)str_chars(&before);
 }
 
-BUILTIN(str_find)
-{
-    return value_int(char_index(r, a->str, find(r, a->str, need_str(r, a[1]), 0)));
-}
+enum { MUST_BE_FOUND = 4 }; /* of how, beside the side */
 
-BUILTIN(str_rfind)
+static BUILTIN(str_find)
 {
-    return value_int(char_index(r, a->str, find_last(r, a->str, need_str(r, a[1]), a->str->len)));
-}
+    const struct str *what = need_str(r, a[1]);
+    const size_t at =
+        b->how & TEXT_RIGHT ? find_last(r, a->str, what, a->str->len) : find(r, a->str, what, 0);
 
-BUILTIN(str_index)
-{
-    struct value v = str_find(r, a, args);
-
-    if (v.i < 0)
+    if (at == SIZE_MAX && b->how & MUST_BE_FOUND)
         jinja_fail(r, "ValueError: substring not found");
-    return v;
+    return value_int(char_index(r, a->str, at));
 }
 
-BUILTIN(str_rindex)
-{
-    struct value v = str_rfind(r, a, args);
-
-    if (v.i < 0)
-        jinja_fail(r, "ValueError: substring not found");
-    return v;
-}
-
-BUILTIN(str_count)
+static BUILTIN(str_count)
 {
     const struct str *what = need_str(r, a[1]);
     int64_t n = 0;
@@ -248,7 +215,7 @@ static const struct str *separator(struct jinja_run *r, struct value v)
     return v.str;
 }
 
-BUILTIN(str_split)
+static BUILTIN(str_split)
 {
     const struct str *s = a->str, *by = separator(r, a[1]);
     int64_t most = given_int(r, a[2], -1);
@@ -266,7 +233,7 @@ BUILTIN(str_split)
     return value_list(l, V_LIST);
 }
 
-BUILTIN(str_rsplit)
+static BUILTIN(str_rsplit)
 {
     const struct str *s = a->str, *by = separator(r, a[1]);
     int64_t most = given_int(r, a[2], -1);
@@ -284,41 +251,30 @@ BUILTIN(str_rsplit)
     return value_list(reversed(l), V_LIST);
 }
 
-BUILTIN(str_splitlines)
+static BUILTIN(str_splitlines)
 {
     return value_list(text_lines(r, a->str, value_true(r, a[1])), V_LIST);
 }
 
-static struct value in_three(struct jinja_run *r, const struct value *a, size_t at, bool last)
+static BUILTIN(str_partition)
 {
     const struct str *s = a->str, *by = separator(r, a[1]);
     struct list *l = list_new(r, 3);
-    const struct value whole = a[0], none = value_str(str_part(r, s, 0, 0));
+    size_t at, end;
 
-    if (at == SIZE_MAX) {
-        list_push(r, l, last ? none : whole);
-        list_push(r, l, none);
-        list_push(r, l, last ? whole : none);
-    } else {
-        push_part(r, l, s, 0, at);
-        push_part(r, l, s, at, at + by->len); /* the text's own bytes, not the separator's */
-        push_part(r, l, s, at + by->len, s->len);
-    }
+    if (!by)
+        return value_none();
+    at = b->how == TEXT_RIGHT ? find_last(r, s, by, s->len) : find(r, s, by, 0);
+    end = at + by->len;
+    if (at == SIZE_MAX)
+        at = end = b->how == TEXT_RIGHT ? 0 : s->len;
+    push_part(r, l, s, 0, at);
+    push_part(r, l, s, at, end); /* the text's own bytes, not the separator's */
+    push_part(r, l, s, end, s->len);
     return value_list(l, V_TUPLE);
 }
 
-BUILTIN(str_partition)
-{
-    return separator(r, a[1]) ? in_three(r, a, find(r, a->str, a[1].str, 0), false) : value_none();
-}
-
-BUILTIN(str_rpartition)
-{
-    return separator(r, a[1]) ? in_three(r, a, find_last(r, a->str, a[1].str, a->str->len), true)
-                              : value_none();
-}
-
-BUILTIN(str_join)
+static BUILTIN(str_join)
 {
     const struct list *l = value_elements(r, a[1]);
     struct out o;
@@ -337,73 +293,44 @@ BUILTIN(str_join)
 
 /* ---- what the characters are */
 
-static bool is_letter(uint32_t cp)
+enum char_kind { CHAR_ALNUM, CHAR_ALPHA, CHAR_ASCII, CHAR_DIGIT, CHAR_SPACE };
+
+static bool is_of_kind(uint32_t cp, enum char_kind kind)
 {
     const utf8proc_category_t c = utf8proc_category((utf8proc_int32_t)cp);
+    const bool is_letter = c >= UTF8PROC_CATEGORY_LU && c <= UTF8PROC_CATEGORY_LO;
 
-    return c >= UTF8PROC_CATEGORY_LU && c <= UTF8PROC_CATEGORY_LO;
+    switch (kind) {
+    case CHAR_ALNUM:
+        return is_letter || c == UTF8PROC_CATEGORY_ND;
+    case CHAR_ALPHA:
+        return is_letter;
+    case CHAR_ASCII:
+        return cp < 0x80;
+    case CHAR_DIGIT:
+        return c == UTF8PROC_CATEGORY_ND;
+    default:
+        return str_is_space(cp);
+    }
 }
 
-static bool is_decimal(uint32_t cp)
+static BUILTIN(str_all_are)
 {
-    return utf8proc_category((utf8proc_int32_t)cp) == UTF8PROC_CATEGORY_ND;
-}
-
-static bool is_alnum(uint32_t cp)
-{
-    return is_letter(cp) || is_decimal(cp);
-}
-
-static bool is_ascii(uint32_t cp)
-{
-    return cp < 0x80;
-}
-
-static struct value all_are(struct jinja_run *r, const struct str *s, bool (*is)(uint32_t cp))
-{
+    const struct str *s = a->str;
     uint32_t cp;
 
     jinja_charge(r, s->len);
     for (size_t at = 0; at < s->len;) {
         at += utf8_read(s->data + at, s->len - at, &cp);
-        if (!is(cp))
+        if (!is_of_kind(cp, (enum char_kind)b->how))
             return value_bool(false);
     }
-    return value_bool(s->len > 0 || is == is_ascii);
-}
-
-#define ALL_ARE(name, is)                                                                          \
-    BUILTIN(name)                                                                                  \
-    {                                                                                              \
-        return all_are(r, a->str, is);                                                             \
-    }
-
-ALL_ARE(str_isalnum, is_alnum)
-ALL_ARE(str_isalpha, is_letter)
-ALL_ARE(str_isascii, is_ascii)
-ALL_ARE(str_isdigit, is_decimal)
-ALL_ARE(str_isspace, str_is_space)
-
-static struct value ask(struct jinja_run *r, const struct value *a, const char *test)
-{
-    const struct args none = {0};
-
-    return jinja_call_builtin(r, jinja_test(test, strlen(test)), a[0], &none);
-}
-
-BUILTIN(str_islower)
-{
-    return ask(r, a, "lower");
-}
-
-BUILTIN(str_isupper)
-{
-    return ask(r, a, "upper");
+    return value_bool(s->len > 0 || b->how == CHAR_ASCII);
 }
 
 /* ---- lists and dictionaries */
 
-BUILTIN(list_count)
+static BUILTIN(list_count)
 {
     int64_t n = 0;
 
@@ -412,7 +339,7 @@ BUILTIN(list_count)
     return value_int(n);
 }
 
-BUILTIN(list_index)
+static BUILTIN(list_index)
 {
     for (uint32_t i = 0; i < a->list->n; i++)
         if (value_equal(r, a->list->items[i], a[1]))
@@ -421,12 +348,12 @@ BUILTIN(list_index)
 }
 
 /* Nothing changes a list or dictionary, so that it is its own copy. */
-BUILTIN(copy)
+static BUILTIN(copy)
 {
     return a[0];
 }
 
-BUILTIN(dict_get_or)
+static BUILTIN(dict_get_or)
 {
     const struct value *v = dict_get(r, a->dict, a[1]);
 
@@ -447,17 +374,17 @@ struct list *dict_items(struct jinja_run *r, const struct dict *d)
     return l;
 }
 
-BUILTIN(dict_items_view)
+static BUILTIN(dict_items_view)
 {
     return value_list(dict_items(r, a->dict), V_ITER);
 }
 
-BUILTIN(dict_keys)
+static BUILTIN(dict_keys)
 {
     return value_list(value_elements(r, a[0]), V_ITER);
 }
 
-BUILTIN(dict_values)
+static BUILTIN(dict_values)
 {
     struct list *l = list_new(r, a->dict->n);
 
@@ -466,99 +393,82 @@ BUILTIN(dict_values)
     return value_list(l, V_ITER);
 }
 
-/* The name is in the error. */
-#define UNSAFE(name)                                                                               \
-    BUILTIN(unsafe_##name)                                                                         \
-    {                                                                                              \
-        jinja_fail(r, "SecurityError: access to attribute '" #name "' of '%s' object is unsafe.",  \
-                   value_type_name(a->type));                                                      \
-    }
-
-UNSAFE(append)
-UNSAFE(clear)
-UNSAFE(extend)
-UNSAFE(insert)
-UNSAFE(pop)
-UNSAFE(popitem)
-UNSAFE(remove)
-UNSAFE(reverse)
-UNSAFE(setdefault)
-UNSAFE(sort)
-UNSAFE(update)
+static BUILTIN(unsafe)
+{
+    jinja_fail(r, "SecurityError: access to attribute '%s' of '%s' object is unsafe.", b->name,
+               value_type_name(a->type));
+}
 
 static const struct builtin str_methods[] = {
-    {"capitalize", "", str_capitalize},
-    {"casefold", "", str_lower},
-    {"center", "width fillchar?", str_center},
-    {"count", "sub", str_count},
-    {"endswith", "suffix", str_endswith},
-    {"find", "sub", str_find},
-    {"format", "*", str_format},
-    {"index", "sub", str_index},
-    {"isalnum", "", str_isalnum},
-    {"isalpha", "", str_isalpha},
-    {"isascii", "", str_isascii},
-    {"isdecimal", "", str_isdigit},
-    {"isdigit", "", str_isdigit},
-    {"islower", "", str_islower},
-    {"isnumeric", "", str_isdigit},
-    {"isspace", "", str_isspace},
-    {"isupper", "", str_isupper},
-    {"join", "iterable", str_join},
-    {"ljust", "width fillchar?", str_ljust},
-    {"lower", "", str_lower},
-    {"lstrip", "chars?", str_lstrip},
-    {"partition", "sep", str_partition},
-    {"removeprefix", "prefix", str_removeprefix},
-    {"removesuffix", "suffix", str_removesuffix},
-    {"replace", "old new count?", str_replace},
-    {"rfind", "sub", str_rfind},
-    {"rindex", "sub", str_rindex},
-    {"rjust", "width fillchar?", str_rjust},
-    {"rpartition", "sep", str_rpartition},
-    {"rsplit", "sep? maxsplit?", str_rsplit},
-    {"rstrip", "chars?", str_rstrip},
-    {"split", "sep? maxsplit?", str_split},
-    {"splitlines", "keepends?", str_splitlines},
-    {"startswith", "prefix", str_startswith},
-    {"strip", "chars?", str_strip},
-    {"swapcase", "", str_swapcase},
-    {"title", "", str_title},
-    {"upper", "", str_upper},
-    {"zfill", "width", str_zfill},
+    {"capitalize", "", str_case, TEXT_CAPITALIZE},
+    {"casefold", "", str_case, TEXT_LOWER},
+    {"center", "width fillchar?", str_pad, TEXT_BOTH},
+    {"count", "sub", str_count, 0},
+    {"endswith", "suffix", str_has_end, TEXT_RIGHT},
+    {"find", "sub", str_find, TEXT_LEFT},
+    {"format", "*", str_format, 0},
+    {"index", "sub", str_find, TEXT_LEFT | MUST_BE_FOUND},
+    {"isalnum", "", str_all_are, CHAR_ALNUM},
+    {"isalpha", "", str_all_are, CHAR_ALPHA},
+    {"isascii", "", str_all_are, CHAR_ASCII},
+    {"isdecimal", "", str_all_are, CHAR_DIGIT},
+    {"isdigit", "", str_all_are, CHAR_DIGIT},
+    {"islower", "", is_in_case, TEXT_LOWER},
+    {"isnumeric", "", str_all_are, CHAR_DIGIT},
+    {"isspace", "", str_all_are, CHAR_SPACE},
+    {"isupper", "", is_in_case, TEXT_UPPER},
+    {"join", "iterable", str_join, 0},
+    {"ljust", "width fillchar?", str_pad, TEXT_RIGHT},
+    {"lower", "", str_case, TEXT_LOWER},
+    {"lstrip", "chars?", str_strip, TEXT_LEFT},
+    {"partition", "sep", str_partition, TEXT_LEFT},
+    {"removeprefix", "prefix", str_without_end, TEXT_LEFT},
+    {"removesuffix", "suffix", str_without_end, TEXT_RIGHT},
+    {"replace", "old new count?", str_replace, 0},
+    {"rfind", "sub", str_find, TEXT_RIGHT},
+    {"rindex", "sub", str_find, TEXT_RIGHT | MUST_BE_FOUND},
+    {"rjust", "width fillchar?", str_pad, TEXT_LEFT},
+    {"rpartition", "sep", str_partition, TEXT_RIGHT},
+    {"rsplit", "sep? maxsplit?", str_rsplit, 0},
+    {"rstrip", "chars?", str_strip, TEXT_RIGHT},
+    {"split", "sep? maxsplit?", str_split, 0},
+    {"splitlines", "keepends?", str_splitlines, 0},
+    {"startswith", "prefix", str_has_end, TEXT_LEFT},
+    {"strip", "chars?", str_strip, TEXT_BOTH},
+    {"swapcase", "", str_case, TEXT_SWAP},
+    {"title", "", str_case, TEXT_TITLE},
+    {"upper", "", str_case, TEXT_UPPER},
+    {"zfill", "width", str_zfill, 0},
 };
 
 static const struct builtin list_methods[] = {
-    {"append", "*", unsafe_append},
-    {"clear", "*", unsafe_clear},
-    {"copy", "", copy},
-    {"count", "value", list_count},
-    {"extend", "*", unsafe_extend},
-    {"index", "value", list_index},
-    {"insert", "*", unsafe_insert},
-    {"pop", "*", unsafe_pop},
-    {"remove", "*", unsafe_remove},
-    {"reverse", "*", unsafe_reverse},
-    {"sort", "*", unsafe_sort},
+    {"append", "*", unsafe, 0}, {"clear", "*", unsafe, 0},
+    {"copy", "", copy, 0},      {"count", "value", list_count, 0},
+    {"extend", "*", unsafe, 0}, {"index", "value", list_index, 0},
+    {"insert", "*", unsafe, 0}, {"pop", "*", unsafe, 0},
+    {"remove", "*", unsafe, 0}, {"reverse", "*", unsafe, 0},
+    {"sort", "*", unsafe, 0},
 };
 
 static const struct builtin dict_methods[] = {
-    {"clear", "*", unsafe_clear},
-    {"copy", "", copy},
-    {"get", "key default?", dict_get_or},
-    {"items", "", dict_items_view},
-    {"keys", "", dict_keys},
-    {"pop", "*", unsafe_pop},
-    {"popitem", "*", unsafe_popitem},
-    {"setdefault", "*", unsafe_setdefault},
-    {"update", "*", unsafe_update},
-    {"values", "", dict_values},
+    {"clear", "*", unsafe, 0},
+    {"copy", "", copy, 0},
+    {"get", "key default?", dict_get_or, 0},
+    {"items", "", dict_items_view, 0},
+    {"keys", "", dict_keys, 0},
+    {"pop", "*", unsafe, 0},
+    {"popitem", "*", unsafe, 0},
+    {"setdefault", "*", unsafe, 0},
+    {"update", "*", unsafe, 0},
+    {"values", "", dict_values, 0},
 };
 
-#define FIND(methods, s) builtin_find(methods, sizeof(methods) / sizeof(*methods), s->data, s->len)
+#define FIND(methods, name) builtin_find(methods, sizeof(methods) / sizeof(*methods), name)
 
-struct methods jinja_methods(const struct str *name)
+const struct builtin *jinja_method(enum value_type type, const struct str *name)
 {
-    return (struct methods){FIND(str_methods, name), FIND(list_methods, name),
-                            FIND(dict_methods, name)};
+    return type == V_STR    ? FIND(str_methods, name)
+           : type == V_LIST ? FIND(list_methods, name)
+           : type == V_DICT ? FIND(dict_methods, name)
+                            : NULL;
 }

@@ -75,7 +75,7 @@ static void resolve(struct parser *p, struct unresolved *u)
     u->node->refs = jinja_grow(p->r, refs, n * sizeof(*refs), n * sizeof(*refs) + 1);
     u->node->n_refs = n;
     u->node->global = global_of(p, u->node->name);
-    if (!u->called || n || jinja_function(u->node->name->data, u->node->name->len))
+    if (!u->called || n || jinja_function(u->node->name))
         return;
     p->r->pos = u->node->pos;
     jinja_fail_as(p->r, -ENOTSUP, "there is no function '%.*s'", (int)u->node->name->len,

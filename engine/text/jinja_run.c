@@ -326,7 +326,7 @@ static void set_variables(struct jinja_run *r, const struct jinja_input *in)
     memset(r->globals, 0, bytes); /* V_MISSING */
     for (uint32_t i = 0; i < r->t->n_globals; i++) {
         const struct str *name = r->t->globals[i];
-        const struct builtin *b = jinja_function(name->data, name->len);
+        const struct builtin *b = jinja_function(name);
 
         if (b)
             r->globals[i] = value_function(r, b, (struct value){0});

@@ -4,122 +4,138 @@
 
 enum { RANGE_MAX = 100000 }; /* as Jinja's sandbox has it */
 
-#define TEST(name, condition)                                                                      \
-    BUILTIN(name)                                                                                  \
-    {                                                                                              \
-        return value_bool(condition);                                                              \
-    }
+#define IS(type) (1 << (type))
 
-static bool leaves(struct jinja_run *r, struct value v, int64_t by, int64_t rest)
+enum {
+    SEQUENCES = IS(V_UNDEFINED) | IS(V_STR) | IS(V_LIST) | IS(V_TUPLE) | IS(V_DICT),
+    ITERABLES = SEQUENCES | IS(V_ITER) | IS(V_LOOP),
+    /* Python's Undefined can be called, and then says what it is. */
+    CALLABLES = IS(V_MACRO) | IS(V_FUNCTION) | IS(V_LOOP) | IS(V_UNDEFINED),
+};
+
+static BUILTIN(is_of_type)
 {
-    return value_equal(r, value_binary(r, OP(0, '%'), v, value_int(by)), value_int(rest));
+    return value_bool(b->how >> a->type & 1);
 }
 
-/* str(v).islower() and isupper(): some letter has case, and none the other. */
-static bool has_case(struct jinja_run *r, struct value v, bool upper)
+static BUILTIN(is_related)
 {
-    const struct str *s = value_text(r, v);
-    const struct str *as = upper ? text_upper(r, s) : text_lower(r, s);
-
-    return str_equal(s, as) && !str_equal(s, upper ? text_lower(r, s) : text_upper(r, s));
+    return value_bool(value_relates(r, (uint16_t)b->how, a[0], a[1]));
 }
 
-static bool is_same(struct value a, struct value b)
+/* `by` divides v, or leaves so much. */
+static struct value leaves(struct jinja_run *r, struct value v, int64_t by, int64_t rest)
 {
-    if (a.type != b.type)
-        return false;
-    switch (a.type) {
+    v = value_binary(r, OP(0, '%'), v, value_int(by));
+    return value_bool(value_equal(r, v, value_int(rest)));
+}
+
+static BUILTIN(is_divisible)
+{
+    return leaves(r, a[0], value_index(r, a[1]), 0);
+}
+
+static BUILTIN(is_even_or_odd)
+{
+    return leaves(r, a[0], 2, b->how);
+}
+
+static BUILTIN(is_true_or_false)
+{
+    return value_bool(a->type == V_BOOL && a->b == b->how);
+}
+
+static BUILTIN(is_escaped)
+{
+    return value_bool(a->type == V_STR && a->str->markup);
+}
+
+static BUILTIN(is_filter)
+{
+    return value_bool(a->type == V_STR && jinja_filter(a->str));
+}
+
+static BUILTIN(is_test)
+{
+    return value_bool(a->type == V_STR && jinja_test(a->str));
+}
+
+/* Some letter has case, and none the other. */
+BUILTIN(is_in_case)
+{
+    const struct str *s = value_text(r, a[0]);
+    const struct str *lower = text_case(r, s, TEXT_LOWER), *upper = text_case(r, s, TEXT_UPPER);
+
+    return value_bool(!str_equal(lower, upper) &&
+                      str_equal(s, b->how == TEXT_LOWER ? lower : upper));
+}
+
+static BUILTIN(is_sameas)
+{
+    if (a[0].type != a[1].type)
+        return value_bool(false);
+    switch (a[0].type) {
     case V_NONE:
-        return true;
+        return value_bool(true);
     case V_BOOL:
-        return a.b == b.b;
+        return value_bool(a[0].b == a[1].b);
     case V_INT:
-        return a.i == b.i;
+        return value_bool(a[0].i == a[1].i);
     default:
-        return a.list == b.list;
+        return value_bool(a[0].list == a[1].list);
     }
 }
-
-TEST(is_boolean, a->type == V_BOOL)
-/* Python's Undefined can be called, and then says what it is. */
-TEST(is_callable,
-     a->type == V_MACRO || a->type == V_FUNCTION || a->type == V_LOOP || a->type == V_UNDEFINED)
-TEST(is_defined, a->type != V_UNDEFINED)
-TEST(is_undefined, a->type == V_UNDEFINED)
-TEST(is_divisible, leaves(r, a[0], value_index(r, a[1]), 0))
-TEST(is_even, leaves(r, a[0], 2, 0))
-TEST(is_odd, leaves(r, a[0], 2, 1))
-TEST(is_eq, value_equal(r, a[0], a[1]))
-TEST(is_ne, !value_equal(r, a[0], a[1]))
-TEST(is_lt, value_compare(r, a[0], a[1], "<") < 0)
-TEST(is_le, value_compare(r, a[0], a[1], "<=") <= 0)
-TEST(is_gt, value_compare(r, a[0], a[1], ">") > 0)
-TEST(is_ge, value_compare(r, a[0], a[1], ">=") >= 0)
-TEST(is_escaped, a->type == V_STR && a->str->markup)
-TEST(is_true, a->type == V_BOOL && a->b)
-TEST(is_false, a->type == V_BOOL && !a->b)
-TEST(is_filter, a->type == V_STR && jinja_filter(a->str->data, a->str->len))
-TEST(is_test, a->type == V_STR && jinja_test(a->str->data, a->str->len))
-TEST(is_float, a->type == V_FLOAT)
-TEST(is_integer, a->type == V_INT)
-TEST(is_number, value_is_number(*a))
-TEST(is_in, value_contains(r, a[1], a[0]))
-TEST(is_iterable, a->type == V_UNDEFINED || a->type == V_STR || value_is_sequence(*a) ||
-                      a->type == V_ITER || a->type == V_DICT || a->type == V_LOOP)
-TEST(is_sequence,
-     a->type == V_UNDEFINED || a->type == V_STR || value_is_sequence(*a) || a->type == V_DICT)
-TEST(is_lower, has_case(r, *a, false))
-TEST(is_upper, has_case(r, *a, true))
-TEST(is_mapping, a->type == V_DICT)
-TEST(is_none, a->type == V_NONE)
-TEST(is_sameas, is_same(a[0], a[1]))
-TEST(is_string, a->type == V_STR)
 
 static const struct builtin tests[] = {
-    {"!=", "other", is_ne},
-    {"<", "other", is_lt},
-    {"<=", "other", is_le},
-    {"==", "other", is_eq},
-    {">", "other", is_gt},
-    {">=", "other", is_ge},
-    {"boolean", "", is_boolean},
-    {"callable", "", is_callable},
-    {"defined", "", is_defined},
-    {"divisibleby", "num", is_divisible},
-    {"eq", "other", is_eq},
-    {"equalto", "other", is_eq},
-    {"escaped", "", is_escaped},
-    {"even", "", is_even},
-    {"false", "", is_false},
-    {"filter", "", is_filter},
-    {"float", "", is_float},
-    {"ge", "other", is_ge},
-    {"greaterthan", "other", is_gt},
-    {"gt", "other", is_gt},
-    {"in", "seq", is_in},
-    {"integer", "", is_integer},
-    {"iterable", "", is_iterable},
-    {"le", "other", is_le},
-    {"lessthan", "other", is_lt},
-    {"lower", "", is_lower},
-    {"lt", "other", is_lt},
-    {"mapping", "", is_mapping},
-    {"ne", "other", is_ne},
-    {"none", "", is_none},
-    {"number", "", is_number},
-    {"odd", "", is_odd},
-    {"sameas", "other", is_sameas},
-    {"sequence", "", is_sequence},
-    {"string", "", is_string},
-    {"test", "", is_test},
-    {"true", "", is_true},
-    {"undefined", "", is_undefined},
-    {"upper", "", is_upper},
+    {"!=", "other", is_related, OP('!', '=')},
+    {"<", "other", is_related, OP(0, '<')},
+    {"<=", "other", is_related, OP('<', '=')},
+    {"==", "other", is_related, OP('=', '=')},
+    {">", "other", is_related, OP(0, '>')},
+    {">=", "other", is_related, OP('>', '=')},
+    {"boolean", "", is_of_type, IS(V_BOOL)},
+    {"callable", "", is_of_type, CALLABLES},
+    {"defined", "", is_of_type, ~IS(V_UNDEFINED)},
+    {"divisibleby", "num", is_divisible, 0},
+    {"eq", "other", is_related, OP('=', '=')},
+    {"equalto", "other", is_related, OP('=', '=')},
+    {"escaped", "", is_escaped, 0},
+    {"even", "", is_even_or_odd, 0},
+    {"false", "", is_true_or_false, false},
+    {"filter", "", is_filter, 0},
+    {"float", "", is_of_type, IS(V_FLOAT)},
+    {"ge", "other", is_related, OP('>', '=')},
+    {"greaterthan", "other", is_related, OP(0, '>')},
+    {"gt", "other", is_related, OP(0, '>')},
+    {"in", "seq", is_related, OP_IN},
+    {"integer", "", is_of_type, IS(V_INT)},
+    {"iterable", "", is_of_type, ITERABLES},
+    {"le", "other", is_related, OP('<', '=')},
+    {"lessthan", "other", is_related, OP(0, '<')},
+    {"lower", "", is_in_case, TEXT_LOWER},
+    {"lt", "other", is_related, OP(0, '<')},
+    {"mapping", "", is_of_type, IS(V_DICT)},
+    {"ne", "other", is_related, OP('!', '=')},
+    {"none", "", is_of_type, IS(V_NONE)},
+    {"number", "", is_of_type, IS(V_INT) | IS(V_FLOAT) | IS(V_BOOL)},
+    {"odd", "", is_even_or_odd, 1},
+    {"sameas", "other", is_sameas, 0},
+    {"sequence", "", is_of_type, SEQUENCES},
+    {"string", "", is_of_type, IS(V_STR)},
+    {"test", "", is_test, 0},
+    {"true", "", is_true_or_false, true},
+    {"undefined", "", is_of_type, IS(V_UNDEFINED)},
+    {"upper", "", is_in_case, TEXT_UPPER},
 };
+
+const struct builtin *jinja_test(const struct str *name)
+{
+    return builtin_find(tests, sizeof(tests) / sizeof(*tests), name);
+}
 
 /* ---- functions */
 
-BUILTIN(range)
+static BUILTIN(range)
 {
     int64_t from = 0, to = value_index(r, a[1]), step = 1;
     __int128 n = 0;
@@ -164,24 +180,24 @@ static struct dict *named_dict(struct jinja_run *r, const struct args *args)
     return d;
 }
 
-BUILTIN(make_namespace)
+static BUILTIN(make_namespace)
 {
     return (struct value){.type = V_NAMESPACE, .dict = named_dict(r, args)};
 }
 
-BUILTIN(make_dict)
+static BUILTIN(make_dict)
 {
     return value_dict(named_dict(r, args));
 }
 
-BUILTIN(raise_exception)
+static BUILTIN(raise_exception)
 {
     const struct str *s = value_text(r, a[1]);
 
     jinja_raise(r, (struct text){s->data, s->len});
 }
 
-BUILTIN(strftime_now)
+static BUILTIN(strftime_now)
 {
     const struct str *s = value_text(r, a[1]);
     struct tm now;
@@ -205,28 +221,14 @@ BUILTIN(strftime_now)
 }
 
 static const struct builtin functions[] = {
-    {"range", "stop start? step?", range},
-    {"namespace", "*", make_namespace},
-    {"dict", "*", make_dict},
-    {"raise_exception", "message", raise_exception},
-    {"strftime_now", "format", strftime_now},
+    {"dict", "*", make_dict, 0},
+    {"namespace", "*", make_namespace, 0},
+    {"raise_exception", "message", raise_exception, 0},
+    {"range", "stop start? step?", range, 0},
+    {"strftime_now", "format", strftime_now, 0},
 };
 
-const struct builtin *builtin_find(const struct builtin *all, size_t n, const char *name,
-                                   size_t len)
+const struct builtin *jinja_function(const struct str *name)
 {
-    for (size_t i = 0; i < n; i++)
-        if (strlen(all[i].name) == len && memcmp(all[i].name, name, len) == 0)
-            return &all[i];
-    return NULL;
-}
-
-const struct builtin *jinja_test(const char *name, size_t len)
-{
-    return builtin_find(tests, sizeof(tests) / sizeof(*tests), name, len);
-}
-
-const struct builtin *jinja_function(const char *name, size_t len)
-{
-    return builtin_find(functions, sizeof(functions) / sizeof(*functions), name, len);
+    return builtin_find(functions, sizeof(functions) / sizeof(*functions), name);
 }

@@ -24,15 +24,30 @@ static bool is_cased(uint32_t cp)
     return lower_of(cp) != cp || upper_of(cp) != cp;
 }
 
-/* How a character is changed: `first` says whether it begins a word, of what kind `how` knows. */
-enum how { LOWER, UPPER, SWAP, TITLE };
+/* Whether a character becomes a capital. */
+static bool is_raised(enum text_case how, uint32_t before, uint32_t cp, size_t at)
+{
+    switch (how) {
+    case TEXT_UPPER:
+        return true;
+    case TEXT_SWAP:
+        return lower_of(cp) == cp;
+    case TEXT_CAPITALIZE:
+        return at == 0;
+    case TEXT_TITLE:
+        return !is_cased(before);
+    case TEXT_TITLE_WORDS:
+        return at == 0 || str_is_space(before) || (before < 0x80 && strchr("-({[<", (int)before));
+    default:
+        return false;
+    }
+}
 
-static const struct str *change_case(struct jinja_run *r, const struct str *s, enum how how,
-                                     bool (*begins)(uint32_t before, uint32_t cp, size_t at))
+const struct str *text_case(struct jinja_run *r, const struct str *s, enum text_case how)
 {
     struct out o;
     uint32_t cp, before = 0;
-    const struct str *out;
+    struct str *out;
 
     out_init(&o);
     for (size_t at = 0, len; at < s->len; at += len, before = cp) {
@@ -40,68 +55,15 @@ static const struct str *change_case(struct jinja_run *r, const struct str *s, e
         uint32_t as;
 
         len = utf8_read(s->data + at, s->len - at, &cp);
-        if (how == SWAP)
-            as = lower_of(cp) != cp ? lower_of(cp) : upper_of(cp);
-        else if (how == UPPER || (how == TITLE && begins(before, cp, at)))
-            as = upper_of(cp);
-        else
-            as = lower_of(cp);
+        as = is_raised(how, before, cp, at) ? upper_of(cp) : lower_of(cp);
         if (cp == 0xdf && as != cp) /* ß; utf8proc has ẞ */
-            out_write(r, &o, how == TITLE ? "Ss" : "SS", 2, str_own_at(s, at));
+            out_write(r, &o, how >= TEXT_CAPITALIZE ? "Ss" : "SS", 2, str_own_at(s, at));
         else
             out_write(r, &o, text, utf8_write(text, as), str_own_at(s, at));
     }
-    out = out_take(r, &o);
-    ((struct str *)(uintptr_t)out)->markup = s->markup;
+    out = (struct str *)(uintptr_t)out_take(r, &o);
+    out->markup = s->markup && how != TEXT_TITLE_WORDS;
     return out;
-}
-
-const struct str *text_lower(struct jinja_run *r, const struct str *s)
-{
-    return change_case(r, s, LOWER, NULL);
-}
-
-const struct str *text_upper(struct jinja_run *r, const struct str *s)
-{
-    return change_case(r, s, UPPER, NULL);
-}
-
-const struct str *text_swapcase(struct jinja_run *r, const struct str *s)
-{
-    return change_case(r, s, SWAP, NULL);
-}
-
-static bool is_first(uint32_t before, uint32_t cp, size_t at)
-{
-    (void)before, (void)cp;
-    return at == 0;
-}
-
-static bool after_uncased(uint32_t before, uint32_t cp, size_t at)
-{
-    (void)cp, (void)at;
-    return !is_cased(before);
-}
-
-static bool after_opening(uint32_t before, uint32_t cp, size_t at)
-{
-    (void)cp;
-    return at == 0 || str_is_space(before) || (before < 0x80 && strchr("-({[<", (int)before));
-}
-
-const struct str *text_capitalize(struct jinja_run *r, const struct str *s)
-{
-    return change_case(r, s, TITLE, is_first);
-}
-
-const struct str *text_title(struct jinja_run *r, const struct str *s)
-{
-    return change_case(r, s, TITLE, after_uncased);
-}
-
-const struct str *text_title_words(struct jinja_run *r, const struct str *s)
-{
-    return change_case(r, s, TITLE, after_opening);
 }
 
 /* ---- ends, width, replacement, lines */

@@ -4,14 +4,17 @@
 
 #include "engine/text/jinja_impl.h"
 
-enum { TEXT_LEFT = 1, TEXT_RIGHT = 2 };
+enum { TEXT_LEFT = 1, TEXT_RIGHT = 2, TEXT_BOTH = 3 };
 
-const struct str *text_lower(struct jinja_run *r, const struct str *s);
-const struct str *text_upper(struct jinja_run *r, const struct str *s);
-const struct str *text_capitalize(struct jinja_run *r, const struct str *s);
-const struct str *text_title(struct jinja_run *r, const struct str *s);       /* the method */
-const struct str *text_title_words(struct jinja_run *r, const struct str *s); /* the filter */
-const struct str *text_swapcase(struct jinja_run *r, const struct str *s);
+enum text_case {
+    TEXT_LOWER,
+    TEXT_UPPER,
+    TEXT_SWAP,
+    TEXT_CAPITALIZE,  /* the first character a capital, all others small */
+    TEXT_TITLE,       /* the same of each word: the method */
+    TEXT_TITLE_WORDS, /* the filter, to which words are something else */
+};
+const struct str *text_case(struct jinja_run *r, const struct str *s, enum text_case how);
 
 /* chars: a string; none: whitespace. */
 const struct str *text_strip(struct jinja_run *r, const struct str *s, struct value chars,
@@ -31,8 +34,11 @@ const struct str *text_format(struct jinja_run *r, const struct str *s, const st
 
 struct list *dict_items(struct jinja_run *r, const struct dict *d); /* tuples of two */
 
-const struct builtin *builtin_find(const struct builtin *all, size_t n, const char *name,
-                                   size_t len);
+/* Filters, tests and methods that are the same. */
+BUILTIN(str_case);   /* how: enum text_case */
+BUILTIN(str_strip);  /* how: the sides */
+BUILTIN(str_pad);    /* how: the sides */
+BUILTIN(is_in_case); /* how: TEXT_LOWER or TEXT_UPPER */
 
 /* jinja_eval.c: an operator of two operands. */
 struct value value_binary(struct jinja_run *r, uint16_t op, struct value a, struct value b);

@@ -333,6 +333,26 @@ bool value_contains(struct jinja_run *r, struct value all, struct value v)
     }
 }
 
+bool value_relates(struct jinja_run *r, uint16_t op, struct value a, struct value b)
+{
+    switch (op) {
+    case OP('=', '='):
+        return value_equal(r, a, b);
+    case OP('!', '='):
+        return !value_equal(r, a, b);
+    case OP('<', '='):
+        return value_compare(r, a, b, "<=") <= 0;
+    case OP('>', '='):
+        return value_compare(r, a, b, ">=") >= 0;
+    case OP(0, '<'):
+        return value_compare(r, a, b, "<") < 0;
+    case OP(0, '>'):
+        return value_compare(r, a, b, ">") > 0;
+    default:
+        return value_contains(r, b, a) == (op == OP_IN);
+    }
+}
+
 int64_t value_index(struct jinja_run *r, struct value v)
 {
     if (v.type == V_UNDEFINED)
@@ -408,14 +428,12 @@ struct value value_attr(struct jinja_run *r, struct value v, const struct str *n
 {
     const struct value *found;
     const struct builtin *b;
-    struct methods m;
 
     if (v.type == V_UNDEFINED)
         value_fail_undefined(r, v);
     if (v.type == V_LOOP)
         return jinja_loop_attr(r, v, name, jinja_loop_attr_id(name));
-    m = jinja_methods(name);
-    b = jinja_method(&m, v.type);
+    b = jinja_method(v.type, name);
     if (b)
         return value_function(r, b, v);
     if (v.type == V_DICT || v.type == V_NAMESPACE) {

@@ -145,6 +145,7 @@ TEST(expressions_are_those_of_python)
          "['a', 'b'] x Axb"},
         {"{{ '\\u00e9\\n\\x41' }}", "\xc3\xa9\nA"},
         {"{{ 10 is divisibleby 5 }} {{ s is not string }}", "True False"},
+        {"{{ d['copy\\x00'] is defined }} {{ s['strip\\x00s'] is defined }}", "False False"},
     };
 
     expect_rows(rows, N(rows));
