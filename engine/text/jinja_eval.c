@@ -173,20 +173,12 @@ struct value value_binary(struct jinja_run *r, uint16_t op, struct value a, stru
 
 ASIDE static struct value eval_compare(struct jinja_run *r, const struct node *n)
 {
-    struct value left = jinja_eval(r, n->a);
+    struct value left = jinja_eval(r, n->list[0]);
 
-    for (uint32_t i = 0; i < n->n; i++) {
-        struct value right = jinja_eval(r, n->list[i]->a);
+    for (uint32_t i = 1; i < n->n; i++) {
+        const struct value right = jinja_eval(r, n->list[i]);
 
-        if (left.type == V_STR && right.type == V_STR && n->list[i]->op == OP('=', '=') &&
-            (left.str == right.str || left.str->len != right.str->len)) {
-            /* The words of conversations are shared, see enum str_word. */
-            if (left.str != right.str)
-                return value_bool(false);
-            left = right;
-            continue;
-        }
-        if (!value_relates(r, n->list[i]->op, left, right))
+        if (!value_relates(r, n->list[i]->joined_by, left, right))
             return value_bool(false);
         left = right;
     }
@@ -468,12 +460,17 @@ static struct value eval_test(struct jinja_run *r, const struct node *n)
     return n->flag ? value_bool(!value_true(r, v)) : v;
 }
 
-static struct value eval_binary(struct jinja_run *r, const struct node *n)
+ASIDE static struct value eval_binary(struct jinja_run *r, const struct node *n)
 {
-    const struct value a = jinja_eval(r, n->a), b = jinja_eval(r, n->b);
+    struct value v = jinja_eval(r, n->list[0]);
 
-    r->pos = n->pos;
-    return value_binary(r, n->op, a, b);
+    for (uint32_t i = 1; i < n->n; i++) {
+        const struct value right = jinja_eval(r, n->list[i]);
+
+        r->pos = n->list[i]->pos;
+        v = value_binary(r, n->list[i]->joined_by, v, right);
+    }
+    return v;
 }
 
 ASIDE static struct value eval_deep(struct jinja_run *r, const struct node *n)

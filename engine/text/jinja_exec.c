@@ -80,42 +80,34 @@ ASIDE static struct value block_value(struct jinja_run *r, const struct node *n)
 
 /* ---- output */
 
-/* a + b + c is written part by part, as long as all are texts: true. Otherwise *v is the sum. */
-static bool print_sum(struct jinja_run *r, const struct node *n, struct value *v)
+/* a + b + c is written part by part, as long as all are texts. */
+ASIDE static void print_sum(struct jinja_run *r, const struct node *n)
 {
-    struct value a = value_str(&str_empty), b;
-    bool written;
+    struct value v = jinja_eval(r, n->list[0]);
 
-    if (n->kind != N_BINARY || n->op != OP(0, '+')) {
-        *v = jinja_eval(r, n);
-        return false;
+    for (uint32_t i = 1; i < n->n; i++) {
+        const struct value right = jinja_eval(r, n->list[i]);
+
+        r->pos = n->list[i]->pos;
+        if (n->list[i]->joined_by == OP(0, '+') && v.type == V_STR && right.type == V_STR) {
+            out_str(r, r->out, v.str);
+            v = right;
+        } else {
+            v = value_binary(r, n->list[i]->joined_by, v, right);
+        }
     }
-    jinja_enter(r);
-    written = print_sum(r, n->a, &a);
-    b = jinja_eval(r, n->b);
-    jinja_leave(r);
-    r->pos = n->pos;
-    if (a.type == V_STR && b.type == V_STR) {
-        if (!written)
-            out_str(r, r->out, a.str);
-        out_str(r, r->out, b.str);
-        return true;
-    }
-    *v = value_binary(r, n->op, a, b);
-    return false;
+    out_value(r, r->out, v);
 }
 
 ASIDE static void print(struct jinja_run *r, const struct node *n)
 {
-    struct value v;
-
     if (n->kind == N_CONCAT) {
         for (uint32_t i = 0; i < n->n; i++)
             out_value(r, r->out, jinja_eval(r, n->list[i]));
-    } else if (r->t->marks) {
+    } else if (n->kind == N_BINARY && !r->t->marks) {
+        print_sum(r, n);
+    } else {
         out_value(r, r->out, jinja_eval(r, n));
-    } else if (!print_sum(r, n, &v)) {
-        out_value(r, r->out, v);
     }
 }
 

@@ -31,15 +31,20 @@ struct node *parser_node(struct parser *p, enum node_kind kind)
     return n;
 }
 
-/* Chains are parsed by loops, but evaluated by recursion. */
+static void check_length(struct parser *p, uint32_t n)
+{
+    if (n > NODE_HEIGHT_MAX)
+        jinja_fail_as(p->r, -ENOTSUP, "more than %d operators in a row", (int)NODE_HEIGHT_MAX);
+}
+
+/* a.b.c is parsed by a loop, but evaluated by recursion. */
 static struct node *over(struct parser *p, enum node_kind kind, struct node *a)
 {
     struct node *n = parser_node(p, kind);
 
     n->a = a;
     n->height = (uint16_t)(a ? a->height + 1 : 1);
-    if (n->height > NODE_HEIGHT_MAX)
-        jinja_fail_as(p->r, -ENOTSUP, "more than %d operators in a row", (int)NODE_HEIGHT_MAX);
+    check_length(p, n->height);
     return n;
 }
 
@@ -476,7 +481,7 @@ static struct node *parse_filters_and_tests(struct parser *p, struct node *n)
     }
 }
 
-/* ---- operators, the tightest first */
+/* ---- operators */
 
 static struct node *parse_unary(struct parser *p, bool with_filters)
 {
@@ -497,143 +502,86 @@ static struct node *parse_unary(struct parser *p, bool with_filters)
     return n;
 }
 
-static struct node *binary(struct parser *p, struct node *left,
-                           struct node *(*parse_right)(struct parser *p))
+/* From the loosest to the tightest. What the operators of a level join is one node: a < b < c or
+ * a + b - c. */
+static const struct level {
+    enum node_kind kind;
+    uint16_t ops[8]; /* at most, 0 behind the last */
+} levels[] = {
+    {N_OR, {OP_OR}},
+    {N_AND, {OP_AND}},
+    {N_COMPARE,
+     {OP('=', '='), OP('!', '='), OP('<', '='), OP('>', '='), OP(0, '<'), OP(0, '>'), OP_IN,
+      OP_NOT_IN}},
+    {N_BINARY, {OP(0, '+'), OP(0, '-')}},
+    {N_CONCAT, {OP(0, '~')}},
+    {N_BINARY, {OP(0, '*'), OP(0, '/'), OP(0, '%'), OP('/', '/')}},
+    {N_BINARY, {OP('*', '*')}},
+};
+
+static const struct level *const tightest = levels + sizeof(levels) / sizeof(*levels) - 1;
+
+/* The operator at the current token, which is skipped; 0: there is none of the level. */
+static uint16_t skip_operator(struct parser *p, const struct level *level)
 {
-    struct node *n = over(p, N_BINARY, left);
+    uint16_t op = p->at->type == T_OPERATOR ? p->at->op : 0;
+    int n_tokens = 1;
 
-    n->op = p->at++->op;
-    n->b = parse_right(p);
-    return n;
-}
-
-static struct node *parse_whole_unary(struct parser *p)
-{
-    return parse_unary(p, true);
-}
-
-static struct node *parse_power(struct parser *p)
-{
-    struct node *n = parse_unary(p, true);
-
-    while (is_op2(p, '*', '*'))
-        n = binary(p, n, parse_whole_unary);
-    return n;
-}
-
-static struct node *parse_product(struct parser *p)
-{
-    struct node *n = parse_power(p);
-
-    while (parser_is_op(p, '*') || parser_is_op(p, '/') || parser_is_op(p, '%') ||
-           is_op2(p, '/', '/'))
-        n = binary(p, n, parse_power);
-    return n;
-}
-
-/* a ~ b ~ c: one node. */
-static struct node *parse_concat(struct parser *p)
-{
-    struct node *first = parse_product(p), *n;
-    struct node_list list = {0};
-
-    if (!parser_is_op(p, '~'))
-        return first;
-    n = parser_node(p, N_CONCAT);
-    node_list_add(p, &list, first);
-    while (parser_skip_op(p, '~'))
-        node_list_add(p, &list, parse_product(p));
-    node_list_take(&list, n);
-    return n;
-}
-
-static struct node *parse_sum(struct parser *p)
-{
-    struct node *n = parse_concat(p);
-
-    while (parser_is_op(p, '+') || parser_is_op(p, '-'))
-        n = binary(p, n, parse_concat);
-    return n;
-}
-
-/* The comparison at the current token, which is skipped; 0: none. */
-static uint16_t comparison(struct parser *p)
-{
-    static const uint16_t ops[] = {OP('=', '='), OP('!', '='), OP('<', '='),
-                                   OP('>', '='), OP(0, '<'),   OP(0, '>')};
-
-    for (size_t i = 0; i < sizeof(ops) / sizeof(*ops); i++) {
-        if (p->at->type == T_OPERATOR && p->at->op == ops[i]) {
-            p->at++;
-            return ops[i];
+    if (parser_is_word(p, "or")) {
+        op = OP_OR;
+    } else if (parser_is_word(p, "and")) {
+        op = OP_AND;
+    } else if (parser_is_word(p, "in")) {
+        op = OP_IN;
+    } else if (parser_is_word(p, "not") && p->at[1].type == T_NAME && str_is(p->at[1].text, "in")) {
+        op = OP_NOT_IN;
+        n_tokens = 2;
+    }
+    for (size_t i = 0; op && i < sizeof(level->ops) / sizeof(*level->ops); i++) {
+        if (level->ops[i] == op) {
+            p->at += n_tokens;
+            return op;
         }
     }
-    if (parser_skip_word(p, "in"))
-        return OP_IN;
-    if (!parser_is_word(p, "not") || p->at[1].type != T_NAME || !str_is(p->at[1].text, "in"))
-        return 0;
-    p->at += 2;
-    return OP_NOT_IN;
+    return 0;
 }
 
-/* a < b < c: a chain, list; each operand but the first is below a node with its operator. */
-static struct node *parse_compare(struct parser *p)
+static struct node *parse_operators(struct parser *p, const struct level *level)
 {
-    struct node *first = parse_sum(p), *n;
+    const struct token *at;
     struct node_list list = {0};
-    uint16_t op = comparison(p);
+    struct node *n;
+    uint16_t op;
 
-    if (!op)
-        return first;
-    n = parser_node(p, N_COMPARE);
-    n->a = first;
-    for (; op; op = comparison(p)) {
-        struct node *one = parser_node(p, N_COMPARE);
-
-        one->op = op;
-        one->a = parse_sum(p);
-        node_list_add(p, &list, one);
+    if (level > tightest)
+        return parse_unary(p, true);
+    if (level->kind == N_COMPARE && parser_is_word(p, "not")) {
+        n = parser_node(p, N_NOT);
+        p->at++;
+        parser_enter(p);
+        n->a = parse_operators(p, level);
+        parser_leave(p);
+        return n;
     }
+    n = parse_operators(p, level + 1);
+    for (at = p->at; (op = skip_operator(p, level)) != 0;) {
+        node_list_add(p, &list, n);
+        n = parse_operators(p, level + 1);
+        n->joined_by = op;
+    }
+    if (!list.n)
+        return n;
+    node_list_add(p, &list, n);
+    check_length(p, list.n);
+    n = parser_node(p, level->kind);
+    n->pos = at->pos;
     node_list_take(&list, n);
     return n;
-}
-
-static struct node *parse_not(struct parser *p)
-{
-    struct node *n = parser_node(p, N_NOT);
-
-    if (!parser_skip_word(p, "not"))
-        return parse_compare(p);
-    parser_enter(p);
-    n->a = parse_not(p);
-    parser_leave(p);
-    return n;
-}
-
-static struct node *parse_chain(struct parser *p, enum node_kind kind, const char *word,
-                                struct node *(*parse)(struct parser *p))
-{
-    struct node *first = parse(p), *n;
-    struct node_list list = {0};
-
-    if (!parser_is_word(p, word))
-        return first;
-    n = parser_node(p, kind);
-    node_list_add(p, &list, first);
-    while (parser_skip_word(p, word))
-        node_list_add(p, &list, parse(p));
-    node_list_take(&list, n);
-    return n;
-}
-
-static struct node *parse_and(struct parser *p)
-{
-    return parse_chain(p, N_AND, "and", parse_not);
 }
 
 static struct node *parse_or(struct parser *p)
 {
-    return parse_chain(p, N_OR, "or", parse_and);
+    return parse_operators(p, levels);
 }
 
 /* a if b else c: b, a, c. */

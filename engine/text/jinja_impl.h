@@ -467,11 +467,12 @@ struct call {
 /* One kind uses some of the members: small, for a template should fit the nearest cache. */
 struct node {
     uint8_t kind;
-    bool flag;       /* N_ATTR: the name may be a method's; N_TEST: negated; N_FOR: recursive */
-    uint16_t op;     /* two characters of an operator; N_ATTR: of a loop's attribute */
-    uint16_t height; /* of the tree below */
-    uint32_t pos;    /* line << 12 | column */
-    uint32_t n;      /* of list */
+    bool flag;          /* N_ATTR: the name may be a method's; N_TEST: negated; N_FOR: recursive */
+    uint16_t op;        /* N_ATTR: of a loop's attribute */
+    uint16_t joined_by; /* the operator before it in N_BINARY and N_COMPARE */
+    uint16_t height;    /* of attributes, calls and filters in a row */
+    uint32_t pos;       /* line << 12 | column */
+    uint32_t n;         /* of list */
     struct node **list;
     struct node *a, *b, *c;
     struct scope *scope;
@@ -531,7 +532,12 @@ struct token {
 
 #define OP(a, b) ((uint16_t)((unsigned char)(a) << 8 | (unsigned char)(b)))
 
-enum { OP_IN = OP('i', 'n'), OP_NOT_IN = OP('n', 'i') };
+enum {
+    OP_OR = OP('o', 'r'),
+    OP_AND = OP('a', 'n'),
+    OP_IN = OP('i', 'n'),
+    OP_NOT_IN = OP('n', 'i')
+};
 
 /* jinja_lex.c: the tokens of a whole template, with T_END behind. */
 struct token *jinja_lex(struct jinja_run *r, struct text source);
