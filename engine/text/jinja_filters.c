@@ -144,7 +144,9 @@ static BUILTIN(filter_indent)
 
 static BUILTIN(filter_tojson)
 {
-    struct json_style style = {.ascii = value_true(r, a[1]), .sorted = value_true(r, a[4])};
+    struct value_style style = {.json = true,
+                                .ascii = value_true(r, a[1]),
+                                .sorted = value_true(r, a[4])};
     struct out o;
 
     if (a[2].type == V_STR)
@@ -162,7 +164,7 @@ static BUILTIN(filter_tojson)
         style.key = l->items[1].str;
     }
     out_init(&o);
-    out_json(r, &o, a[0], &style);
+    out_styled(r, &o, a[0], &style);
     return value_str(out_take(r, &o));
 }
 

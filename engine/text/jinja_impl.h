@@ -388,16 +388,17 @@ struct value value_lacks(struct value v, const struct str *name); /* such an att
 struct value value_function(struct jinja_run *r, const struct builtin *b, struct value self);
 struct value value_item(struct jinja_run *r, struct value v, struct value key);
 
-/* The decimal digits of Python's repr(float). */
-void jinja_format_float(struct jinja_run *r, char out[40], double f);
-
-/* jinja_json.c */
-struct json_style {
-    bool ascii, sorted;
+/* As Python's json.dumps() writes values, or its repr(). */
+struct value_style {
+    bool json;
+    bool ascii, sorted;           /* of JSON */
     const struct str *indent;     /* NULL: one line */
     const struct str *item, *key; /* separators */
 };
-void out_json(struct jinja_run *r, struct out *o, struct value v, const struct json_style *style);
+void out_styled(struct jinja_run *r, struct out *o, struct value v,
+                const struct value_style *style);
+
+/* jinja_json.c */
 struct value value_from_json(struct jinja_run *r, const json_t *json); /* foreign */
 /* Parses text; what names it in an error. */
 struct value value_parse_json(struct jinja_run *r, struct text text, const char *what);

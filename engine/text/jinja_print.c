@@ -1,4 +1,5 @@
-/* jinja_print.c - values as Python's str() and repr() write them. See jinja_impl.h. */
+/* jinja_print.c - values as Python's str(), repr() and json.dumps() write them. See jinja_impl.h.
+ */
 #include <fenv.h>
 #include <float.h>
 #include <inttypes.h>
@@ -14,6 +15,8 @@ enum {
     FLOAT_COST = 1024, /* as so many bytes of text */
     REAL_BYTES = 40,
 };
+
+/* ---- numbers */
 
 /* Drops zeros at the end of d.ddd00e+XX; the number of digits that are left. */
 static int without_zeros(char *text)
@@ -48,7 +51,7 @@ static int shortest(char out[REAL_BYTES], double value)
 }
 
 /* Python's repr: an exponent below 1e-4 and from 1e16 on, else a point and a digit at least. */
-void jinja_format_float(struct jinja_run *r, char out[REAL_BYTES], double f)
+static void format_float(struct jinja_run *r, char out[REAL_BYTES], double f)
 {
     const size_t sign = signbit(f) && !isnan(f);
     char *at = out + sign, digits[REAL_BYTES];
@@ -70,9 +73,34 @@ void jinja_format_float(struct jinja_run *r, char out[REAL_BYTES], double f)
            strlen(digits) + 1 < REAL_BYTES - sign ? strlen(digits) + 1 : REAL_BYTES - sign);
 }
 
-static void put(struct jinja_run *r, struct out *o, const char *s, bool own)
+/* ---- values */
+
+struct writer {
+    struct jinja_run *r;
+    struct out *o;
+    const struct value_style *style;
+    int level; /* of indentation */
+};
+
+static void put(struct writer *w, const char *s, bool own)
 {
-    out_write(r, o, s, strlen(s), own);
+    out_write(w->r, w->o, s, strlen(s), own);
+}
+
+/* What stands between the parts of a value is its own or not as the value is. */
+static void put_between(struct writer *w, const struct str *s, bool own)
+{
+    out_write(w->r, w->o, s->data, s->len, own);
+}
+
+/* A new line and its indentation, where there are lines. */
+static void break_line(struct writer *w, bool own)
+{
+    if (!w->style->indent)
+        return;
+    put(w, "\n", own);
+    for (int i = 0; i < w->level; i++)
+        put_between(w, w->style->indent, own);
 }
 
 static bool is_printable(uint32_t cp)
@@ -93,119 +121,197 @@ static bool is_printable(uint32_t cp)
     }
 }
 
-static void repr_str(struct jinja_run *r, struct out *o, const struct str *s)
+/* Whether a character stands for itself. */
+static bool is_plain(const struct value_style *style, uint32_t cp)
 {
-    const char quote = memchr(s->data, '\'', s->len) && !memchr(s->data, '"', s->len) ? '"' : '\'';
+    if (cp < 0x20)
+        return false;
+    if (style->json)
+        return cp < 0x7f || !style->ascii;
+    return cp < 0x7f || is_printable(cp);
+}
+
+/* The escape of a character; false: it needs none. */
+static bool escape(const struct value_style *style, char quote, uint32_t cp, char out[16])
+{
+    const bool json = style->json;
+    const char *controls = json ? "\t\n\r\b\f" : "\t\n\r", *control;
+
+    if (cp == (unsigned char)quote || cp == '\\')
+        snprintf(out, 16, "\\%c", (char)cp);
+    else if (is_plain(style, cp))
+        return false;
+    else if (cp && cp < 0x20 && (control = strchr(controls, (int)cp)))
+        snprintf(out, 16, "\\%c", "tnrbf"[control - controls]);
+    else if (json && cp >= 0x10000)
+        snprintf(out, 16, "\\u%04x\\u%04x", 0xd7c0 + (cp >> 10), 0xdc00 + (cp & 0x3ff));
+    else
+        snprintf(out, 16,
+                 cp >= 0x10000         ? "\\U%08x"
+                 : json || cp >= 0x100 ? "\\u%04x"
+                                       : "\\x%02x",
+                 cp);
+    return true;
+}
+
+static void write_string(struct writer *w, const struct str *s)
+{
+    const struct value_style *style = w->style;
+    const char quote =
+        style->json || (memchr(s->data, '\'', s->len) && !memchr(s->data, '"', s->len)) ? '"'
+                                                                                        : '\'';
+    const bool marked = s->markup && !style->json;
+    size_t done = 0, len;
+    char text[16];
     uint32_t cp;
 
-    if (s->markup)
-        put(r, o, "Markup(", s->all_own);
-    out_write(r, o, &quote, 1, s->all_own);
-    for (size_t at = 0, len; at < s->len; at += len) {
-        const bool own = str_own_at(s, at);
-        char escape[16] = "";
-
+    put(w, marked ? "Markup(" : "", s->all_own);
+    out_write(w->r, w->o, &quote, 1, s->all_own);
+    for (size_t at = 0; at < s->len; at += len) {
         len = utf8_read(s->data + at, s->len - at, &cp);
-        if (cp == (unsigned char)quote || cp == '\\')
-            snprintf(escape, sizeof(escape), "\\%c", (char)cp);
-        else if (cp == '\n' || cp == '\r' || cp == '\t')
-            snprintf(escape, sizeof(escape), "\\%c", cp == '\n' ? 'n' : cp == '\r' ? 'r' : 't');
-        else if (cp < 0x20 || (cp >= 0x7f && !is_printable(cp)))
-            snprintf(escape, sizeof(escape),
-                     cp < 0x100     ? "\\x%02x"
-                     : cp < 0x10000 ? "\\u%04x"
-                                    : "\\U%08x",
-                     cp);
-        if (*escape)
-            put(r, o, escape, own);
-        else
-            out_write(r, o, s->data + at, len, own);
+        if (!escape(style, quote, cp, text))
+            continue;
+        out_part(w->r, w->o, s, done, at - done);
+        put(w, text, str_own_at(s, at));
+        done = at + len;
     }
-    out_write(r, o, &quote, 1, s->all_own);
-    if (s->markup)
-        put(r, o, ")", s->all_own);
+    out_part(w->r, w->o, s, done, s->len - done);
+    out_write(w->r, w->o, &quote, 1, s->all_own);
+    put(w, marked ? ")" : "", s->all_own);
 }
 
-static void repr_list(struct jinja_run *r, struct out *o, struct value v)
+static const char *float_text(struct writer *w, double f, char room[REAL_BYTES])
 {
-    const struct list *l = v.list;
-    const bool own = !v.foreign;
-
-    put(r, o, v.type == V_TUPLE ? "(" : "[", own);
-    for (uint32_t i = 0; i < l->n; i++) {
-        if (i)
-            put(r, o, ", ", own);
-        out_repr(r, o, l->items[i]);
-    }
-    put(r, o, v.type != V_TUPLE ? "]" : l->n == 1 ? ",)" : ")", own);
+    format_float(w->r, room, f);
+    if (!w->style->json || isfinite(f))
+        return room;
+    return isnan(f) ? "NaN" : f > 0 ? "Infinity" : "-Infinity";
 }
 
-static void repr_dict(struct jinja_run *r, struct out *o, struct value v)
+static void write_scalar(struct writer *w, struct value v)
 {
-    const bool own = !v.foreign;
-
-    put(r, o, "{", own);
-    for (uint32_t i = 0; i < v.dict->n; i++) {
-        if (i)
-            put(r, o, ", ", own);
-        out_repr(r, o, v.dict->entries[i].key);
-        put(r, o, ": ", own);
-        out_repr(r, o, v.dict->entries[i].value);
-    }
-    put(r, o, "}", own);
-}
-
-static void put_scalar(struct jinja_run *r, struct out *o, struct value v)
-{
+    const bool json = w->style->json;
     char text[REAL_BYTES + 8];
 
     switch (v.type) {
     case V_NONE:
-        put(r, o, "None", !v.foreign);
-        break;
+        put(w, json ? "null" : "None", !v.foreign);
+        return;
     case V_BOOL:
-        put(r, o, v.b ? "True" : "False", !v.foreign);
-        break;
+        put(w, json ? (v.b ? "true" : "false") : v.b ? "True" : "False", !v.foreign);
+        return;
     case V_INT:
         snprintf(text, sizeof(text), "%" PRId64, v.i);
-        put(r, o, text, !v.foreign);
-        break;
+        put(w, text, !v.foreign);
+        return;
     case V_FLOAT:
-        jinja_format_float(r, text, v.f);
-        put(r, o, text, !v.foreign);
-        break;
+        put(w, float_text(w, v.f, text), !v.foreign);
+        return;
     default:
-        snprintf(text, sizeof(text), "<%s object>", value_type_name(v.type));
-        put(r, o, text, true);
+        break;
     }
+    if (json)
+        jinja_fail(w->r, "TypeError: Object of type %s is not JSON serializable",
+                   value_type_name(v.type));
+    snprintf(text, sizeof(text), v.type == V_UNDEFINED ? "%s" : "<%s object>",
+             value_type_name(v.type));
+    put(w, text, true);
+}
+
+static void write_value(struct writer *w, struct value v);
+
+static void write_key(struct writer *w, struct value key)
+{
+    if (!w->style->json || key.type == V_STR) {
+        write_value(w, key);
+        return;
+    }
+    put(w, "\"", !key.foreign);
+    write_scalar(w, key);
+    put(w, "\"", !key.foreign);
+}
+
+static void write_dict(struct writer *w, struct value v)
+{
+    const struct dict *d = v.dict;
+    const bool own = !v.foreign;
+    uint32_t *order = NULL;
+
+    put(w, "{", own);
+    w->level++;
+    if (w->style->sorted && d->n) {
+        struct value *keys = jinja_take(w->r, d->n * sizeof(*keys));
+
+        for (uint32_t i = 0; i < d->n; i++)
+            keys[i] = d->entries[i].key;
+        order = jinja_sorted(w->r, keys, d->n, false);
+    }
+    for (uint32_t i = 0; i < d->n; i++) {
+        const struct entry *e = &d->entries[order ? order[i] : i];
+
+        if (i)
+            put_between(w, w->style->item, own);
+        break_line(w, own);
+        write_key(w, e->key);
+        put_between(w, w->style->key, own);
+        write_value(w, e->value);
+    }
+    w->level--;
+    if (d->n)
+        break_line(w, own);
+    put(w, "}", own);
+}
+
+static void write_list(struct writer *w, struct value v)
+{
+    const bool own = !v.foreign, tuple = v.type == V_TUPLE && !w->style->json;
+
+    put(w, tuple ? "(" : "[", own);
+    w->level++;
+    for (uint32_t i = 0; i < v.list->n; i++) {
+        if (i)
+            put_between(w, w->style->item, own);
+        break_line(w, own);
+        write_value(w, v.list->items[i]);
+    }
+    w->level--;
+    if (v.list->n)
+        break_line(w, own);
+    put(w, !tuple ? "]" : v.list->n == 1 ? ",)" : ")", own);
+}
+
+static void write_value(struct writer *w, struct value v)
+{
+    jinja_enter(w->r);
+    if (v.type == V_STR) {
+        write_string(w, v.str);
+    } else if (value_is_sequence(v)) {
+        write_list(w, v);
+    } else if (v.type == V_DICT) {
+        write_dict(w, v);
+    } else if (v.type == V_NAMESPACE && !w->style->json) {
+        put(w, "<Namespace ", true);
+        write_dict(w, v);
+        put(w, ">", true);
+    } else {
+        write_scalar(w, v);
+    }
+    jinja_leave(w->r);
+}
+
+void out_styled(struct jinja_run *r, struct out *o, struct value v, const struct value_style *style)
+{
+    struct writer w = {.r = r, .o = o, .style = style};
+
+    write_value(&w, v);
 }
 
 void out_repr(struct jinja_run *r, struct out *o, struct value v)
 {
-    jinja_enter(r);
-    switch (v.type) {
-    case V_UNDEFINED:
-        put(r, o, "Undefined", true);
-        break;
-    case V_STR:
-        repr_str(r, o, v.str);
-        break;
-    case V_LIST:
-    case V_TUPLE:
-        repr_list(r, o, v);
-        break;
-    case V_DICT:
-        repr_dict(r, o, v);
-        break;
-    case V_NAMESPACE:
-        put(r, o, "<Namespace ", true);
-        repr_dict(r, o, v);
-        put(r, o, ">", true);
-        break;
-    default:
-        put_scalar(r, o, v);
-    }
-    jinja_leave(r);
+    static const struct str item = STR_LITERAL(", "), key = STR_LITERAL(": ");
+    static const struct value_style repr = {.item = &item, .key = &key};
+
+    out_styled(r, o, v, &repr);
 }
 
 void out_value(struct jinja_run *r, struct out *o, struct value v)
