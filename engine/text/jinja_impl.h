@@ -63,8 +63,8 @@ struct str {
     const uint8_t *own;
     uint32_t len;
     bool all_own;
-    bool markup;        /* the safe filter's: what is added to it is escaped */
-    struct grown *from; /* concatenation made it, and may go on behind it; or NULL */
+    bool markup;      /* the safe filter's: what is added to it is escaped */
+    struct out *from; /* concatenation made it, and may go on behind it; or NULL */
 };
 
 struct list {
@@ -362,7 +362,8 @@ void out_str(struct jinja_run *r, struct out *o, const struct str *s);
 void out_part(struct jinja_run *r, struct out *o, const struct str *s, size_t at, size_t len);
 void out_value(struct jinja_run *r, struct out *o, struct value v); /* as Python's str() */
 void out_repr(struct jinja_run *r, struct out *o, struct value v);
-const struct str *out_take(struct jinja_run *r, struct out *o);
+/* The text so far, to which nobody else refers. What is written later comes behind it. */
+struct str *out_take(struct jinja_run *r, struct out *o);
 
 bool value_is_true(struct jinja_run *r, struct value v);
 

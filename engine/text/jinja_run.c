@@ -257,8 +257,7 @@ void out_part(struct jinja_run *r, struct out *o, const struct str *s, size_t at
     out_str(r, o, &part);
 }
 
-/* The text, which may then no longer be written. */
-const struct str *out_take(struct jinja_run *r, struct out *o)
+struct str *out_take(struct jinja_run *r, struct out *o)
 {
     struct str *s = str_new(r, o->len ? o->data : "", o->len, o->all_own);
 

@@ -4,15 +4,6 @@
 
 #include "engine/text/jinja_impl.h"
 
-/* Room to go on behind a concatenation: so a text that grows piece by piece is not copied whole for
- * each. */
-struct grown {
-    char *data;
-    uint8_t *own;
-    size_t len, cap;
-    bool all_own;
-};
-
 const struct str str_empty = STR_LITERAL("");
 
 const struct str str_words[N_WORDS] = {
@@ -126,42 +117,20 @@ const struct str *str_joined(struct jinja_run *r, const struct list *parts)
     return out_take(r, &o);
 }
 
-static void append(struct jinja_run *r, struct grown *g, const struct str *s)
+/* The sum may go on behind a: so a text that grows piece by piece is not copied whole for each. */
+static struct str *concat(struct jinja_run *r, const struct str *a, const struct str *b)
 {
-    if (!g->len)
-        g->all_own = s->all_own;
-    if (!g->own && (s->own || s->all_own != g->all_own)) {
-        g->own = jinja_take(r, g->cap);
-        memset(g->own, g->all_own, g->len);
-    }
-    if (s->own)
-        memcpy(g->own + g->len, s->own, s->len);
-    else if (g->own)
-        memset(g->own + g->len, s->all_own, s->len);
-    memcpy(g->data + g->len, s->data, s->len);
-    g->len += s->len;
-}
-
-static const struct str *concat(struct jinja_run *r, const struct str *a, const struct str *b)
-{
-    struct grown *g = a->from;
-    const size_t len = (size_t)a->len + b->len;
+    struct out *o = a->from;
     struct str *s;
 
-    if (len > r->output_max)
-        jinja_fail_as(r, -E2BIG, "makes a text of more than %zu bytes", r->output_max);
-    jinja_charge(r, b->len);
-    if (!g || a->data + a->len != g->data + g->len || b->len > g->cap - g->len) {
-        jinja_charge(r, a->len);
-        g = jinja_take(r, sizeof(*g));
-        *g = (struct grown){.cap = len + len / 2 + 32};
-        g->data = jinja_take(r, g->cap);
-        append(r, g, a);
+    if (!o || a->data + a->len != o->data + o->len) {
+        o = jinja_take(r, sizeof(*o));
+        out_init(o);
+        out_str(r, o, a);
     }
-    append(r, g, b);
-    s = str_new(r, g->data, len, g->all_own);
-    s->own = g->own;
-    s->from = g;
+    out_str(r, o, b);
+    s = out_take(r, o);
+    s->from = o;
     return s;
 }
 
@@ -209,15 +178,12 @@ const struct str *str_marked(struct jinja_run *r, const struct str *s, const str
 /* Python's +: next to marked text the other is escaped, and the sum is marked. */
 const struct str *str_concat(struct jinja_run *r, const struct str *a, const struct str *b)
 {
-    struct str *marked;
+    struct str *sum;
 
     if (a->markup || b->markup) {
-        a = str_escaped(r, a);
-        b = str_escaped(r, b);
-        marked = jinja_take(r, sizeof(*marked));
-        *marked = *concat(r, a, b);
-        marked->markup = true;
-        return marked;
+        sum = concat(r, str_escaped(r, a), str_escaped(r, b));
+        sum->markup = true;
+        return sum;
     }
     if (!a->len)
         return b;

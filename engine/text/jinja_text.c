@@ -61,7 +61,7 @@ const struct str *text_case(struct jinja_run *r, const struct str *s, enum text_
         else
             out_write(r, &o, text, utf8_write(text, as), str_own_at(s, at));
     }
-    out = (struct str *)(uintptr_t)out_take(r, &o);
+    out = out_take(r, &o);
     out->markup = s->markup && how != TEXT_TITLE_WORDS;
     return out;
 }
