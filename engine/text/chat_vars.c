@@ -11,22 +11,19 @@
 
 /* ---- checks */
 
-/* The word that is the role's name; NULL: it is none. */
-static const struct str *role_of(const char *role, size_t len)
+static bool is_role(const char *role, size_t len)
 {
-    static const enum str_word roles[] = {WORD_SYSTEM, WORD_DEVELOPER, WORD_USER, WORD_ASSISTANT,
-                                          WORD_TOOL};
-    const struct str *word = str_word_of(role, len);
+    static const char *const roles[] = {"system", "developer", "user", "assistant", "tool"};
 
     for (size_t i = 0; i < sizeof(roles) / sizeof(*roles); i++)
-        if (word == &str_words[roles[i]])
-            return word;
-    return NULL;
+        if (len == strlen(roles[i]) && memcmp(role, roles[i], len) == 0)
+            return true;
+    return false;
 }
 
 static int check_role(const char *role, size_t len, size_t i, struct err *e)
 {
-    if (role_of(role, len))
+    if (is_role(role, len))
         return 0;
     return err_set(e, -EINVAL,
                    "chat.messages[%zu].role: \"%.*s\" is not one of system, developer, user, "
@@ -144,9 +141,9 @@ static void set(struct jinja_run *r, const char *name, struct value v)
     jinja_set(r, name, strlen(name), v);
 }
 
-static void put(struct jinja_run *r, struct dict *d, enum str_word key, struct value v)
+static void put(struct jinja_run *r, struct dict *d, const char *key, struct value v)
 {
-    dict_set(r, d, value_str(&str_words[key]), v);
+    dict_set(r, d, value_str(str_of(r, key)), v);
 }
 
 static struct value text_value(struct jinja_run *r, struct text t, bool own)
@@ -171,7 +168,7 @@ static struct value array_value(struct list *l)
 }
 
 /* Unless it is empty. */
-static void put_text(struct jinja_run *r, struct dict *d, enum str_word key, struct text t)
+static void put_text(struct jinja_run *r, struct dict *d, const char *key, struct text t)
 {
     if (t.len)
         put(r, d, key, text_value(r, t, false));
@@ -185,13 +182,12 @@ static struct value calls_value(struct jinja_run *r, const struct chat_message *
     for (size_t k = 0; k < m->n_tool_calls; k++) {
         struct dict *call = dict_new(r, 3), *function = dict_new(r, 2);
 
-        put_text(r, call, WORD_ID, m->tool_calls[k].id);
+        put_text(r, call, "id", m->tool_calls[k].id);
         snprintf(path, sizeof(path), "chat.messages[%zu].tool_calls[%zu].arguments", i, k);
-        put(r, function, WORD_NAME, text_value(r, m->tool_calls[k].name, false));
-        put(r, function, WORD_ARGUMENTS,
-            value_parse_json(r, m->tool_calls[k].arguments_json, path));
-        put(r, call, WORD_TYPE, value_str(&str_words[WORD_FUNCTION]));
-        put(r, call, WORD_FUNCTION, object_value(function));
+        put(r, function, "name", text_value(r, m->tool_calls[k].name, false));
+        put(r, function, "arguments", value_parse_json(r, m->tool_calls[k].arguments_json, path));
+        put(r, call, "type", value_str(str_of(r, "function")));
+        put(r, call, "function", object_value(function));
         list_push(r, calls, object_value(call));
     }
     return array_value(calls);
@@ -202,14 +198,14 @@ static struct value message_value(struct jinja_run *r, const struct chat_message
 {
     struct dict *d = dict_new(r, 4);
 
-    put(r, d, WORD_ROLE, value_str(role_of(m->role.data, m->role.len)));
-    put(r, d, WORD_CONTENT, text_value(r, m->has_content ? m->content : (struct text){0}, false));
+    put(r, d, "role", text_value(r, m->role, true));
+    put(r, d, "content", text_value(r, m->has_content ? m->content : (struct text){0}, false));
     if (m->has_reasoning)
-        put(r, d, WORD_REASONING_CONTENT, text_value(r, m->reasoning, false));
+        put(r, d, "reasoning_content", text_value(r, m->reasoning, false));
     if (m->n_tool_calls)
-        put(r, d, WORD_TOOL_CALLS, calls_value(r, m, i));
-    put_text(r, d, WORD_NAME, m->name);
-    put_text(r, d, WORD_TOOL_CALL_ID, m->tool_call_id);
+        put(r, d, "tool_calls", calls_value(r, m, i));
+    put_text(r, d, "name", m->name);
+    put_text(r, d, "tool_call_id", m->tool_call_id);
     return object_value(d);
 }
 
@@ -292,8 +288,8 @@ static struct value json_message_value(struct jinja_run *r, const json_t *json)
     struct value v = value_from_json(r, json);
     const json_t *role = json_object_get(json, "role");
 
-    put(r, v.dict, WORD_ROLE,
-        value_str(role_of(json_string_value(role), json_string_length(role))));
+    put(r, v.dict, "role",
+        text_value(r, (struct text){json_string_value(role), json_string_length(role)}, true));
     return v;
 }
 

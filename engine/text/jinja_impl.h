@@ -286,28 +286,6 @@ struct str *str_of(struct jinja_run *r, const char *literal); /* the template's 
         .data = (s), .len = sizeof(s) - 1, .all_own = true                                         \
     }
 extern const struct str str_empty;
-/* Words of conversations: template and variables share one text of each, so that a comparison need
- * not read them. */
-enum str_word {
-    WORD_USER,
-    WORD_ASSISTANT,
-    WORD_TOOL,
-    WORD_SYSTEM,
-    WORD_DEVELOPER,
-    WORD_ROLE,
-    WORD_CONTENT,
-    WORD_NAME,
-    WORD_TYPE,
-    WORD_FUNCTION,
-    WORD_ARGUMENTS,
-    WORD_TOOL_CALLS,
-    WORD_TOOL_CALL_ID,
-    WORD_ID,
-    WORD_REASONING_CONTENT,
-    N_WORDS
-};
-extern const struct str str_words[N_WORDS];
-const struct str *str_word_of(const char *data, size_t len); /* NULL: none */
 struct str *str_copy(struct jinja_run *r, const char *data, size_t len, bool own);
 struct str *str_part(struct jinja_run *r, const struct str *s, size_t at, size_t len);
 /* All strings of the list, behind one another. */

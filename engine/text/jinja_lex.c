@@ -193,8 +193,7 @@ static void lex_comment(struct lexer *l, size_t begin)
 /* Equal names and strings are one text, so that comparing them is fast. */
 static const struct str *text_of(struct lexer *l, const char *data, size_t len)
 {
-    const struct str *word = str_word_of(data, len);
-    const struct str *s = word ? word : str_new(l->r, data, len, true);
+    const struct str *s = str_new(l->r, data, len, true);
     const struct value *known = dict_get_str(l->r, l->texts, s);
 
     if (known)

@@ -6,32 +6,6 @@
 
 const struct str str_empty = STR_LITERAL("");
 
-const struct str str_words[N_WORDS] = {
-    [WORD_ARGUMENTS] = STR_LITERAL("arguments"),
-    [WORD_ASSISTANT] = STR_LITERAL("assistant"),
-    [WORD_CONTENT] = STR_LITERAL("content"),
-    [WORD_DEVELOPER] = STR_LITERAL("developer"),
-    [WORD_FUNCTION] = STR_LITERAL("function"),
-    [WORD_ID] = STR_LITERAL("id"),
-    [WORD_NAME] = STR_LITERAL("name"),
-    [WORD_REASONING_CONTENT] = STR_LITERAL("reasoning_content"),
-    [WORD_ROLE] = STR_LITERAL("role"),
-    [WORD_SYSTEM] = STR_LITERAL("system"),
-    [WORD_TOOL] = STR_LITERAL("tool"),
-    [WORD_TOOL_CALL_ID] = STR_LITERAL("tool_call_id"),
-    [WORD_TOOL_CALLS] = STR_LITERAL("tool_calls"),
-    [WORD_TYPE] = STR_LITERAL("type"),
-    [WORD_USER] = STR_LITERAL("user"),
-};
-
-const struct str *str_word_of(const char *data, size_t len)
-{
-    for (const struct str *w = str_words; w < str_words + N_WORDS; w++)
-        if (w->len == len && w->data[0] == data[0] && memcmp(w->data, data, len) == 0)
-            return w;
-    return NULL;
-}
-
 struct str *str_new(struct jinja_run *r, const char *data, size_t len, bool own)
 {
     struct str *s = jinja_take(r, sizeof(*s));
