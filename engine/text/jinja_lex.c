@@ -17,7 +17,6 @@ struct lexer {
     size_t counted; /* up to which line and column are */
     uint32_t line, column;
     struct token *tokens;
-    struct dict *texts;
     size_t n_tokens, cap;
     char brackets[BRACKETS_MAX];
     int n_brackets;
@@ -190,18 +189,6 @@ static void lex_comment(struct lexer *l, size_t begin)
 
 /* ---- inside tags */
 
-/* Equal names and strings are one text, so that comparing them is fast. */
-static const struct str *text_of(struct lexer *l, const char *data, size_t len)
-{
-    const struct str *s = str_new(l->r, data, len, true);
-    const struct value *known = dict_get_str(l->r, l->texts, s);
-
-    if (known)
-        return known->str;
-    dict_set(l->r, l->texts, value_str(s), value_str(s));
-    return s;
-}
-
 static bool is_name(char c)
 {
     return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_' ||
@@ -336,7 +323,7 @@ static void lex_string(struct lexer *l)
         at++;
         n += unescape(l, &at, text + n);
     }
-    t->text = text_of(l, text, n);
+    t->text = str_new(l->r, text, n, true);
     l->at = (size_t)(end + 1 - l->s);
 }
 
@@ -409,7 +396,7 @@ static void lex_tag(struct lexer *l, size_t begin, bool is_variable)
         } else if (is_name(c)) {
             while (is_name(l->s[l->at]))
                 l->at++;
-            add(l, T_NAME, from)->text = text_of(l, l->s + from, l->at - from);
+            add(l, T_NAME, from)->text = str_new(l->r, l->s + from, l->at - from, true);
         } else if (c == '"' || c == '\'') {
             lex_string(l);
         } else {
@@ -469,7 +456,6 @@ struct token *jinja_lex(struct jinja_run *r, struct text source)
             jinja_fail(r, "byte %zu is not UTF-8", i);
     }
     normalise(&l, source);
-    l.texts = dict_new(r, 0);
     while (l.at < l.n) {
         const size_t from = l.at, at = find_tag(&l);
         const char kind = l.s[at] ? l.s[at + 1] : 0;
