@@ -420,8 +420,6 @@ static struct value eval_attr(struct jinja_run *r, const struct node *n)
         found = dict_get_str(r, v.dict, n->name);
         return found ? *found : value_lacks(v, n->name);
     }
-    if (v.type == V_LOOP)
-        return jinja_loop_attr(r, v, n->name, n->op);
     return value_attr(r, v, n->name);
 }
 

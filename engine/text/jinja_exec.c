@@ -205,73 +205,34 @@ static const struct builtin loop_methods[] = {
     {"cycle", "*", loop_cycle, 0},
 };
 
-enum loop_attr {
-    LOOP_INDEX,
-    LOOP_INDEX0,
-    LOOP_FIRST,
-    LOOP_LAST,
-    LOOP_LENGTH,
-    LOOP_REVINDEX,
-    LOOP_REVINDEX0,
-    LOOP_DEPTH,
-    LOOP_DEPTH0,
-    LOOP_PREVITEM,
-    LOOP_NEXTITEM,
-    N_LOOP_ATTRS
-};
-
-static const char *const loop_attrs[N_LOOP_ATTRS] = {
-    "index",     "index0", "first",  "last",     "length",   "revindex",
-    "revindex0", "depth",  "depth0", "previtem", "nextitem",
-};
-
-int jinja_loop_attr_id(const struct str *name)
-{
-    int id = 0;
-
-    while (id < N_LOOP_ATTRS && !str_is(name, loop_attrs[id]))
-        id++;
-    return id;
-}
-
-static struct value loop_method(struct jinja_run *r, struct value v, const struct str *name)
-{
-    const struct builtin *b = builtin_find(loop_methods, 2, name);
-
-    return b ? value_function(r, b, v) : value_lacks(v, name);
-}
-
-struct value jinja_loop_attr(struct jinja_run *r, struct value v, const struct str *name, int id)
+struct value jinja_loop_attr(struct jinja_run *r, struct value v, const struct str *name)
 {
     const struct loop *l = v.loop;
-    const int64_t at = l->at, n = l->items->n;
+    const struct value *items = l->items->items, none = value_lacks(v, name);
+    const int64_t at = l->at, n = l->items->n, depth = l->depth;
+    const struct {
+        const char *name;
+        struct value value;
+    } attrs[] = {
+        {"first", value_bool(at == 0)},
+        {"last", value_bool(at + 1 == n)},
+        {"index", value_int(at + 1)},
+        {"index0", value_int(at)},
+        {"revindex", value_int(n - at)},
+        {"revindex0", value_int(n - at - 1)},
+        {"length", value_int(n)},
+        {"previtem", at ? items[at - 1] : none},
+        {"nextitem", at + 1 < n ? items[at + 1] : none},
+        {"depth", value_int(depth + 1)},
+        {"depth0", value_int(depth)},
+    };
+    const struct builtin *method;
 
-    switch (id) {
-    case LOOP_INDEX:
-        return value_int(at + 1);
-    case LOOP_INDEX0:
-        return value_int(at);
-    case LOOP_FIRST:
-        return value_bool(at == 0);
-    case LOOP_LAST:
-        return value_bool(at + 1 == n);
-    case LOOP_LENGTH:
-        return value_int(n);
-    case LOOP_REVINDEX:
-        return value_int(n - at);
-    case LOOP_REVINDEX0:
-        return value_int(n - at - 1);
-    case LOOP_DEPTH:
-        return value_int((int64_t)l->depth + 1);
-    case LOOP_DEPTH0:
-        return value_int(l->depth);
-    case LOOP_PREVITEM:
-        return at ? l->items->items[at - 1] : loop_method(r, v, name);
-    case LOOP_NEXTITEM:
-        return at + 1 < n ? l->items->items[at + 1] : loop_method(r, v, name);
-    default:
-        return loop_method(r, v, name);
-    }
+    for (size_t i = 0; i < sizeof(attrs) / sizeof(*attrs); i++)
+        if (str_is(name, attrs[i].name))
+            return attrs[i].value;
+    method = builtin_find(loop_methods, sizeof(loop_methods) / sizeof(*loop_methods), name);
+    return method ? value_function(r, method, v) : none;
 }
 
 /* ---- macros */

@@ -308,7 +308,6 @@ static struct node *parse_subscript(struct parser *p, struct node *subject)
         }
         n->kind = N_ATTR;
         n->name = parser_expect_name(p);
-        n->op = (uint16_t)jinja_loop_attr_id(n->name);
         n->flag = jinja_method(V_STR, n->name) || jinja_method(V_LIST, n->name) ||
                   jinja_method(V_DICT, n->name);
         return n;

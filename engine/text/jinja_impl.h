@@ -448,7 +448,6 @@ struct call {
 struct node {
     uint8_t kind;
     bool flag;          /* N_ATTR: the name may be a method's; N_TEST: negated; N_FOR: recursive */
-    uint16_t op;        /* N_ATTR: of a loop's attribute */
     uint16_t joined_by; /* the operator before it in N_BINARY and N_COMPARE */
     uint16_t height;    /* of attributes, calls and filters in a row */
     uint32_t pos;       /* line << 12 | column */
@@ -525,8 +524,7 @@ struct token *jinja_lex(struct jinja_run *r, struct text source);
 void jinja_parse(struct jinja_run *r, struct jinja *t, const struct token *tokens);
 
 /* jinja_exec.c */
-int jinja_loop_attr_id(const struct str *name);
-struct value jinja_loop_attr(struct jinja_run *r, struct value v, const struct str *name, int id);
+struct value jinja_loop_attr(struct jinja_run *r, struct value v, const struct str *name);
 void jinja_execute(struct jinja_run *r);
 
 #endif

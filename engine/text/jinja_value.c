@@ -432,7 +432,7 @@ struct value value_attr(struct jinja_run *r, struct value v, const struct str *n
     if (v.type == V_UNDEFINED)
         value_fail_undefined(r, v);
     if (v.type == V_LOOP)
-        return jinja_loop_attr(r, v, name, jinja_loop_attr_id(name));
+        return jinja_loop_attr(r, v, name);
     b = jinja_method(v.type, name);
     if (b)
         return value_function(r, b, v);
