@@ -31,107 +31,63 @@ static int check_role(const char *role, size_t len, size_t i, struct err *e)
                    i, len < 64 ? (int)len : 64, role ? role : "");
 }
 
+static int no_messages(struct err *e)
+{
+    return err_set(e, -EINVAL, "chat.messages: is empty");
+}
+
 int chat_check(const struct chat *chat, struct err *e)
 {
-    int r = chat->n_messages ? 0 : err_set(e, -EINVAL, "chat.messages: is empty");
+    int r = chat->n_messages ? 0 : no_messages(e);
 
     for (size_t i = 0; i < chat->n_messages && !r; i++)
         r = check_role(chat->messages[i].role.data, chat->messages[i].role.len, i, e);
     return r;
 }
 
-static int wrong_type(const json_t *v, const char *path, const char *wanted, struct err *e)
+/* Name and arguments are in the call, or in its function. */
+static int check_call(const json_t *call, size_t message, size_t i, struct err *e)
 {
-    return v ? err_set(e, -EINVAL, "%s: is %s, not %s", path, json_type_name(v), wanted)
-             : err_set(e, -EINVAL, "%s: is missing", path);
-}
+    const json_t *function = json_object_get(call, "function");
+    char path[96];
 
-static int check_call(json_t *call, const char *path, struct err *e)
-{
-    json_t *function = json_object_get(call, "function");
-    char inner[112];
-
-    if (!json_is_object(call))
-        return wrong_type(call, path, "an object", e);
-    if (function && !json_is_object(function)) {
-        snprintf(inner, sizeof(inner), "%s.function", path);
-        return wrong_type(function, inner, "an object", e);
-    }
-    call = function ? function : call;
-    snprintf(inner, sizeof(inner), "%s%s.name", path, function ? ".function" : "");
-    if (!json_is_string(json_object_get(call, "name")))
-        return wrong_type(json_object_get(call, "name"), inner, "a string", e);
-    snprintf(inner, sizeof(inner), "%s%s.arguments", path, function ? ".function" : "");
-    return json_object_get(call, "arguments") ? 0 : wrong_type(NULL, inner, "", e);
-}
-
-static int check_message(const json_t *m, size_t i, struct err *e)
-{
-    const json_t *role = json_object_get(m, "role"), *content = json_object_get(m, "content");
-    const json_t *thought = json_object_get(m, "reasoning_content");
-    const json_t *calls = json_object_get(m, "tool_calls");
-    char path[80];
-    int r = 0;
-
-    snprintf(path, sizeof(path), "chat.messages[%zu]", i);
-    if (!json_is_object(m))
-        return wrong_type(m, path, "an object", e);
-    snprintf(path, sizeof(path), "chat.messages[%zu].role", i);
-    if (!json_is_string(role))
-        return wrong_type(role, path, "a string", e);
-    snprintf(path, sizeof(path), "chat.messages[%zu].content", i);
-    if (content && !json_is_string(content) && !json_is_null(content) && !json_is_array(content))
-        return wrong_type(content, path, "a string or an array of parts", e);
-    snprintf(path, sizeof(path), "chat.messages[%zu].reasoning_content", i);
-    if (thought && !json_is_string(thought) && !json_is_null(thought))
-        return wrong_type(thought, path, "a string", e);
-    snprintf(path, sizeof(path), "chat.messages[%zu].tool_calls", i);
-    if (calls && !json_is_array(calls) && !json_is_null(calls))
-        return wrong_type(calls, path, "an array", e);
-    for (size_t k = 0; k < json_array_size(calls) && !r; k++) {
-        snprintf(path, sizeof(path), "chat.messages[%zu].tool_calls[%zu]", i, k);
-        r = check_call(json_array_get(calls, k), path, e);
-    }
-    return r ? r : check_role(json_string_value(role), json_string_length(role), i, e);
-}
-
-static int check_flag(const json_t *object, const char *name, struct err *e)
-{
-    const json_t *v = json_object_get(object, name);
-    char path[64];
-
-    if (!v || json_is_null(v) || json_is_boolean(v))
-        return 0;
-    snprintf(path, sizeof(path), "chat.%s", name);
-    return wrong_type(v, path, "true or false", e);
+    snprintf(path, sizeof(path), "chat.messages[%zu].tool_calls[%zu]%s", message, i,
+             function ? ".function" : "");
+    return json_match(function ? function : call,
+                      "{'name': 'a string', 'arguments': '*', '...?': '*'}", path, -EINVAL, e);
 }
 
 int chat_check_json(const json_t *object, struct err *e)
 {
-    const json_t *messages = json_object_get(object, "messages");
-    const json_t *tools = json_object_get(object, "tools");
-    char path[64];
-    int r;
+    static const char pattern[] =
+        "{'messages': [{'role': 'a string', 'content?': 'a string or an array of parts',"
+        "  'reasoning_content?': 'a string', 'tool_calls?': ['an object', '...'], '...?': '*'},"
+        "  '...'],"
+        " 'tools?': ['an object', '...'], 'add_generation_prompt?': 'true or false',"
+        " 'enable_thinking?': 'true or false', '...?': '*'}";
+    const json_t *messages = json_object_get(object, "messages"), *m, *call;
+    int r = json_match(object, pattern, "chat", -EINVAL, e);
+    size_t i, k;
 
-    if (!json_is_object(object))
-        return wrong_type(object, "chat", "an object", e);
-    if (!json_is_array(messages))
-        return wrong_type(messages, "chat.messages", "an array", e);
+    if (r)
+        return r;
     if (!json_array_size(messages))
-        return err_set(e, -EINVAL, "chat.messages: is empty");
-    if (tools && !json_is_array(tools) && !json_is_null(tools))
-        return wrong_type(tools, "chat.tools", "an array", e);
-    r = check_flag(object, "add_generation_prompt", e);
-    if (!r)
-        r = check_flag(object, "enable_thinking", e);
-    for (size_t i = 0; i < json_array_size(messages) && !r; i++)
-        r = check_message(json_array_get(messages, i), i, e);
-    for (size_t i = 0; i < json_array_size(tools) && !r; i++) {
-        snprintf(path, sizeof(path), "chat.tools[%zu]", i);
-        if (!json_is_object(json_array_get(tools, i)))
-            r = wrong_type(json_array_get(tools, i), path, "an object", e);
+        return no_messages(e);
+    json_array_foreach(messages, i, m)
+    {
+        const json_t *role = json_object_get(m, "role");
+
+        r = check_role(json_string_value(role), json_string_length(role), i, e);
+        if (r)
+            return r;
+        json_array_foreach(json_object_get(m, "tool_calls"), k, call)
+        {
+            r = check_call(call, i, k, e);
+            if (r)
+                return r;
+        }
     }
-    return r;
+    return 0;
 }
 
 /* ---- variables */

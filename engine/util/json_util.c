@@ -159,6 +159,8 @@ static int match_object(struct match *m, const json_t *want, const json_t *v)
             continue;
         wanted = wanted ? wanted : json_object_get(want, key);
         if (!wanted || strchr(key, '?'))
+            wanted = json_object_get(want, "...?");
+        if (!wanted)
             return MISMATCH(m, "is not a known field");
         rc = match_any(m, wanted, member);
         if (rc)
@@ -194,10 +196,30 @@ static int match_array(struct match *m, const json_t *want, const json_t *v)
     return rc;
 }
 
+/* The types that a text names, a bit 1 << json_type each; 0: it is the text of a value. */
+static unsigned types_of(const char *text)
+{
+    static const struct {
+        const char *name;
+        unsigned types;
+    } all[] = {
+        {"an object", 1u << JSON_OBJECT},
+        {"an array", 1u << JSON_ARRAY},
+        {"a string", 1u << JSON_STRING},
+        {"true or false", 1u << JSON_TRUE | 1u << JSON_FALSE},
+        {"*", ~0u},
+    };
+    unsigned types = 0;
+
+    for (size_t i = 0; i < sizeof(all) / sizeof(*all); i++)
+        types |= strstr(text, all[i].name) ? all[i].types : 0;
+    return types;
+}
+
 static int match_any(struct match *m, const json_t *want, const json_t *v)
 {
     const char *text = json_string_value(want), *got = json_string_value(v);
-    bool right = got;
+    unsigned types;
 
     if (json_is_object(want))
         return match_object(m, want, v);
@@ -205,21 +227,14 @@ static int match_any(struct match *m, const json_t *want, const json_t *v)
         return match_array(m, want, v);
     if (!text)
         return json_is_false(v) ? 0 : MISMATCH(m, "only false is supported");
-    if (!strcmp(text, "an object"))
-        right = json_is_object(v);
-    else if (!strcmp(text, "an array"))
-        right = json_is_array(v);
-    else if (!strcmp(text, "true or false"))
-        right = json_is_boolean(v);
-    else if (!strcmp(text, "*"))
-        right = true;
-    else if (!strcmp(text, "a string"))
-        right = got;
-    else if (got && (strcmp(got, text) != 0 || json_string_length(v) != strlen(text)))
-        return MISMATCH(m, "\"%.64s\" is not supported, only \"%.160s\"", got, text);
-    else
-        text = "a string";
-    return right ? 0 : MISMATCH(m, "is %s, not %s", json_type_name(v), text);
+    types = types_of(text);
+    if (!types && got)
+        return !strcmp(got, text) && json_string_length(v) == strlen(text)
+                   ? 0
+                   : MISMATCH(m, "\"%.64s\" is not supported, only \"%.160s\"", got, text);
+    return types >> json_typeof(v) & 1
+               ? 0
+               : MISMATCH(m, "is %s, not %s", json_type_name(v), types ? text : "a string");
 }
 
 int json_match(const json_t *v, const char *pattern, const char *path, int code, struct err *e)

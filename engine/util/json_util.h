@@ -29,11 +29,11 @@ int json_object_parse(json_t **out, const char *file, const char *text, size_t b
 int json_object_read(json_t **out, int dir, const char *file, size_t max_bytes, struct err *e);
 
 /* Checks v against a pattern, JSON with ' for ". {…} is an object with these members and no others,
- * of which one whose key ends in ? may be absent or null; [x, '...'] an array of x; [x, y] an array
- * of two; false itself; '*' any value; 'an object', 'an array', 'a text' and 'true or false' any of
- * that type; another text itself. A message, returned with `code`, begins with the path of the
- * value, which begins with `path`: a member's key follows after a dot, unless the path is empty or
- * ends with a space. */
+ * unless it has '...?': '*'; one whose key ends in ? may be absent or null. [x, '...'] is an array
+ * of x, [x, y] an array of two; false itself; '*' any value; 'an object', 'an array', 'a string',
+ * 'true or false' and texts with several of these any of the types; another text itself. A message,
+ * returned with `code`, begins with the path of the value, which begins with `path`: a member's key
+ * follows after a dot, unless the path is empty or ends with a space. */
 int json_match(const json_t *v, const char *pattern, const char *path, int code, struct err *e);
 
 /* What a value is, for messages: "a string"; "missing" for NULL. */
