@@ -147,32 +147,6 @@ static size_t next_gpt2(const char *p, size_t n)
     return space_run(p, n, false);
 }
 
-/* Numbers come in groups of at most so many digits. */
-static size_t next_qwen2(const char *p, size_t n, int digits)
-{
-    size_t len, next_len, at;
-    enum char_class kind = peek(p, n, 0, &len);
-    enum char_class next;
-
-    if (kind == CLASS_LETTER)
-        return skip(p, n, len, CLASS_LETTER);
-    if (kind == CLASS_NUMBER)
-        return skip_some(p, n, len, CLASS_NUMBER, digits - 1);
-    if (p[0] == '\'') {
-        at = contraction(p, n, true);
-        if (at)
-            return at;
-    }
-    next = peek(p, n, len, &next_len);
-    if (kind != CLASS_NEWLINE && next == CLASS_LETTER)
-        return skip(p, n, len + next_len, CLASS_LETTER);
-    if (kind == CLASS_OTHER || (p[0] == ' ' && next == CLASS_OTHER)) {
-        at = skip(p, n, len, CLASS_OTHER);
-        return skip(p, n, at, CLASS_NEWLINE);
-    }
-    return space_run(p, n, true);
-}
-
 /* ---- tekken, which splits words where small letters end and capitals begin */
 
 enum { BEFORE = 1, AFTER = 2 }; /* may stand before the small letters, may be one of them */
@@ -232,32 +206,40 @@ static size_t capitals_end(const char *p, size_t n, size_t at)
     return at;
 }
 
-static size_t next_tekken(const char *p, size_t n)
+/* The length of the word at p, with what is in front of it or without; 0: there is none. */
+static size_t cased_word(const char *p, size_t n, size_t front)
 {
-    size_t len, next_len, at, end;
-    enum char_class kind = peek(p, n, 0, &len);
+    size_t end = word_end(p, n, front);
+
+    if (end > front)
+        return end;
+    end = front ? word_end(p, n, 0) : 0;
+    if (end > 0)
+        return end;
+    end = capitals_end(p, n, front);
+    return end > front || front == 0 ? end : capitals_end(p, n, 0);
+}
+
+/* ---- Qwen2's pattern, Llama 3's, in which numbers come in groups of three, and tekken's */
+
+static size_t next_piece(const char *p, size_t n, enum pretokenizer pattern)
+{
+    const bool tekken = pattern == PRETOKENIZE_TEKKEN;
+    size_t len, next_len, at;
+    const enum char_class kind = peek(p, n, 0, &len);
     /* Anything but newlines, letters and numbers may stand in front of a word. */
     const size_t front = kind == CLASS_OTHER || kind == CLASS_SPACE ? len : 0;
 
-    for (size_t from = front;; from = 0) { /* with what is in front, then without */
-        end = word_end(p, n, from);
-        if (end > from)
-            return end;
-        if (from == 0)
-            break;
-    }
-    for (size_t from = front;; from = 0) {
-        end = capitals_end(p, n, from);
-        if (end > from)
-            return end;
-        if (from == 0)
-            break;
-    }
     if (kind == CLASS_NUMBER)
-        return len;
+        return skip_some(p, n, len, CLASS_NUMBER, pattern == PRETOKENIZE_LLAMA3 ? 2 : 0);
+    if (!tekken && p[0] == '\'' && (at = contraction(p, n, true)) > 0)
+        return at;
+    at = tekken ? cased_word(p, n, front) : skip(p, n, front, CLASS_LETTER);
+    if (at > (tekken ? 0 : front))
+        return at;
     if (kind == CLASS_OTHER || (p[0] == ' ' && peek(p, n, len, &next_len) == CLASS_OTHER)) {
         at = skip(p, n, len, CLASS_OTHER);
-        while (at < n && (p[at] == '\r' || p[at] == '\n' || p[at] == '/'))
+        while (at < n && (p[at] == '\r' || p[at] == '\n' || (tekken && p[at] == '/')))
             at++;
         return at;
     }
@@ -292,15 +274,11 @@ bool pretokenize_is_word(uint32_t cp)
 size_t pretokenize_next(enum pretokenizer kind, const char *p, size_t n)
 {
     switch (kind) {
+    case PRETOKENIZE_NONE:
+        return n; /* all of it is one word */
     case PRETOKENIZE_GPT2:
         return next_gpt2(p, n);
-    case PRETOKENIZE_LLAMA3:
-        return next_qwen2(p, n, 3);
-    case PRETOKENIZE_TEKKEN:
-        return next_tekken(p, n);
-    case PRETOKENIZE_QWEN2:
-        return next_qwen2(p, n, 1);
     default:
-        return n; /* PRETOKENIZE_NONE: all of it is one word */
+        return next_piece(p, n, kind);
     }
 }
