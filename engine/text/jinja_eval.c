@@ -299,11 +299,14 @@ static struct args eval_arguments(struct jinja_run *r, const struct call *call)
 
     if (!call)
         return args;
-    args.list = *list_new(r, call->n_args);
-    for (uint32_t i = 0; i < call->n_args; i++)
-        list_push(r, &args.list, jinja_eval(r, call->args[i]));
-    for (uint32_t i = 0; i < call->n_named; i++)
-        add_named(r, &args, value_str(call->named[i].name), jinja_eval(r, call->named[i].value));
+    args.list = *list_new(r, call->args->n);
+    for (uint32_t i = 0; i < call->args->n; i++)
+        list_push(r, &args.list, jinja_eval(r, call->args->list[i]));
+    for (uint32_t i = 0; i < call->named->n; i++) {
+        const struct node *one = call->named->list[i];
+
+        add_named(r, &args, value_str(one->name), jinja_eval(r, one->a));
+    }
     if (call->star) {
         more = value_elements(r, jinja_eval(r, call->star));
         for (uint32_t i = 0; i < more->n; i++)

@@ -161,7 +161,7 @@ ASIDE static enum flow loop_over(struct jinja_run *r, const struct node *n, stru
         finished |= flow == FLOW_ON;
     }
     r->frame = outer;
-    return !finished && n->list[1] ? execute(r, n->list[1]) : FLOW_ON;
+    return !finished && n->n > 1 ? execute(r, n->list[1]) : FLOW_ON;
 }
 
 struct value jinja_call_loop(struct jinja_run *r, const struct loop *l, const struct args *args)

@@ -6,22 +6,6 @@
 
 /* ---- nodes and tokens */
 
-void node_list_add(struct parser *p, struct node_list *l, struct node *n)
-{
-    if (l->n == l->cap) {
-        l->cap = l->cap * 2 + 4;
-        l->items = jinja_grow(p->r, l->items, l->n * sizeof(struct node *),
-                              l->cap * sizeof(struct node *));
-    }
-    l->items[l->n++] = n;
-}
-
-void node_list_take(struct node_list *l, struct node *n)
-{
-    n->list = l->items;
-    n->n = l->n;
-}
-
 struct node *parser_node(struct parser *p, enum node_kind kind)
 {
     struct node *n = jinja_take(p->r, sizeof(*n));
@@ -29,6 +13,17 @@ struct node *parser_node(struct parser *p, enum node_kind kind)
     p->r->pos = p->at->pos;
     *n = (struct node){.kind = (uint8_t)kind, .pos = p->at->pos};
     return n;
+}
+
+/* A list has room for 4, and for twice as many whenever it is full. */
+void parser_add(struct parser *p, struct node *to, struct node *n)
+{
+    const uint32_t room = to->n ? to->n : 2;
+
+    if (to->n == 0 || (to->n >= 4 && (to->n & (to->n - 1)) == 0))
+        to->list = jinja_grow(p->r, to->list, to->n * sizeof(struct node *),
+                              2 * room * sizeof(struct node *));
+    to->list[to->n++] = n;
 }
 
 static void check_length(struct parser *p, uint32_t n)
@@ -203,21 +198,19 @@ static struct node *parse_string(struct parser *p)
 static struct node *parse_display(struct parser *p, enum node_kind kind, char close)
 {
     struct node *n = parser_node(p, kind);
-    struct node_list list = {0};
 
     p->at++;
     while (!parser_skip_op(p, close)) {
-        if (list.n)
+        if (n->n)
             parser_expect_op(p, ',');
         if (parser_skip_op(p, close))
             break;
-        node_list_add(p, &list, parser_expression(p));
+        parser_add(p, n, parser_expression(p));
         if (kind == N_LIST)
             continue;
         parser_expect_op(p, ':');
-        node_list_add(p, &list, parser_expression(p));
+        parser_add(p, n, parser_expression(p));
     }
-    node_list_take(&list, n);
     return n;
 }
 
@@ -229,21 +222,19 @@ static struct node *parse_tuple_of(struct parser *p, struct node *(*parse)(struc
                                    const char *not_word, bool explicit)
 {
     struct node *n = parser_node(p, N_TUPLE);
-    struct node_list list = {0};
     bool is_tuple = false;
 
     while (p->at->type != T_VARIABLE_END && p->at->type != T_BLOCK_END && !parser_is_op(p, ')') &&
            !(not_word && parser_is_word(p, not_word))) {
-        node_list_add(p, &list, parse(p));
+        parser_add(p, n, parse(p));
         if (!parser_skip_op(p, ','))
             break;
         is_tuple = true;
     }
-    if (list.n == 1 && !is_tuple)
-        return list.items[0];
-    if (!list.n && !explicit)
+    if (n->n == 1 && !is_tuple)
+        return n->list[0];
+    if (!n->n && !explicit)
         parser_unexpected(p, "an expression");
-    node_list_take(&list, n);
     return n;
 }
 
@@ -298,8 +289,7 @@ static struct node *parse_index(struct parser *p)
 
 static struct node *parse_subscript(struct parser *p, struct node *subject)
 {
-    struct node *n = over(p, N_ITEM, subject);
-    struct node_list list = {0};
+    struct node *n = over(p, N_ITEM, subject), *index;
 
     if (parser_skip_op(p, '.')) {
         if (p->at->type == T_NUMBER && p->at->value.type == V_INT) {
@@ -312,26 +302,21 @@ static struct node *parse_subscript(struct parser *p, struct node *subject)
                   jinja_method(V_DICT, n->name);
         return n;
     }
+    index = parser_node(p, N_TUPLE);
     p->at++;
     while (!parser_skip_op(p, ']')) {
-        if (list.n)
+        if (index->n)
             parser_expect_op(p, ',');
-        node_list_add(p, &list, parse_index(p));
+        parser_add(p, index, parse_index(p));
     }
-    if (list.n == 1) {
-        n->b = list.items[0];
-        return n;
-    }
-    for (uint32_t i = 0; i < list.n; i++)
-        if (list.items[i]->kind == N_SLICE)
+    for (uint32_t i = 0; index->n > 1 && i < index->n; i++)
+        if (index->list[i]->kind == N_SLICE)
             jinja_fail(p->r, "several slices are no index");
-    n->b = parser_node(p, N_TUPLE);
-    node_list_take(&list, n->b);
+    n->b = index->n == 1 ? index->list[0] : index;
     return n;
 }
 
-static void parse_argument(struct parser *p, struct node_list *args, struct node_list *names,
-                           struct node_list *named, struct call *call)
+static void parse_argument(struct parser *p, struct call *call)
 {
     struct node *n;
 
@@ -350,33 +335,33 @@ static void parse_argument(struct parser *p, struct node_list *args, struct node
         n = parser_node(p, N_NAME);
         n->name = p->at->text;
         p->at += 2;
-        node_list_add(p, names, n);
-        node_list_add(p, named, parser_expression(p));
+        n->a = parser_expression(p);
+        parser_add(p, call->named, n);
     } else {
-        if (named->n || call->star || call->star_star)
+        if (call->named->n || call->star || call->star_star)
             jinja_fail(p->r, "an argument without a name follows one with a name");
-        node_list_add(p, args, parser_expression(p));
+        parser_add(p, call->args, parser_expression(p));
     }
+}
+
+static struct call *new_call(struct parser *p)
+{
+    struct call *call = jinja_take(p->r, sizeof(*call));
+
+    *call = (struct call){.args = parser_node(p, N_TUPLE), .named = parser_node(p, N_TUPLE)};
+    return call;
 }
 
 static struct call *parse_arguments(struct parser *p)
 {
-    struct call *call = jinja_take(p->r, sizeof(*call));
-    struct node_list args = {0}, names = {0}, named = {0};
+    struct call *call = new_call(p);
 
-    *call = (struct call){0};
     parser_expect_op(p, '(');
     for (bool more = true; !parser_skip_op(p, ')'); more = parser_skip_op(p, ',')) {
         if (!more)
             parser_unexpected(p, "',' or ')'");
-        parse_argument(p, &args, &names, &named, call);
+        parse_argument(p, call);
     }
-    call->args = args.items;
-    call->n_args = args.n;
-    call->n_named = named.n;
-    call->named = jinja_take(p->r, named.n * sizeof(*call->named) + 1);
-    for (uint32_t i = 0; i < named.n; i++)
-        call->named[i] = (struct named_node){names.items[i]->name, named.items[i]};
     return call;
 }
 
@@ -446,7 +431,6 @@ static struct node *parse_test(struct parser *p, struct node *subject)
 {
     struct node *n = over(p, N_TEST, subject);
     const struct token *name;
-    struct node_list list = {0};
 
     n->flag = parser_skip_word(p, "not");
     name = p->at;
@@ -459,9 +443,8 @@ static struct node *parse_test(struct parser *p, struct node *subject)
     } else if (test_has_argument(p)) {
         if (parser_is_word(p, "is"))
             jinja_fail(p->r, "tests cannot be chained with is");
-        node_list_add(p, &list, parse_postfix(p, parse_primary(p)));
-        n->call = jinja_take(p->r, sizeof(*n->call));
-        *n->call = (struct call){.args = list.items, .n_args = 1};
+        n->call = new_call(p);
+        parser_add(p, n->call->args, parse_postfix(p, parse_primary(p)));
     }
     return n;
 }
@@ -547,9 +530,8 @@ static uint16_t skip_operator(struct parser *p, const struct level *level)
 
 static struct node *parse_operators(struct parser *p, const struct level *level)
 {
-    const struct token *at;
-    struct node_list list = {0};
-    struct node *n;
+    struct node *n, *all = NULL;
+    uint32_t pos;
     uint16_t op;
 
     if (level > tightest)
@@ -563,19 +545,18 @@ static struct node *parse_operators(struct parser *p, const struct level *level)
         return n;
     }
     n = parse_operators(p, level + 1);
-    for (at = p->at; (op = skip_operator(p, level)) != 0;) {
-        node_list_add(p, &list, n);
+    for (pos = p->at->pos; (op = skip_operator(p, level)) != 0;) {
+        if (!all) {
+            all = parser_node(p, level->kind);
+            all->pos = pos;
+            parser_add(p, all, n);
+        }
         n = parse_operators(p, level + 1);
         n->joined_by = op;
+        parser_add(p, all, n);
+        check_length(p, all->n);
     }
-    if (!list.n)
-        return n;
-    node_list_add(p, &list, n);
-    check_length(p, list.n);
-    n = parser_node(p, level->kind);
-    n->pos = at->pos;
-    node_list_take(&list, n);
-    return n;
+    return all ? all : n;
 }
 
 static struct node *parse_or(struct parser *p)

@@ -432,16 +432,9 @@ struct name_ref {
     uint16_t up, slot;
 };
 
-struct named_node {
-    const struct str *name;
-    struct node *value;
-};
-
 struct call {
-    struct node **args;
-    struct named_node *named;
+    struct node *args, *named;     /* their lists; of one with a name, a is the value */
     struct node *star, *star_star; /* *args, **kwargs */
-    uint32_t n_args, n_named;
 };
 
 /* One kind uses some of the members: small, for a template should fit the nearest cache. */

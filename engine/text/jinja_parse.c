@@ -115,7 +115,6 @@ static struct node *parse_one_target(struct parser *p)
 struct node *parser_target(struct parser *p, bool inner)
 {
     struct node *one, *all;
-    struct node_list list = {0};
 
     parser_enter(p);
     one = parse_one_target(p);
@@ -131,15 +130,14 @@ struct node *parser_target(struct parser *p, bool inner)
     all = one;
     if (parser_is_op(p, ',')) {
         all = parser_node(p, N_TUPLE);
-        node_list_add(p, &list, one);
+        parser_add(p, all, one);
         while (parser_skip_op(p, ',')) {
             if (p->at->type != T_NAME && !parser_is_op(p, '('))
                 break;
             if (parser_is_word(p, "in"))
                 break;
-            node_list_add(p, &list, parse_one_target(p));
+            parser_add(p, all, parse_one_target(p));
         }
-        node_list_take(&list, all);
     }
     parser_leave(p);
     return all;
@@ -187,9 +185,7 @@ static struct node *parse_for(struct parser *p)
     n->flag = parser_skip_word(p, "recursive");
     p->n_loops++;
     end_of_tag(p);
-    n->list = jinja_take(p->r, 2 * sizeof(*n->list));
-    n->list[0] = parse_body(p, ends);
-    n->list[1] = NULL;
+    parser_add(p, n, parse_body(p, ends));
     p->n_loops--;
     close_scope(p);
     if (parser_skip_word(p, "else")) {
@@ -197,7 +193,7 @@ static struct node *parse_for(struct parser *p)
 
         other->scope = open_scope(p);
         other->a = parse_until(p, "endfor");
-        n->list[1] = other;
+        parser_add(p, n, other);
         close_scope(p);
     } else {
         p->at++;
@@ -211,20 +207,18 @@ static struct node *parse_if(struct parser *p)
 {
     static const char *const ends[] = {"elif", "else", "endif", NULL};
     struct node *n = parser_node(p, N_IF);
-    struct node_list list = {0};
 
     do {
-        node_list_add(p, &list, parser_tuple(p, false, NULL));
+        parser_add(p, n, parser_tuple(p, false, NULL));
         end_of_tag(p);
-        node_list_add(p, &list, parse_body(p, ends));
+        parser_add(p, n, parse_body(p, ends));
     } while (parser_skip_word(p, "elif"));
     if (parser_skip_word(p, "else")) {
-        node_list_add(p, &list, parse_until(p, "endif"));
+        parser_add(p, n, parse_until(p, "endif"));
     } else {
         p->at++;
         end_of_tag(p);
     }
-    node_list_take(&list, n);
     return n;
 }
 
@@ -252,13 +246,11 @@ static struct node *parse_set(struct parser *p)
 /* (a, b=1) of a macro or call block: list, each a name whose `a` is its default. */
 static void parse_parameters(struct parser *p, struct node *n)
 {
-    struct node_list list = {0};
-
     parser_expect_op(p, '(');
     while (!parser_skip_op(p, ')')) {
         struct node *one;
 
-        if (list.n)
+        if (n->n)
             parser_expect_op(p, ',');
         if (parser_skip_op(p, ')'))
             break;
@@ -267,12 +259,11 @@ static void parse_parameters(struct parser *p, struct node *n)
         one->global = declare(p, one->name);
         if (parser_skip_op(p, '=')) {
             one->a = parser_expression(p);
-        } else if (list.n && list.items[list.n - 1]->a) {
+        } else if (n->n && n->list[n->n - 1]->a) {
             jinja_fail(p->r, "a parameter without a default follows one that has one");
         }
-        node_list_add(p, &list, one);
+        parser_add(p, n, one);
     }
-    node_list_take(&list, n);
 }
 
 /* Opens the scope of a macro or call block. Its slots: parameters, caller, varargs and kwargs. */
@@ -344,20 +335,18 @@ static struct node *parse_filter_block(struct parser *p)
 static struct node *parse_with(struct parser *p)
 {
     struct node *n = parser_node(p, N_WITH);
-    struct node_list list = {0};
     struct scope *outer = p->scope;
 
     n->scope = open_scope(p);
     while (p->at->type != T_BLOCK_END) {
-        if (list.n)
+        if (n->n)
             parser_expect_op(p, ',');
-        node_list_add(p, &list, parser_target(p, true));
+        parser_add(p, n, parser_target(p, true));
         parser_expect_op(p, '=');
         p->scope = outer;
-        node_list_add(p, &list, parser_expression(p));
+        parser_add(p, n, parser_expression(p));
         p->scope = n->scope;
     }
-    node_list_take(&list, n);
     for (uint32_t i = 0; i < n->n; i += 2)
         store_names(p, n->list[i]);
     n->b = parse_until(p, "endwith");
@@ -451,11 +440,10 @@ static bool at_end_of_body(const struct parser *p, const char *const *ends)
 static struct node *parse_body(struct parser *p, const char *const *ends)
 {
     struct node *body = parser_node(p, N_BODY), *n;
-    struct node_list list = {0};
     const uint32_t pos = p->at > p->first ? p->at[-1].pos : 0;
 
     parser_enter(p);
-    for (; p->at->type != T_END; node_list_add(p, &list, n)) {
+    for (; p->at->type != T_END; parser_add(p, body, n)) {
         const enum token_type type = p->at++->type;
 
         if (type == T_DATA) {
@@ -468,9 +456,8 @@ static struct node *parse_body(struct parser *p, const char *const *ends)
                 parser_unexpected(p, "}}");
             p->at++;
         } else if (ends && at_end_of_body(p, ends)) {
-            node_list_take(&list, body);
             parser_leave(p);
-            return list.n == 1 ? list.items[0] : body;
+            return body->n == 1 ? body->list[0] : body;
         } else {
             n = parse_statement(p);
         }
@@ -480,7 +467,6 @@ static struct node *parse_body(struct parser *p, const char *const *ends)
         jinja_fail(p->r, "the template ends before the tag '%s'",
                    ends[1] ? ends[ends[2] ? 2 : 1] : ends[0]);
     }
-    node_list_take(&list, body);
     parser_leave(p);
     return body;
 }

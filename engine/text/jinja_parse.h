@@ -30,15 +30,8 @@ struct parser {
     int n_loops; /* around, up to the macro */
 };
 
-struct node_list {
-    struct node **items;
-    uint32_t n, cap;
-};
-
-void node_list_add(struct parser *p, struct node_list *l, struct node *n);
-void node_list_take(struct node_list *l, struct node *n); /* as n's list, and its height */
-
-struct node *parser_node(struct parser *p, enum node_kind kind); /* at the current token */
+struct node *parser_node(struct parser *p, enum node_kind kind);    /* at the current token */
+void parser_add(struct parser *p, struct node *to, struct node *n); /* to its list */
 void parser_enter(struct parser *p);
 void parser_leave(struct parser *p);
 
