@@ -316,8 +316,6 @@ void list_push(struct jinja_run *r, struct list *l, struct value v);
 
 struct dict *dict_new(struct jinja_run *r, size_t cap);
 const struct value *dict_get(struct jinja_run *r, const struct dict *d, struct value key);
-const struct value *dict_get_indexed(struct jinja_run *r, const struct dict *d,
-                                     const struct str *key);
 
 static inline const struct value *dict_get_str(struct jinja_run *r, const struct dict *d,
                                                const struct str *key)
@@ -325,7 +323,7 @@ static inline const struct value *dict_get_str(struct jinja_run *r, const struct
     const struct entry *end = d->entries + d->n;
 
     if (d->index)
-        return dict_get_indexed(r, d, key);
+        return dict_get(r, d, value_str(key));
     for (const struct entry *e = d->entries; e < end; e++)
         if (e->key.type == V_STR && str_equal(e->key.str, key))
             return &e->value;

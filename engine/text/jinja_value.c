@@ -94,14 +94,15 @@ struct dict *dict_new(struct jinja_run *r, size_t cap)
     return d;
 }
 
+/* Each probe counts: who writes the keys may make their hashes meet. */
 const struct value *dict_get(struct jinja_run *r, const struct dict *d, struct value key)
 {
     uint32_t at;
 
-    if (key.type == V_STR) {
+    if (key.type == V_STR)
         jinja_charge(r, key.str->len);
+    if (key.type == V_STR && !d->index)
         return dict_get_str(r, d, key.str);
-    }
     at = (uint32_t)hash_of(r, key) & (d->n_index - 1); /* fails for what is no key */
     for (uint32_t i = 0; !d->index && i < d->n; i++)
         if (value_equal(r, d->entries[i].key, key))
@@ -110,23 +111,6 @@ const struct value *dict_get(struct jinja_run *r, const struct dict *d, struct v
         const struct entry *e = &d->entries[d->index[at] - 1];
 
         if (value_equal(r, e->key, key))
-            return &e->value;
-    }
-    return NULL;
-}
-
-/* Each probe counts: who writes the keys may make their hashes meet. */
-const struct value *dict_get_indexed(struct jinja_run *r, const struct dict *d,
-                                     const struct str *key)
-{
-    uint32_t at;
-
-    at = (uint32_t)XXH3_64bits(key->data, key->len) & (d->n_index - 1);
-    for (; d->index[at]; at = (at + 1) & (d->n_index - 1)) {
-        const struct entry *e = &d->entries[d->index[at] - 1];
-
-        jinja_charge(r, e->key.type == V_STR && e->key.str->len == key->len ? key->len : 0);
-        if (e->key.type == V_STR && str_equal(e->key.str, key))
             return &e->value;
     }
     return NULL;
