@@ -128,7 +128,7 @@ struct call {
     size_t copied; /* bytes of the source that the result has */
     struct text_range *ranges;
     size_t n_ranges;
-    size_t next_start, next_end; /* the first borders that are still those of the source */
+    size_t next; /* of their 2 * n_ranges borders the first that is still one of the source */
     struct nfc_text *out;
 };
 
@@ -147,15 +147,14 @@ static int replace(struct call *c, size_t start, size_t end, size_t n)
     t->text = (struct text){t->buf, before};
     for (size_t i = 0; i < n; i++)
         t->text.len += utf8_write(t->buf + t->text.len, (uint32_t)t->cps[i]);
-    for (; c->next_start < c->n_ranges && c->ranges[c->next_start].start <= last; c->next_start++) {
-        size_t *border = &c->ranges[c->next_start].start;
+    for (; c->next < 2 * c->n_ranges; c->next++) {
+        struct text_range *range = &c->ranges[c->next / 2];
+        const bool is_end = c->next % 2;
+        size_t *border = is_end ? &range->end : &range->start;
 
-        *border = *border <= start ? *border + shift : t->text.len;
-    }
-    for (; c->next_end < c->n_ranges && c->ranges[c->next_end].end <= last; c->next_end++) {
-        size_t *border = &c->ranges[c->next_end].end;
-
-        *border = *border <= start ? *border + shift : before;
+        if (*border > last)
+            break;
+        *border = *border <= start ? *border + shift : is_end ? before : t->text.len;
     }
     c->copied = end;
     return 0;
