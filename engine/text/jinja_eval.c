@@ -116,7 +116,7 @@ static struct value repeated(struct jinja_run *r, struct value v, int64_t n)
         out_init(&o);
         for (int64_t i = 0; i < n && v.str->len; i++)
             out_str(r, &o, v.str);
-        return value_str(str_marked(r, out_take(r, &o), v.str));
+        return value_str(str_marked(r, out_take(r, &o), v.str->markup));
     }
     l = list_new(r, 8);
     for (int64_t i = 0; i < n && v.list->n; i++) {
@@ -275,7 +275,7 @@ ASIDE static struct value slice(struct jinja_run *r, const struct node *n, struc
     }
     sliced = value_list(l, v.type);
     sliced.foreign = v.foreign;
-    return v.type == V_STR ? value_str(str_marked(r, str_joined(r, l), v.str)) : sliced;
+    return v.type == V_STR ? value_str(str_marked(r, str_joined(r, l), v.str->markup)) : sliced;
 }
 
 /* ---- calls */

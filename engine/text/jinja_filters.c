@@ -72,8 +72,6 @@ static struct value generator(struct list *l)
 
 /* ---- filters of texts */
 
-static const struct str plain; /* is not marked as safe */
-
 static BUILTIN(filter_string)
 {
     return value_str(value_text(r, a[0]));
@@ -86,7 +84,7 @@ static BUILTIN(filter_format)
 
 static BUILTIN(filter_replace)
 {
-    const struct str *s = str_marked(r, value_text(r, a[0]), &plain);
+    const struct str *s = str_marked(r, value_text(r, a[0]), false);
 
     return value_str(
         text_replace(r, s, value_text(r, a[1]), value_text(r, a[2]), given_int(r, a[3], -1)));
@@ -94,22 +92,12 @@ static BUILTIN(filter_replace)
 
 static BUILTIN(filter_safe)
 {
-    struct str *s = jinja_take(r, sizeof(*s));
-
-    *s = *value_text(r, a[0]);
-    s->markup = true;
-    return value_str(s);
+    return value_str(str_marked(r, value_text(r, a[0]), true));
 }
 
 static BUILTIN(filter_escape)
 {
-    struct value text = filter_safe(r, b, a, args);
-    struct str *s = (struct str *)(uintptr_t)text.str;
-
-    s->markup = a[0].type == V_STR && a[0].str->markup;
-    s = (struct str *)(uintptr_t)str_escaped(r, s);
-    s->markup = true;
-    return value_str(s);
+    return value_str(str_marked(r, str_escaped(r, value_text(r, a[0])), true));
 }
 
 static BUILTIN(filter_indent)
@@ -139,7 +127,7 @@ static BUILTIN(filter_indent)
             out_str(r, &o, by);
         out_str(r, &o, lines->items[i].str);
     }
-    return value_str(str_marked(r, out_take(r, &o), s));
+    return value_str(str_marked(r, out_take(r, &o), s->markup));
 }
 
 static BUILTIN(filter_tojson)

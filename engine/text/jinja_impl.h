@@ -291,8 +291,8 @@ struct str *str_part(struct jinja_run *r, const struct str *s, size_t at, size_t
 /* All strings of the list, behind one another. */
 const struct str *str_joined(struct jinja_run *r, const struct list *parts);
 const struct str *str_concat(struct jinja_run *r, const struct str *a, const struct str *b);
-/* s, marked as safe if `like` is. */
-const struct str *str_marked(struct jinja_run *r, const struct str *s, const struct str *like);
+/* s, marked as safe or not. */
+const struct str *str_marked(struct jinja_run *r, const struct str *s, bool markup);
 const struct str *str_escaped(struct jinja_run *r, const struct str *s); /* for HTML */
 size_t str_chars(const struct str *s);                                   /* code points */
 size_t str_offset(const struct str *s, size_t n_chars);                  /* of the nth */

@@ -137,15 +137,15 @@ const struct str *str_escaped(struct jinja_run *r, const struct str *s)
     return out_take(r, &o);
 }
 
-const struct str *str_marked(struct jinja_run *r, const struct str *s, const struct str *like)
+const struct str *str_marked(struct jinja_run *r, const struct str *s, bool markup)
 {
     struct str *copy;
 
-    if (s->markup == like->markup)
+    if (s->markup == markup)
         return s;
     copy = jinja_take(r, sizeof(*copy));
     *copy = *s;
-    copy->markup = like->markup;
+    copy->markup = markup;
     return copy;
 }
 
