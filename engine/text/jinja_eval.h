@@ -2,7 +2,7 @@
 #ifndef NVLLM_ENGINE_TEXT_JINJA_EVAL_H
 #define NVLLM_ENGINE_TEXT_JINJA_EVAL_H
 
-#include "engine/text/jinja_impl.h"
+#include "engine/text/jinja_tree.h"
 
 /* A for loop that is running. */
 struct loop {

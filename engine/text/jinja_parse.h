@@ -2,7 +2,7 @@
 #ifndef NVLLM_ENGINE_TEXT_JINJA_PARSE_H
 #define NVLLM_ENGINE_TEXT_JINJA_PARSE_H
 
-#include "engine/text/jinja_impl.h"
+#include "engine/text/jinja_tree.h"
 
 enum {
     PARSE_DEPTH_MAX = 100, /* brackets, operators and tags in each other */

@@ -3,7 +3,7 @@
 #include <errno.h>
 #include <stdlib.h>
 
-#include "engine/text/jinja_impl.h"
+#include "engine/text/jinja_tree.h"
 #include "engine/util/checked.h"
 
 enum {
