@@ -18,8 +18,10 @@ enum { MAX_FILE_BYTES = 1 << 20, MAX_FOLDER = 80 };
 const char *const pooling_names[N_POOLINGS] = {"none", "last token", "mean"};
 
 /* What the file says, or NULL where there is none or it has a problem, which is noted. */
-static json_t *read_json(int dir, const char *name, bool optional, struct problems *p)
+static json_t *read_json(int dir, const char *name, const char *pattern, bool optional,
+                         struct problems *p)
 {
+    char path[MAX_FOLDER + 32];
     json_t *root = NULL;
     struct err e;
     size_t bytes;
@@ -29,22 +31,19 @@ static json_t *read_json(int dir, const char *name, bool optional, struct proble
     if (rc == -ENOENT && optional)
         return NULL;
     if (rc == 0) {
-        rc = json_parse(&root, name, text, bytes, JSON_REJECT_DUPLICATES, &e);
+        rc = *pattern == '{' ? json_object_parse(&root, name, text, bytes, &e)
+                             : json_parse(&root, name, text, bytes, JSON_REJECT_DUPLICATES, &e);
         free(text);
     }
-    if (rc < 0)
-        problems_add(p, rc, "%s", e.text);
-    return root;
-}
-
-static bool matches(const json_t *v, const char *pattern, const char *path, struct problems *p)
-{
-    struct err e;
-    const int rc = json_match(v, pattern, path, -ENOTSUP, &e);
-
-    if (rc < 0)
-        problems_add(p, rc, "%s", e.text);
-    return rc == 0;
+    if (rc == 0) {
+        snprintf(path, sizeof(path), "%s: ", name);
+        rc = json_match(root, pattern, path, -ENOTSUP, &e);
+    }
+    if (rc == 0)
+        return root;
+    problems_add(p, rc, "%s", e.text);
+    json_decref(root);
+    return NULL;
 }
 
 /* ---- the pooling module */
@@ -56,49 +55,37 @@ static enum pooling pooling_of(const char *mode)
                                                                            : POOLING_NONE;
 }
 
-/* False and a note if the value is there and of another type, each a bit 1 << json_type. */
-static bool is_of(const json_t *v, unsigned types, const char *wanted, const char *file,
-                  const char *key, struct problems *p)
-{
-    if (!v || json_is_null(v) || types >> json_typeof(v) & 1)
-        return true;
-    problems_add(p, -EINVAL, "%s: %.64s: is %s, not %s", file, key, json_type_name(v), wanted);
-    return false;
-}
-
 /* The one mode that is on: by name in newer files, as one of several flags in older ones. */
 static void read_mode(struct embedder *out, const json_t *config, const char *file,
                       struct problems *p)
 {
-    static const char prefix[] = "pooling_mode_", flag[] = "true or false";
-    const unsigned flags = 1u << JSON_TRUE | 1u << JSON_FALSE;
-    const json_t *with_prompt = json_object_get(config, "include_prompt");
-    json_t *v = json_object_get(config, "pooling_mode");
-    const char *mode = json_string_value(v), *key;
-    bool right = is_of(v, 1u << JSON_STRING, "a string", file, "pooling_mode", p) &&
-                 is_of(with_prompt, flags, flag, file, "include_prompt", p);
+    static const char prefix[] = "pooling_mode_";
+    const char *mode = json_string_value(json_object_get(config, "pooling_mode")), *key;
     int n = mode != NULL;
+    json_t *v;
 
     json_object_foreach((json_t *)(uintptr_t)config, key, v)
     {
         if (strncmp(key, prefix, strlen(prefix)) != 0)
             continue;
-        right = is_of(v, flags, flag, file, key, p) && right;
-        if (!json_is_true(v))
-            continue;
-        mode = key + strlen(prefix);
-        n++;
+        if (!json_is_boolean(v) && !json_is_null(v)) {
+            problems_add(p, -ENOTSUP, "%s: %.64s: is %s, not true or false", file, key,
+                         json_type_name(v));
+            return;
+        }
+        if (json_is_true(v)) {
+            mode = key + strlen(prefix);
+            n++;
+        }
     }
     out->pooling = n == 1 ? pooling_of(mode) : POOLING_NONE;
-    if (!right)
-        return;
     if (n != 1)
         problems_add(p, -ENOTSUP, "%s: exactly one pooling_mode must be on, not %d", file, n);
     else if (out->pooling == POOLING_NONE)
         problems_add(p, -ENOTSUP,
                      "%s: pooling_mode: \"%.64s\" is not supported; lasttoken and mean_tokens are",
                      file, mode);
-    if (out->pooling == POOLING_MEAN && json_is_false(with_prompt))
+    if (out->pooling == POOLING_MEAN && json_is_false(json_object_get(config, "include_prompt")))
         problems_add(p, -ENOTSUP, "%s: include_prompt: only true is supported with a mean", file);
 }
 
@@ -110,14 +97,14 @@ static void read_pooling(struct embedder *out, int dir, const char *folder, int3
     json_t *config;
 
     snprintf(file, sizeof(file), "%s/config.json", folder);
-    config = read_json(dir, file, false, p);
+    config =
+        read_json(dir, file,
+                  "{'pooling_mode?': 'a string', 'include_prompt?': 'true or false', '...?': '*'}",
+                  false, p);
     if (!config)
         return;
+    read_mode(out, config, file, p);
     dim = json_object_get(config, "word_embedding_dimension");
-    if (!json_is_object(config))
-        problems_add(p, -EINVAL, "%s: must be a JSON object", file);
-    else
-        read_mode(out, config, file, p);
     if (dim && !json_is_null(dim) && hidden_dim && json_integer_value(dim) != hidden_dim)
         problems_add(p, -EINVAL, "%s: word_embedding_dimension: is not hidden_size, %d", file,
                      hidden_dim);
@@ -177,31 +164,16 @@ static void read_modules(struct embedder *out, int dir, const json_t *modules, i
 
 static void read_prompts(struct embedder *out, int dir, struct problems *p)
 {
-    json_t *root = read_json(dir, PROMPTS_FILE, true, p), *prompts, *v;
-    const char *name, *key;
+    json_t *root = read_json(dir, PROMPTS_FILE,
+                             "{'prompts?': {'...?': 'a string'},"
+                             " 'default_prompt_name?': 'a string', '...?': '*'}",
+                             true, p);
+    json_t *prompts = json_object_get(root, "prompts"), *v;
+    const char *name = json_string_value(json_object_get(root, "default_prompt_name")), *key;
 
-    if (!root)
-        return;
-    prompts = json_object_get(root, "prompts");
-    v = json_object_get(root, "default_prompt_name");
-    name = json_string_value(v);
-    if (!json_is_object(root))
-        problems_add(p, -EINVAL, PROMPTS_FILE ": must be a JSON object");
-    if (v && !name && !json_is_null(v))
-        problems_add(p, -EINVAL, PROMPTS_FILE ": default_prompt_name: is %s, not a string",
-                     json_type_name(v));
-    if (prompts && !json_is_null(prompts) && !json_is_object(prompts))
-        problems_add(p, -EINVAL, PROMPTS_FILE ": prompts: is %s, not an object",
-                     json_type_name(prompts));
-    json_object_foreach(prompts, key, v)
-    {
-        if (!json_is_string(v))
-            problems_add(p, -EINVAL, PROMPTS_FILE ": prompts.%.64s: is %s, not a string", key,
-                         json_type_name(v));
-        if (name && strcmp(key, name) == 0)
-            out->default_prompt = key;
-    }
-    if (name && !json_object_get(prompts, name))
+    json_object_foreach(prompts, key, v) if (name && strcmp(key, name) == 0) out->default_prompt =
+        key;
+    if (name && !out->default_prompt)
         problems_add(p, -EINVAL, PROMPTS_FILE ": default_prompt_name: there is no prompt \"%.64s\"",
                      name);
     if (json_is_object(prompts))
@@ -212,33 +184,21 @@ static void read_prompts(struct embedder *out, int dir, struct problems *p)
 /* What the model's module does with a text: nothing is computed but its tokens. */
 static void check_text(int dir, struct problems *p)
 {
-    json_t *root = read_json(dir, TEXT_FILE, true, p);
-    const json_t *lower = json_object_get(root, "do_lower_case");
-
-    if (root && !json_is_object(root))
-        problems_add(p, -EINVAL, TEXT_FILE ": must be a JSON object");
-    if (lower && !json_is_false(lower) && !json_is_null(lower))
-        problems_add(p, -ENOTSUP,
-                     TEXT_FILE
-                     ": do_lower_case: only false is supported: a text is taken as it is");
-    json_decref(root);
+    json_decref(read_json(dir, TEXT_FILE, "{'do_lower_case?': false, '...?': '*'}", true, p));
 }
 
 void embedder_read(struct embedder *out, int dir, int32_t hidden_dim, struct problems *p)
 {
     const uint32_t before = p->n;
-    json_t *modules = read_json(dir, MODULES_FILE, true, p);
+    json_t *modules = read_json(dir, MODULES_FILE,
+                                "[{'idx?': '*', 'name?': '*', 'path?': 'a string',"
+                                "  'type': 'a string', 'kwargs?': '*'}, '...']",
+                                true, p);
 
     *out = (struct embedder){0};
     if (!modules)
         return;
-    if (!json_is_array(modules))
-        problems_add(p, -EINVAL, MODULES_FILE ": is %s, not an array", json_type_name(modules));
-    else if (matches(modules,
-                     "[{'idx?': '*', 'name?': '*', 'path?': 'a string', 'type': 'a string',"
-                     " 'kwargs?': '*'}, '...']",
-                     MODULES_FILE ": ", p))
-        read_modules(out, dir, modules, hidden_dim, p);
+    read_modules(out, dir, modules, hidden_dim, p);
     json_decref(modules);
     if (p->n > before)
         return;

@@ -29,7 +29,7 @@ struct embedder {
     const char *default_prompt; /* its name; NULL: none */
 };
 
-/* Reads a folder's files and notes each problem with them; a zeroed *out where there is no
+/* Reads a folder's files and notes what is wrong with each; a zeroed *out where there is no
  * modules.json. */
 void embedder_read(struct embedder *out, int dir, int32_t hidden_dim, struct problems *p);
 void embedder_deinit(struct embedder *e);

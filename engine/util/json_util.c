@@ -128,7 +128,16 @@ struct match {
     struct err *e;
 };
 
-#define MISMATCH(m, fmt, ...) err_set((m)->e, (m)->code, "%s: " fmt, (m)->path, ##__VA_ARGS__)
+/* The path of the whole may be "file: " already. */
+#define MISMATCH(m, fmt, ...)                                                                      \
+    err_set((m)->e, (m)->code, "%s%s" fmt, (m)->path, ends_with_space(m) ? "" : ": ", ##__VA_ARGS__)
+
+static bool ends_with_space(const struct match *m)
+{
+    const size_t n = strlen(m->path);
+
+    return n && m->path[n - 1] == ' ';
+}
 
 static int match_any(struct match *m, const json_t *want, const json_t *v);
 
