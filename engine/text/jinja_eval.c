@@ -2,10 +2,7 @@
  * jinja_impl.h.
  *
  * Recursion is bounded by jinja_enter(), steps are counted for each node. */
-#include <errno.h>
-#include <inttypes.h>
 #include <math.h>
-#include <stdlib.h>
 
 #include "engine/text/jinja_eval.h"
 #include "engine/text/jinja_text.h"

@@ -1,5 +1,4 @@
 /* jinja_exec.c - walks the tree of a template: statements, loops and macros. See jinja_impl.h. */
-#include <errno.h>
 
 #include "engine/text/jinja_eval.h"
 #include "engine/text/jinja_text.h"
@@ -250,6 +249,7 @@ static void take_named(struct jinja_run *r, const struct node *n, struct frame *
 {
     const struct str *name = one->key.str;
 
+    jinja_charge(r, n->n * sizeof(*n->list));
     for (uint32_t i = 0; i < n->n; i++) {
         if (!str_equal(n->list[i]->name, name))
             continue;

@@ -26,12 +26,6 @@ void parser_add(struct parser *p, struct node *to, struct node *n)
     to->list[to->n++] = n;
 }
 
-static void check_length(struct parser *p, uint32_t n)
-{
-    if (n > NODE_HEIGHT_MAX)
-        jinja_fail_as(p->r, -ENOTSUP, "more than %d operators in a row", (int)NODE_HEIGHT_MAX);
-}
-
 /* a.b.c is parsed by a loop, but evaluated by recursion. */
 static struct node *over(struct parser *p, enum node_kind kind, struct node *a)
 {
@@ -39,7 +33,8 @@ static struct node *over(struct parser *p, enum node_kind kind, struct node *a)
 
     n->a = a;
     n->height = (uint16_t)(a ? a->height + 1 : 1);
-    check_length(p, n->height);
+    if (n->height > NODE_HEIGHT_MAX)
+        jinja_fail_as(p->r, -ENOTSUP, "more than %d operators in a row", (int)NODE_HEIGHT_MAX);
     return n;
 }
 
@@ -554,7 +549,6 @@ static struct node *parse_operators(struct parser *p, const struct level *level)
         n = parse_operators(p, level + 1);
         n->joined_by = op;
         parser_add(p, all, n);
-        check_length(p, all->n);
     }
     return all ? all : n;
 }

@@ -79,7 +79,8 @@ static BUILTIN(filter_string)
 
 static BUILTIN(filter_format)
 {
-    return value_str(text_percent(r, value_text(r, a[0]), &args->list, NULL));
+    return value_str(
+        text_percent(r, value_text(r, a[0]), &args->list, args->named.n ? &args->named : NULL));
 }
 
 static BUILTIN(filter_replace)
@@ -459,6 +460,7 @@ static struct args without_first(const struct args *args, uint32_t n)
 
     rest.list.items += n;
     rest.list.n -= n;
+    rest.list.cap -= n;
     return rest;
 }
 

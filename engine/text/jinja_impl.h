@@ -295,7 +295,6 @@ struct str *str_of(struct jinja_run *r, const char *literal); /* the template's 
     {                                                                                              \
         .data = (s), .len = sizeof(s) - 1, .all_own = true                                         \
     }
-extern const struct str str_empty;
 struct str *str_copy(struct jinja_run *r, const char *data, size_t len, bool own);
 struct str *str_part(struct jinja_run *r, const struct str *s, size_t at, size_t len);
 /* All strings of the list, behind one another. */
@@ -330,13 +329,11 @@ const struct value *dict_get(struct jinja_run *r, const struct dict *d, struct v
 static inline const struct value *dict_get_str(struct jinja_run *r, const struct dict *d,
                                                const struct str *key)
 {
-    const struct entry *end = d->entries + d->n;
-
     if (d->index)
         return dict_get(r, d, value_str(key));
-    for (const struct entry *e = d->entries; e < end; e++)
-        if (e->key.type == V_STR && str_equal(e->key.str, key))
-            return &e->value;
+    for (uint32_t i = 0; i < d->n; i++)
+        if (d->entries[i].key.type == V_STR && str_equal(d->entries[i].key.str, key))
+            return &d->entries[i].value;
     return NULL;
 }
 

@@ -87,10 +87,13 @@ static void put(struct writer *w, const char *s, bool own)
     out_write(w->r, w->o, s, strlen(s), own);
 }
 
-/* What stands between the parts of a value is its own or not as the value is. */
+/* What stands between the parts of a value is its own as far as that text and the value are. */
 static void put_between(struct writer *w, const struct str *s, bool own)
 {
-    out_write(w->r, w->o, s->data, s->len, own);
+    if (own)
+        out_str(w->r, w->o, s);
+    else
+        out_write(w->r, w->o, s->data, s->len, false);
 }
 
 /* A new line and its indentation, where there are lines. */

