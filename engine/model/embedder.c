@@ -171,8 +171,11 @@ static void read_prompts(struct embedder *out, int dir, struct problems *p)
     json_t *prompts = json_object_get(root, "prompts"), *v;
     const char *name = json_string_value(json_object_get(root, "default_prompt_name")), *key;
 
-    json_object_foreach(prompts, key, v) if (name && strcmp(key, name) == 0) out->default_prompt =
-        key;
+    json_object_foreach(prompts, key, v)
+    {
+        if (name && strcmp(key, name) == 0)
+            out->default_prompt = key;
+    }
     if (name && !out->default_prompt)
         problems_add(p, -EINVAL, PROMPTS_FILE ": default_prompt_name: there is no prompt \"%.64s\"",
                      name);

@@ -216,13 +216,19 @@ static unsigned types_of(const char *text)
         {"an array", 1u << JSON_ARRAY},
         {"a string", 1u << JSON_STRING},
         {"true or false", 1u << JSON_TRUE | 1u << JSON_FALSE},
-        {"*", ~0u},
     };
     unsigned types = 0;
+    bool begins = false; /* with one of the names */
 
-    for (size_t i = 0; i < sizeof(all) / sizeof(*all); i++)
-        types |= strstr(text, all[i].name) ? all[i].types : 0;
-    return types;
+    if (strcmp(text, "*") == 0)
+        return ~0u;
+    for (size_t i = 0; i < sizeof(all) / sizeof(*all); i++) {
+        const char *found = strstr(text, all[i].name);
+
+        types |= found ? all[i].types : 0;
+        begins |= found == text;
+    }
+    return begins ? types : 0;
 }
 
 static int match_any(struct match *m, const json_t *want, const json_t *v)
