@@ -133,7 +133,8 @@ static int take_host(union address *a, socklen_t *n, const char *address, char w
     if (!*host || !colon[1] || strtoul(colon + 1, &end, 10) > UINT16_MAX || *end ||
         getaddrinfo(host, colon + 1, &hints, &found) != 0)
         return fail(why, -EINVAL,
-                    "--listen takes unix:PATH, 127.0.0.1:PORT or [::1]:PORT, not “%.100s”",
+                    "--listen takes unix:PATH, 127.0.0.1:PORT or [::1]:PORT, PORT at most 65535, "
+                    "not “%.100s”",
                     address);
     *n = found->ai_addrlen;
     memcpy(a, found->ai_addr, found->ai_addrlen);

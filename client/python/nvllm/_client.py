@@ -1,6 +1,7 @@
 """The client: see the package."""
 
 import collections
+import collections.abc
 import dataclasses
 import os
 import socket
@@ -543,8 +544,9 @@ class Client:
         ids. dimensions: so many leading values only. deadline_ms: of each text, from its arrival at the
         daemon. timeout: seconds for all of them. Several are computed together, as many as the daemon's
         limits allow; if one fails, its error is raised and the others are cancelled."""
-        texts = texts if isinstance(texts, (str, bytes)) else list(texts)
-        if isinstance(texts, (str, bytes)) or any(isinstance(text, int) for text in texts):
+        one = isinstance(texts, (str, bytes)) or not isinstance(texts, collections.abc.Iterable)
+        texts = texts if one else list(texts)
+        if one or any(isinstance(text, int) for text in texts):
             raise TypeError("texts: must be a sequence of texts or of lists of token ids, not one of them")
         parameters = {"prompt_name": prompt_name, "dimensions": dimensions, "priority": priority,
                       "cache_salt": cache_salt, "deadline_ms": deadline_ms}
