@@ -121,7 +121,7 @@ static int find_command(struct command_line *c, const char *name)
         return 0;
     snprintf(text, sizeof(text), "there is no command “%.40s”%s%s%s", name,
              near                ? ": did you mean “"
-             : strchr(name, '/') ? ": a model folder goes behind --model"
+             : strchr(name, '/') ? ": give a model folder with --model"
                                  : "",
              near ? near : "", near ? "”?" : "");
     return usage_error(text);
@@ -172,7 +172,7 @@ static int parse(struct command_line *c, int argc, char **argv)
     max_words = c->command ? c->command->max_words : 0;
     if (c->line.n_words > max_words) {
         snprintf(why, sizeof(why), "“%.40s” is one argument too many%s", c->line.words[max_words],
-                 !c->command || is_command(c, "check") ? ": a model folder goes behind --model"
+                 !c->command || is_command(c, "check") ? ": give a model folder with --model"
                  : max_words == 1                      ? ": put all of them in quotes"
                                                        : "");
         return usage_error(why);

@@ -132,7 +132,7 @@ static int take_hello(struct session *s, const Nvllm__V1__ClientFrame *f, struct
         return refusal_set(e, CODE(UNSUPPORTED),
                            "protocol %" PRIu32
                            " is not supported, only 1: this is nvllmd " NVLLM_VERSION
-                           "; install the same release of both",
+                           "; install nvllmd and the client of the same release",
                            f->hello->protocol);
     s->greeted = true;
     connection_greeted(s->connection);
