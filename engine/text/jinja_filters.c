@@ -378,8 +378,12 @@ static BUILTIN(filter_sort)
     const struct list *l = value_elements(r, a[0]);
     struct value *keys = jinja_take(r, l->n * sizeof(*keys) + 1);
 
-    for (uint32_t i = 0; i < l->n; i++)
-        keys[i] = sort_key(r, l->items[i], a[3], value_true(r, a[2]));
+    for (uint32_t i = 0; i < l->n; i++) { /* a list, as it is for several attributes */
+        struct list *key = list_new(r, 1);
+
+        list_push(r, key, sort_key(r, l->items[i], a[3], value_true(r, a[2])));
+        keys[i] = value_list(key, V_LIST);
+    }
     return value_list(sorted_list(r, l, keys, value_true(r, a[1])), V_LIST);
 }
 

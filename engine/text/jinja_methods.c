@@ -17,6 +17,12 @@ static int64_t given_int(struct jinja_run *r, struct value v, int64_t otherwise)
 
 /* ---- case, ends, width; what filters do as well takes any value as its text */
 
+/* Into a text that is marked as safe what is not is put escaped. */
+static const struct str *put_into(struct jinja_run *r, const struct str *s, const struct str *more)
+{
+    return s->markup ? str_escaped(r, more) : more;
+}
+
 BUILTIN(str_case)
 {
     return value_str(text_case(r, value_text(r, a[0]), (enum text_case)b->how));
@@ -29,11 +35,13 @@ BUILTIN(str_strip)
 
 BUILTIN(str_pad)
 {
-    const struct str *fill = a[2].type == V_MISSING ? NULL : need_str(r, a[2]);
+    const struct str *s = value_text(r, a[0]);
+    const struct str *fill = a[2].type == V_MISSING ? NULL : put_into(r, s, need_str(r, a[2]));
 
     if (fill && str_chars(fill) != 1)
         jinja_fail(r, "TypeError: The fill character must be exactly one character long");
-    return value_str(text_pad(r, value_text(r, a[0]), given_int(r, a[1], 80), fill, b->how));
+    return value_str(
+        str_marked(r, text_pad(r, s, given_int(r, a[1], 80), fill, b->how), s->markup));
 }
 
 static BUILTIN(str_format)
@@ -43,8 +51,10 @@ static BUILTIN(str_format)
 
 static BUILTIN(str_replace)
 {
-    return value_str(
-        text_replace(r, a->str, need_str(r, a[1]), need_str(r, a[2]), given_int(r, a[3], -1)));
+    const struct str *new = put_into(r, a->str, need_str(r, a[2]));
+    const struct str *s = text_replace(r, a->str, need_str(r, a[1]), new, given_int(r, a[3], -1));
+
+    return value_str(str_marked(r, s, a->str->markup));
 }
 
 static BUILTIN(str_zfill)
@@ -281,14 +291,14 @@ static BUILTIN(str_join)
 
     out_init(&o);
     for (uint32_t i = 0; i < l->n; i++) {
-        if (l->items[i].type != V_STR)
+        if (l->items[i].type != V_STR && !a->str->markup)
             jinja_fail(r, "TypeError: sequence item %u: expected str instance, %s found", i,
                        value_type_name(l->items[i].type));
         if (i)
             out_str(r, &o, a->str);
-        out_str(r, &o, l->items[i].str);
+        out_str(r, &o, put_into(r, a->str, value_text(r, l->items[i])));
     }
-    return value_str(out_take(r, &o));
+    return value_str(str_marked(r, out_take(r, &o), a->str->markup));
 }
 
 /* ---- what the characters are */

@@ -292,6 +292,22 @@ static void expect_marked(const char *template, const char *want)
     jinja_text_deinit(&out);
 }
 
+/* As Markup of Python's MarkupSafe is, and the keys that sort() compares. */
+TEST(marked_texts_stay_marked)
+{
+    static const struct row rows[] = {
+        {"{{ [('a b' | safe).center(5).split()] }}", "[[Markup('a'), Markup('b')]]"},
+        {"{{ [('aa' | safe).replace('a', '<', 1)] }}", "[Markup('&lt;a')]"},
+        {"{{ ('k' | safe).join(['<', '>' | safe, 1]) }}", "&lt;k>k1"},
+        {"{{ 'k'.join(['<', '>' | safe]) }}", "<k>"},
+        {"{{ ('x' | safe).rjust(3, '-') + '<' }}", "--x&lt;"},
+        {"{{ [{'a': 1}, {'a': 1}] | sort }}", "[{'a': 1}, {'a': 1}]"},
+        {"{{ ([d.x, d.y] | sort) | length }}", "2"},
+    };
+
+    expect_rows(rows, N(rows));
+}
+
 /* Each byte keeps who wrote it, through every operation. */
 TEST(provenance_survives_operations)
 {
