@@ -268,8 +268,8 @@ class Refusals(Case):
         for args, text in ((["--modle", "x"], "there is no option --modle: did you mean “--model”?"),
                            (["-t"], "there is no option -t"), (["--config"], "--config takes a value"),
                            (["check", "--version=3"], "--version takes no value"),
-                           (["check", "a/folder"], "“a/folder” is one argument too many: a model folder"),
-                           (["a/folder"], "there is no command “a/folder”: a model folder goes behind"),
+                           (["check", "a/folder"], "“a/folder” is one argument too many: give a model folder"),
+                           (["a/folder"], "there is no command “a/folder”: give a model folder with"),
                            (["detokenize", "1", "2"], "“2” is one argument too many: put all of them"),
                            (["tune", "x"], "“x” is one argument too many\n"),
                            (["--entirely-else"], "there is no option --entirely-else\n")):

@@ -53,7 +53,7 @@ class Mutations(Case):
                               capture_output=True, timeout=scaled(SECONDS, 6 * SECONDS))
         log = done.stderr.decode()
         self.assertIn(done.returncode, (1, 2), log)
-        self.assertEqual(reason_of(log), first)
+        self.assertEqual(reason_of(log).removeprefix(f"{folder}: "), first)
 
     def answers(self, folder, no_chat):
         status, lines = self.check(folder)
