@@ -300,6 +300,7 @@ class OfOneUser(Case):
                 roles.connect(d, roles.USER) as w, roles.connect(d, roles.OTHER) as other, \
                 d.connect() as root:
             self.assertIsNone(w.generate(**{**large, "max_tokens": 2}).error)
+            d.wait_filled()
             before = d.rss_kib()
             n = 300
             for i in range(1, n):
