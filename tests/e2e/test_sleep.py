@@ -27,16 +27,6 @@ def resident(d):
     return int(re.search(r"VmRSS:\s*(\d+)", open(f"/proc/{d.pid}/status").read())[1]) << 10
 
 
-def settled(d):
-    """The same once all pages of the KV cache are allocated, which goes on for a while."""
-    def stays():
-        before = resident(d)
-        time.sleep(0.3)
-        return before if resident(d) < before + (1 << 20) else 0
-
-    return wait_for(stays, scaled(30, 90), "all pages are there")
-
-
 def asleep(d):
     return d.status()["asleep"]
 
@@ -53,7 +43,8 @@ class Sleep(Case):
             first = w.generate(**request(1))
             before = d.wait_idle()["memory"]
             for level in "all", "weights", "all":
-                taken = settled(d)
+                d.wait_filled()
+                taken = resident(d)
                 slept = json.loads(d.ctl("sleep", "--level", level, "--json").stdout)
                 self.assertEqual(slept["level"], level)
                 self.assertEqual(slept["lost_tokens"], 0)
