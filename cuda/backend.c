@@ -273,12 +273,11 @@ static int cuda_wake(struct backend *b, struct err *e)
     return r;
 }
 
-/* As the leader's engine has called it there. Steps under way stay so while others come, and at
- * orders that come beside them. */
+/* As the leader's engine has called it there. Steps under way stay so while others come, and while
+ * copies are counted. */
 static int carry_out(struct backend *b, const struct order *o, struct err *e)
 {
-    const bool beside = o->kind == ORDER_COPIES || o->kind == ORDER_NUDGE;
-    const uint64_t may_run = beside                  ? BACKEND_IN_FLIGHT
+    const uint64_t may_run = o->kind == ORDER_COPIES ? BACKEND_IN_FLIGHT
                              : o->kind == ORDER_STEP ? BACKEND_IN_FLIGHT - 1
                                                      : 0;
     struct step_result ignored;
@@ -291,8 +290,6 @@ static int carry_out(struct backend *b, const struct order *o, struct err *e)
     switch (o->kind) {
     case ORDER_STEP:
         return cuda_submit(b, o->batch, e);
-    case ORDER_NUDGE:
-        return 0;
     case ORDER_SLEEP:
         return cuda_sleep(b, o->keep_blocks, e);
     case ORDER_WAKE:

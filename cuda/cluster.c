@@ -22,8 +22,6 @@ enum {
     LOOK_FOR_ID_US = 100000,
 };
 
-static const double NUDGE_SECONDS = 2e-3; /* twenty in a prompt's step of 40 ms cost nothing */
-
 static const uint32_t magic = 0x6f6c766e; /* of a head */
 
 struct head {
@@ -91,7 +89,7 @@ int cluster_check(struct cluster *c, double waited, struct err *e)
     return r;
 }
 
-/* Waits for an event on the stream of orders. */
+/* Waits for an event behind what NCCL does for orders. */
 static int wait_for(struct cluster *c, cudaEvent_t event, double seconds, struct err *e)
 {
     const double begin = monotonic_seconds();
@@ -241,18 +239,13 @@ void cluster_forget(struct cluster *c)
     c->file = NULL;
 }
 
-/* Of the highest priority: such a stream shares no queue of the device with those of steps, which
- * would wait there for the next order. */
-int cluster_open(struct cluster *c, int device, struct err *e)
+int cluster_open(struct cluster *c, int device, cudaStream_t stream, struct err *e)
 {
-    int least = 0, most = 0, r;
+    int r;
 
     c->device = device;
+    c->stream = stream;
     if ((r = cuda_check(cudaSetDevice(device), "choosing the device", e)) < 0 ||
-        (r = cuda_check(cudaDeviceGetStreamPriorityRange(&least, &most), "asking for priorities",
-                        e)) < 0 ||
-        (r = cuda_check(cudaStreamCreateWithPriority(&c->stream, cudaStreamNonBlocking, most),
-                        "creating a stream", e)) < 0 ||
         (r = cuda_check(cudaEventCreateWithFlags(&c->agreed, cudaEventDisableTiming),
                         "creating an event", e)) < 0 ||
         (r = cuda_check(cudaHostAlloc((void **)&c->values, CLUSTER_VALUES * sizeof(*c->values),
@@ -292,8 +285,6 @@ void cluster_free(struct cluster *c)
         (void)cudaFreeHost(c->values);
     if (c->agreed)
         (void)cudaEventDestroy(c->agreed);
-    if (c->stream)
-        (void)cudaStreamDestroy(c->stream);
     cluster_forget(c);
     free(c);
 }
@@ -419,17 +410,6 @@ int cluster_order(struct cluster *c, const struct order *order, struct err *e)
 bool cluster_beat_is_due(const struct cluster *c)
 {
     return monotonic_seconds() - c->last >= CLUSTER_BEAT_SECONDS;
-}
-
-/* Unless the last order has not been read: then it is one. */
-int cluster_nudge(struct cluster *c, struct err *e)
-{
-    const struct letter *last = &c->letters[(c->n_letters - 1) % N_LETTERS];
-
-    if (c->process > 0 || monotonic_seconds() - c->last < NUDGE_SECONDS ||
-        cudaEventQuery(last->done) == cudaErrorNotReady)
-        return 0;
-    return cluster_order(c, &(struct order){.kind = ORDER_NUDGE}, e);
 }
 
 /* A copy: its letter is soon written again. */

@@ -2,10 +2,13 @@
  * the first of them, the leader, tells the others, its followers. All of it goes through NCCL.
  *
  * Ranks have a communicator of all ranks, for steps (exchange.h); a second one, with one rank of
- * each process, carries orders. A follower waits for the next order in a kernel of NCCL's, which
- * keeps one multiprocessor of its device busy. Behind it may wait what has to do with steps: memory
- * that a new graph takes, or what shares one of the device's queues. So a leader that waits for a
- * step gives an empty order now and then.
+ * each process, carries orders. Both work on the ranks' streams, so that on each device all that
+ * NCCL does is one sequence, and the sequences of all processes agree: whoever calls a function
+ * below has enqueued the steps that came before. Then nothing ever waits for what comes behind it,
+ * whatever waits for a whole device: memory that a graph takes, a kernel that is loaded.
+ *
+ * So a follower learns of a step when it has ended the one before, and its device rests meanwhile.
+ * It waits for an order in a kernel of NCCL's, which keeps one multiprocessor busy.
  *
  * The thread that runs the backend, but for cluster_join. Where a process has ended or cannot be
  * reached, calls return -EIO or, where it is silent for CLUSTER_SECONDS, -ETIMEDOUT; nothing that
@@ -34,8 +37,7 @@ enum order_kind {
     ORDER_COPIES, /* says which copies have ended */
     ORDER_SLEEP,
     ORDER_WAKE,
-    ORDER_BEAT,  /* answers */
-    ORDER_NUDGE, /* nothing */
+    ORDER_BEAT, /* answers */
     ORDER_CLOSE,
 };
 
@@ -58,8 +60,8 @@ void cluster_forget(struct cluster *c);
  * all n. Returns once all have come, or never; the caller waits CLUSTER_START_SECONDS. */
 int cluster_join(struct cluster *c, struct exchange *out, int local, int rank, int n,
                  cudaStream_t stream, struct err *e);
-/* After all have: opens what orders go through, on the device of local rank 0. */
-int cluster_open(struct cluster *c, int device, struct err *e);
+/* After all have: opens what orders go through, on the device and the stream of local rank 0. */
+int cluster_open(struct cluster *c, int device, cudaStream_t stream, struct err *e);
 
 bool cluster_leads(const struct cluster *c);
 
@@ -81,8 +83,6 @@ int cluster_compare(struct cluster *c, const struct backend_options *o, const st
 int cluster_order(struct cluster *c, const struct order *order, struct err *e);
 /* Whether an idle leader's next one is due. */
 bool cluster_beat_is_due(const struct cluster *c);
-/* A leader that waits for a step: ORDER_NUDGE, when it is due. A follower: nothing. */
-int cluster_nudge(struct cluster *c, struct err *e);
 
 /* A follower: waits for the next order. Its batch stays for two more of its kind. */
 int cluster_next(struct cluster *c, struct order *out, struct err *e);

@@ -294,7 +294,7 @@ static int join(struct ranks *r, const struct opening *o, struct err *e)
                        "cluster.rank of its own",
                        CLUSTER_START_SECONDS);
     if (rc == 0)
-        rc = cluster_open(r->cluster, r->ranks[0].device.id, e);
+        rc = cluster_open(r->cluster, r->ranks[0].device.id, r->ranks[0].device.launch.stream, e);
     return rc < 0 ? rc : cluster_compare(r->cluster, o->options, o->model, &r->ranks[0].device, e);
 }
 
@@ -345,8 +345,7 @@ static void dismiss(struct ranks *r)
     int64_t ignored = 0;
     struct err e;
 
-    if (cluster_leads(r->cluster) &&
-        cluster_order(r->cluster, &(struct order){.kind = ORDER_CLOSE}, &e) == 0)
+    if (cluster_leads(r->cluster) && ranks_order(r, &(struct order){.kind = ORDER_CLOSE}, &e) == 0)
         (void)cluster_least(r->cluster, &ignored, 1, CLUSTER_SECONDS, &e);
 }
 
@@ -415,11 +414,6 @@ int ranks_load_products(struct ranks *r, int n_rows, struct err *e)
 static int sleep_one(struct rank *rank, const void *keep_blocks, struct err *e)
 {
     return rank_sleep(rank, *(const bool *)keep_blocks, e);
-}
-
-int ranks_order(struct ranks *r, const struct order *o, struct err *e)
-{
-    return r->cluster && cluster_leads(r->cluster) ? cluster_order(r->cluster, o, e) : 0;
 }
 
 int ranks_sleep(struct ranks *r, bool keep_blocks, struct err *e)

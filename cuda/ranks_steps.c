@@ -51,7 +51,9 @@ int ranks_submit(struct ranks *r, const struct batch *batch, int slot, struct er
         return rc;
     if (r->n_under_way++ == 0)
         r->busy_from = monotonic_seconds();
-    return rank_threads_post(r->threads, submit_one, s, &s->number, e);
+    rc = rank_threads_post(r->threads, submit_one, s, &s->number, e);
+    r->n_posted = s->number;
+    return rc;
 }
 
 static int sample_one(struct rank *rank, const void *posted, struct err *e)
@@ -147,25 +149,35 @@ static int wait_for_devices(const struct ranks *r, int slot, struct err *e)
     return rc < 0 ? rc : 0;
 }
 
-/* With other processes, which may keep a rank's thread waiting, too. */
+/* Between looks at what other processes may keep waiting. */
+static int look_later(const struct ranks *r, double begin, int looks, struct err *e)
+{
+    if (looks < STEP_LOOKS)
+        return 0;
+    (void)usleep(WAIT_US);
+    return cluster_check(r->cluster, monotonic_seconds() - begin, e);
+}
+
+/* By all ranks of this process, which NCCL may keep waiting. */
+static int wait_until_enqueued(const struct ranks *r, uint32_t number, struct err *e)
+{
+    const double begin = monotonic_seconds();
+    int looks = 0, rc;
+
+    while ((rc = rank_threads_poll(r->threads, number, e)) == 0)
+        if ((rc = look_later(r, begin, looks++, e)) < 0)
+            return rc;
+    return rc < 0 ? rc : 0;
+}
+
 static int wait_in_cluster(const struct ranks *r, int slot, struct err *e)
 {
     const double begin = monotonic_seconds();
+    int looks = 0, rc = wait_until_enqueued(r, r->steps[slot].number, e);
 
-    for (int looks = 0;; looks++) {
-        int rc = rank_threads_poll(r->threads, r->steps[slot].number, e);
-
-        if (rc == 1)
-            rc = poll_devices(r, slot, e);
-        if (rc != 0)
-            return rc < 0 ? rc : 0;
-        if (looks < STEP_LOOKS)
-            continue;
-        (void)usleep(WAIT_US);
-        if ((rc = cluster_check(r->cluster, monotonic_seconds() - begin, e)) < 0 ||
-            (rc = cluster_nudge(r->cluster, e)) < 0)
-            return rc;
-    }
+    while (rc == 0 && (rc = poll_devices(r, slot, e)) == 0)
+        rc = look_later(r, begin, looks++, e);
+    return rc < 0 ? rc : 0;
 }
 
 static int wait_for_step(struct ranks *r, int slot, struct err *e)
@@ -197,16 +209,28 @@ int ranks_wait(struct ranks *r, int slot, struct step_result *out, struct err *e
     return take_copies(r, r->ranks[0].slots[slot].copies_only, out, e);
 }
 
-/* ---- followers */
+/* ---- a cluster's orders */
 
 bool ranks_follow(const struct ranks *r)
 {
     return r->cluster && !cluster_leads(r->cluster);
 }
 
+int ranks_order(struct ranks *r, const struct order *o, struct err *e)
+{
+    int rc;
+
+    if (!r->cluster || !cluster_leads(r->cluster))
+        return 0;
+    rc = wait_until_enqueued(r, r->n_posted, e);
+    return rc < 0 ? rc : cluster_order(r->cluster, o, e);
+}
+
 int ranks_next_order(struct ranks *r, struct order *out, struct err *e)
 {
-    return cluster_next(r->cluster, out, e);
+    const int rc = wait_until_enqueued(r, r->n_posted, e);
+
+    return rc < 0 ? rc : cluster_next(r->cluster, out, e);
 }
 
 int ranks_answer(struct ranks *r, const struct order *o, struct err *e)
@@ -224,6 +248,6 @@ int ranks_beat(struct ranks *r, struct err *e)
 
     if (!r->cluster || !cluster_beat_is_due(r->cluster))
         return 0;
-    rc = cluster_order(r->cluster, &beat, e);
+    rc = ranks_order(r, &beat, e);
     return rc < 0 ? rc : ranks_answer(r, &beat, e);
 }
