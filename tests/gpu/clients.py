@@ -11,9 +11,7 @@ import roofline
 from device import Skip, args, daemon, few, model_config, random_ids, reached, row, wire
 
 CLIENTS, PROMPT, OUTPUT = 128, 1024, 128
-WARM_UP = 9.0  # seconds: all prompts at once, then answers that end at different times
-MEASURED = 12.0
-WINDOWS = 3  # parts of it; the median counts
+WARM_UP, MEASURED = 2, 3  # rounds: an answer of each client
 
 
 class Client:
@@ -25,7 +23,7 @@ class Client:
                         "sampling": {"temperature": 0, "ignore_eos": True}, **request}
         self.buffer = b""
         self.sent = self.last = None
-        self.gaps, self.firsts, self.tokens = [], [], 0
+        self.gaps, self.firsts, self.tokens, self.n_answered = [], [], 0, 0
 
     def ask(self):
         self.sent, self.last = time.monotonic(), None
@@ -55,6 +53,7 @@ class Client:
             self.last = now if n else self.last
             if "delta" not in reply:
                 assert "done" in reply, reply
+                self.n_answered += 1
                 self.ask()
 
 
@@ -72,7 +71,7 @@ def clients():
     good = statistics.median(rates) >= 3600 and late <= 3 * middle
     row(f"speed, {len(all_)} clients", reached(good) if args.large else "-",
         f"model={model.name} in={few(PROMPT)} out={few(OUTPUT, 2)} tok_per_s="
-        f"{statistics.median(rates):.0f} ({min(rates):.0f} to {max(rates):.0f}, {WINDOWS} windows) "
+        f"{statistics.median(rates):.0f} ({min(rates):.0f} to {max(rates):.0f}, {MEASURED} rounds) "
         f"share={floor(model_config(model), len(all_)) * statistics.median(rates):.2f} "
         f"between_tokens_ms={middle * 1e3:.1f} p99={late * 1e3:.1f}: {late / middle:.2f} x "
         f"longest={gaps[-1] * 1e3:.0f} first_token_ms={statistics.median(firsts or [0]) * 1e3:.0f}"
@@ -80,24 +79,25 @@ def clients():
 
 
 def run(all_, warm_up, measured):
-    """Tokens a second, in each window."""
+    """Tokens a second in each of the measured rounds. Those who began together end together, so any
+    other stretch of time has more of the prompts than its share, or fewer."""
     by_fd, poll = {c.wire.sock.fileno(): c for c in all_}, select.poll()
     for fd in by_fd:
         poll.register(fd, select.POLLIN)
-    begin = time.monotonic()
     for c in all_:
         c.ask()
-    from_, to = begin + warm_up * args.scale, begin + (warm_up + measured) * args.scale
-    counts = [0]  # tokens until the end of each window
-    for window in range(1, WINDOWS + 1):
-        end = from_ + (to - from_) * window / WINDOWS
-        while (now := time.monotonic()) < end:
+    begin, tokens, rates = time.monotonic(), 0, []
+    for number in range(warm_up + measured):
+        while sum(c.n_answered for c in all_) < (number + 1) * len(all_):
             for fd, _ in poll.poll(1000):
-                by_fd[fd].take(now >= from_)
-        counts.append(sum(c.tokens for c in all_))
+                by_fd[fd].take(number >= warm_up)
+        now, all_tokens = time.monotonic(), sum(c.tokens for c in all_)
+        if number >= warm_up:
+            rates.append((all_tokens - tokens) / (now - begin))
+        begin, tokens = now, all_tokens
     for c in all_:
         c.wire.close()
-    return [(b - a) * WINDOWS / (to - from_) for a, b in zip(counts, counts[1:])]
+    return rates
 
 
 def floor(config, n_clients):
@@ -138,7 +138,7 @@ def formats():
                     request["response_format"] = {"json_schema": text}
                 all_.append(Client(d.connect(), random.Random(i), vocab, 32,
                                    max_tokens=few(512, 8), **request))
-            rates[bound] += run(all_, 3.0, 6.0)
+            rates[bound] += run(all_, 1, 3)
     free, bound = (statistics.median(rates[key]) for key in (False, True))
     row("formats, 64 streams, 16 schemas", reached(bound >= 0.85 * free),
         f"tok_per_s={bound:.0f} ({min(rates[True]):.0f} to {max(rates[True]):.0f}), free "
