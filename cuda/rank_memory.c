@@ -190,9 +190,9 @@ static int plan_blocks(struct rank *b, struct err *e)
     if (n > (uint64_t)(INT32_MAX / o->block_len))
         n = (uint64_t)(INT32_MAX / o->block_len);
     if (n == 0)
-        return err_set(e, -ENOMEM,
+        return err_set(e, o->tier_bytes[TIER_DEVICE] ? -EINVAL : -ENOMEM,
                        "%s: %.1f MiB are left for KV blocks, and one block of %d tokens takes "
-                       "%.1f MiB; lower block_len or raise kv_memory",
+                       "%.1f MiB; lower cache.block_len or raise cache.kv_memory",
                        b->device.name, (double)bytes / 0x1p20, o->block_len,
                        (double)b->block_bytes / 0x1p20);
     b->n_blocks = (int32_t)n;

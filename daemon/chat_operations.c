@@ -36,7 +36,10 @@ static int find(struct chat_session **out, const struct session *s, const char *
         return 0;
     if (!name)
         return refusal_of_field(e, CODE(INVALID), field, "is missing");
-    return refusal_of_field(e, CODE(INVALID), field, "this user has no session \"%.64s\"", name);
+    return refusal_of_field(e, CODE(INVALID), field,
+                            "this user has no session \"%.64s\"; list_sessions lists those "
+                            "that there are",
+                            name);
 }
 
 /* The same where nothing may be in progress. */

@@ -178,7 +178,7 @@ static const char *mend_socket(struct checking *c, int code, const struct listen
                        name);
     if (code == -EACCES && me && may_be_given(folder))
         return command(c, folder, "sudo chown %s ", name);
-    if (code == -EEXIST)
+    if (code == -ENOTSOCK)
         return command(c, l->path, "%srm -d ", sudo_for(folder));
     if (code == -EINVAL && *l->path && *l->group)
         return command(c, l->group, "sudo groupadd --system ");

@@ -93,7 +93,7 @@ static int look_at_path(const struct sockaddr_un *addr, int type, bool *left, st
     if (lstat(path, &st) < 0)
         return errno == ENOENT ? 0 : err_set(e, -errno, "%s: %s", path, strerror(errno));
     if (!S_ISSOCK(st.st_mode))
-        return err_set(e, -EEXIST, "%s is not a socket; remove it or choose another path", path);
+        return err_set(e, -ENOTSOCK, "%s is not a socket; remove it or choose another path", path);
     fd = socket(AF_UNIX, type | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (fd < 0)
         return err_set(e, -errno, "socket: %s", strerror(errno));

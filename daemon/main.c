@@ -346,7 +346,8 @@ static int open_listeners(struct listener *out[N_LISTENERS], const struct option
 /* What a start that failed with a negative errno exits with. */
 static int status_of(int r)
 {
-    static const int lasting[] = {EINVAL, ENOENT, EACCES, EPERM, ENOTSUP, ENOTDIR, ENAMETOOLONG};
+    static const int lasting[] = {EINVAL,  ENOENT,  EACCES,       EPERM,
+                                  ENOTSUP, ENOTDIR, ENAMETOOLONG, ENOTSOCK};
 
     for (size_t i = 0; i < sizeof(lasting) / sizeof(lasting[0]); i++)
         if (r == -lasting[i])

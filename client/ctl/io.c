@@ -374,6 +374,12 @@ bool ctl_wait_input(int fd, int timeout_ms)
 
 /* ---- input and output */
 
+/* The file that a command writes. */
+static struct {
+    int fd;
+    const char *path;
+} output = {.fd = -1};
+
 void ctl_write(int fd, const void *data, size_t n)
 {
     const char *p = data;
@@ -389,7 +395,8 @@ void ctl_write(int fd, const void *data, size_t n)
         } else if (errno == EPIPE) {
             ctl_exit(EXIT_ERROR);
         } else if (errno != EINTR) {
-            ctl_die("cannot write the output: %s", strerror(errno));
+            ctl_die("cannot write %s: %s", fd == output.fd ? output.path : "the output",
+                    strerror(errno));
         }
     }
 }
@@ -440,6 +447,10 @@ int ctl_open(const char *path, int standard, int flags)
 
     if (fd < 0)
         ctl_die("%s: %s", path, strerror(errno));
+    if (flags & O_WRONLY && fd != standard) {
+        output.fd = fd;
+        output.path = path;
+    }
     return fd;
 }
 

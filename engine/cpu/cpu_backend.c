@@ -222,7 +222,7 @@ static int plan_kv(struct kv_pool *kv, const struct model_config *c,
         (size_t)tp_size * (size_t)c->n_layers * 2 * (size_t)of_rank.n_kv_heads * kv->head_bytes;
     n = bytes / kv->block_bytes < most ? bytes / kv->block_bytes : most;
     if (n == 0)
-        return err_set(e, -ENOMEM,
+        return err_set(e, o->tier_bytes[TIER_DEVICE] > 0 ? -EINVAL : -ENOMEM,
                        "cache.kv_memory: one block of %d tokens needs %.1f MiB, but it is %.1f MiB "
                        "(%.1f MiB available); raise it or lower cache.block_len",
                        (int)o->block_len, (double)kv->block_bytes / 0x1p20, (double)bytes / 0x1p20,

@@ -129,15 +129,15 @@ TEST(other_files_are_left_alone)
 
     ck_assert_int_eq(write(fd, "precious", 8), 8);
     close(fd);
-    ck_assert_int_eq(open_path(&l), -EEXIST);
+    ck_assert_int_eq(open_path(&l), -ENOTSOCK);
     ck_assert_int_eq(stat(path, &st), 0);
     ck_assert_int_eq(st.st_size, 8);
     unlink(path);
     ck_assert_int_eq(mkdir(path, 0700), 0);
-    ck_assert_int_eq(open_path(&l), -EEXIST);
+    ck_assert_int_eq(open_path(&l), -ENOTSOCK);
     ck_assert_int_eq(rmdir(path), 0);
     ck_assert_int_eq(symlink("/etc/passwd", path), 0);
-    ck_assert_int_eq(open_path(&l), -EEXIST);
+    ck_assert_int_eq(open_path(&l), -ENOTSOCK);
 }
 
 /* A path is as long as an address holds, and not longer; its folder must be there. */
@@ -184,7 +184,7 @@ TEST(check_says_what_opening_would)
     ck_assert_int_eq(access(path, F_OK), 0);
     unlink(path);
     close(open(path, O_CREAT | O_CLOEXEC, 0600));
-    ck_assert_int_eq(listener_check(&o, &e), -EEXIST);
+    ck_assert_int_eq(listener_check(&o, &e), -ENOTSOCK);
     snprintf(none, sizeof(none), "%s/none/s", folder);
     o.path = none;
     ck_assert_int_eq(listener_check(&o, &e), -ENOENT);
