@@ -58,10 +58,6 @@ static int check_model(const struct model_config *c, int tp_size, struct err *e)
     if (c->hidden_dim % 32 || c->vocab_size % 4)
         return err_set(e, -ENOTSUP,
                        "CUDA: hidden_size must be a multiple of 32 and vocab_size of 4");
-    if (c->quant && c->n_experts)
-        return err_set(e, -ENOTSUP,
-                       "CUDA: experts of %s weights are not supported: use bf16 weights",
-                       dtype_info[c->quant->dtype].name);
     if (c->vocab_size > 1 << 22)
         return err_set(e, -ENOTSUP, "CUDA: vocab_size %d exceeds %d", c->vocab_size, 1 << 22);
     return check_rank(c, tp_size, e);

@@ -19,12 +19,16 @@ enum { INT4_ROWS = 768 };
 
 static int skinny_rows(const struct forward *f)
 {
-    const struct matrix *w = &f->weights->layers->gate_up;
+    const struct matrix *w = NULL;
 
-    if (!f->config->quant)
+    for (int i = 0; i < f->config->n_layers && !w; i++) { /* not all need be quantized */
+        const struct layer_weights *l = &f->weights->layers[i];
+
+        w = f->config->n_experts ? &l->o : &l->gate_up;
+        w = w->scales ? w : NULL;
+    }
+    if (!w)
         return f->streams ? 0 : SKINNY_ROWS;
-    for (int i = 1; i < f->config->n_layers && !w->scales; i++) /* not all need be quantized */
-        w = &f->weights->layers[i].gate_up;
     return forward_gemm_in(f, w, NULL) == GEMM_OF_BF16 && !forward_is_int4(f, w, 1)
                ? SKINNY_DEQUANTIZED_ROWS
                : SKINNY_QUANTIZED_ROWS;
@@ -104,7 +108,7 @@ struct quantized_plan forward_plan_quantized(const struct forward *f)
                                                {&l->gate_up},
                                                {&l->down}};
 
-        for (size_t j = 0; j < sizeof(all) / sizeof(*all); j++) {
+        for (int j = 0; j < (f->config->n_experts ? 2 : 4); j++) { /* experts have kernels */
             const struct matrix *w = all[j][0];
             const size_t n = (size_t)w->n, k = (size_t)w->k;
 

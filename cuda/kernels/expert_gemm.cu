@@ -7,17 +7,23 @@
  * thread. On compute capability 9.0 two warpgroups have 64 rows each, by wgmma; elsewhere eight
  * warps have 64 rows and columns each.
  *
+ * Weights of fewer bits become bf16, rounded, on their way to shared memory: those of the next step
+ * wait in registers while a step is multiplied.
+ *
  * A row's result does not depend on which other rows are in its group. */
-#include "cuda/kernels/common.cuh"
 #include "cuda/kernels/hopper.cuh"
+#include "cuda/kernels/quant.cuh"
 
 static constexpr int THREADS = 8 * WARP;
-static constexpr int COLUMNS = 256;                    /* rows of w of a tile */
-static constexpr int STEP = 64;                        /* k of a stage: 128 bytes of a row */
-static constexpr int MAX_STAGES = 4;                   /* fewer where they do not fit */
-static constexpr int PIECES = STEP / 8;                /* 16-byte vectors of a row in a stage */
-static constexpr int AT_ONCE = THREADS / PIECES;       /* rows that the block loads at a time */
-static constexpr int X_BYTES = EXPERT_MANY * STEP * 2; /* of a stage */
+static constexpr int COLUMNS = 256;              /* rows of w of a tile */
+static constexpr int STEP = 64;                  /* k of a stage: 128 bytes of a row */
+static constexpr int MAX_STAGES = 4;             /* fewer where they do not fit */
+static constexpr int PIECES = STEP / 8;          /* 16-byte vectors of a row in a stage */
+static constexpr int AT_ONCE = THREADS / PIECES; /* rows that the block loads at a time */
+template <int KIND> static constexpr int W_PIECES = PIECES / UNITS_OF<KIND>;
+template <int KIND> static constexpr int W_AT_ONCE = THREADS / W_PIECES<KIND>;
+template <int KIND> static constexpr int W_LOADS = COLUMNS / W_AT_ONCE<KIND>; /* of a thread */
+static constexpr int X_BYTES = EXPERT_MANY * STEP * 2;                        /* of a stage */
 static constexpr int STAGE_BYTES = X_BYTES + COLUMNS * STEP * 2;
 
 static_assert(AT_ONCE == 32, "a load is of 16 rows of gate and 16 of up");
@@ -30,31 +36,91 @@ struct gemm_args {
     int picks_of_x; /* of a row of x */
     int n_tiles;    /* of a group */
     int n_stages;
+    int group_shift,
+        n_groups_of_row; /* of quantized weights: log2 of scale_cols, groups of a row */
 };
 
-/* What a thread loads of a tile: rows of x and of w, and one piece of each. */
-struct sources {
-    const uint16_t *x, *w;           /* the piece of row 0 at k 0; of w, of gate or up */
+/* What a thread loads of a tile: one piece of rows of x and of w. */
+template <int KIND> struct sources {
+    const uint16_t *x;               /* the piece of row 0 at the first k */
     int rows[EXPERT_MANY / AT_ONCE]; /* of x */
-    int first, last;                 /* row of w of the first load, and the last that there is */
+    const char *w;                   /* the piece of row 0, of gate or up, at the first k */
+    int64_t w_row_bytes;
+    int first, last;                /* row of w of the first load, and the last that there is */
+    uint32_t scales[W_LOADS<KIND>]; /* of quantized rows of w, where those of each begin */
 };
 
-template <bool GATED>
-static __device__ __forceinline__ void load_stage(uint32_t to, const struct sources &s, int64_t ld,
-                                                  int k0, int k)
+/* The row of w of load i. */
+template <bool GATED, int KIND>
+static __device__ __forceinline__ int row_of(const struct sources<KIND> &s, int i)
+{
+    return min(s.first + i * W_AT_ONCE<KIND> / (GATED ? 2 : 1), s.last);
+}
+
+/* Copies of a stage that nobody waits for: x, and w that is bf16. */
+template <bool GATED, int KIND>
+static __device__ __forceinline__ void load_stage(uint32_t to, const struct sources<KIND> &s,
+                                                  const struct gemm_args &a, int step)
 {
     const int row = (int)threadIdx.x / PIECES, piece = (int)threadIdx.x % PIECES;
-    const bool valid = k0 + piece * 8 < k;
+    const int k0 = step * STEP;
+    const bool valid = k0 + piece * 8 < a.e.k;
 
 #pragma unroll
     for (int i = 0; i < EXPERT_MANY / AT_ONCE; i++)
         copy_async(to + (uint32_t)swizzle<STEP>(row + i * AT_ONCE, piece),
-                   s.x + s.rows[i] * ld + k0, valid);
+                   s.x + (int64_t)s.rows[i] * a.e.ld + k0, valid);
 #pragma unroll
-    for (int i = 0; i < COLUMNS / AT_ONCE; i++)
+    for (int i = 0; i < W_LOADS<KIND> && KIND == KIND_BF16; i++)
         copy_async(to + X_BYTES + (uint32_t)swizzle<STEP>(row + i * AT_ONCE, piece),
-                   s.w + min(s.first + i * AT_ONCE / (GATED ? 2 : 1), s.last) * ld + k0, valid);
+                   s.w + row_of<GATED>(s, i) * s.w_row_bytes + k0 * 2, valid);
     asm volatile("cp.async.commit_group;" ::: "memory");
+}
+
+/* A thread's part of the quantized weights of a step. Behind the end they are whatever zeros
+ * stand for: there x is zero. */
+template <int KIND> struct quantized {
+    uint4 w[W_LOADS<KIND>];
+    struct quant_raw raw[W_LOADS<KIND>];
+};
+
+template <bool GATED, int KIND>
+static __device__ __forceinline__ void fetch_quantized(struct quantized<KIND> &to,
+                                                       const struct sources<KIND> &s,
+                                                       const struct gemm_args &a, int step)
+{
+    const int k = step * STEP + (int)threadIdx.x % W_PIECES<KIND> * 8 * UNITS_OF<KIND>;
+    const bool valid = k < a.e.k;
+    const uint32_t group = valid ? (uint32_t)(a.e.first + k) >> a.group_shift : 0;
+
+#pragma unroll
+    for (int i = 0; i < W_LOADS<KIND> && KIND != KIND_BF16; i++) {
+        const char *from =
+            s.w + row_of<GATED>(s, i) * s.w_row_bytes + step * STEP * 2 / UNITS_OF<KIND>;
+
+        to.w[i] = valid ? __ldg((const uint4 *)from) : make_uint4(0, 0, 0, 0);
+        to.raw[i] = quant_load<KIND>(a.e.quant, s.scales[i] + group);
+    }
+}
+
+template <int KIND>
+static __device__ __forceinline__ void
+store_quantized(uint32_t stage, const struct quantized<KIND> &from, const struct gemm_args &a)
+{
+    const int row = (int)threadIdx.x / W_PIECES<KIND>, piece = (int)threadIdx.x % W_PIECES<KIND>;
+
+#pragma unroll
+    for (int i = 0; i < W_LOADS<KIND> && KIND != KIND_BF16; i++) {
+        const float scale = quant_scale<KIND>(a.e.quant, from.raw[i].scale);
+        const uint32_t zero = int4_zero(from.raw[i].zero);
+
+#pragma unroll
+        for (int u = 0; u < UNITS_OF<KIND>; u++)
+            st_shared(stage + X_BYTES +
+                          (uint32_t)swizzle<STEP>(row + i * W_AT_ONCE<KIND>,
+                                                  piece * UNITS_OF<KIND> + u),
+                      quant_scaled(quant_unit<KIND>(from.w[i], u, zero), scale));
+    }
 }
 
 /* A warp's part of a tile: products of 16 rows and 8 columns, of which a thread has two rows, eight
@@ -74,19 +140,24 @@ struct sums {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 /* A tile's sums over k. While a stage is multiplied, the one after it is there or on its way, and
  * the one before may be under way still. */
-template <bool GATED>
+template <bool GATED, int KIND>
 static __device__ __forceinline__ void multiply(struct sums &to, const struct gemm_args &a,
-                                                const struct sources &s, uint32_t stages,
+                                                const struct sources<KIND> &s, uint32_t stages,
                                                 int n_steps)
 {
     static constexpr uint32_t ATOM = 8 * STEP * 2;
     float(&left)[64] = *(float(*)[64])to.of, (&right)[64] = *(float(*)[64])(to.of + 64);
     const uint32_t first_row = threadIdx.x / (4 * WARP) * 64;
+    auto stage_of = [stages](int step) { return stages + (uint32_t)(step % 4 * STAGE_BYTES); };
+    struct quantized<KIND> next;
 
+    fetch_quantized<GATED>(next, s, a, 0);
     for (int i = 0; i < 2; i++)
-        load_stage<GATED>(stages + (uint32_t)(i * STAGE_BYTES), s, a.e.ld, i * STEP, a.e.k);
+        load_stage<GATED>(stage_of(i), s, a, i);
+    store_quantized(stage_of(0), next, a);
+    fetch_quantized<GATED>(next, s, a, 1);
     for (int i = 0; i < n_steps; i++) {
-        const uint32_t stage = stages + (uint32_t)(i % 4 * STAGE_BYTES);
+        const uint32_t stage = stage_of(i);
         const uint64_t x = matrix_at(stage + first_row * STEP * 2, 0, ATOM);
         const uint64_t w = matrix_at(stage + X_BYTES, 0, ATOM);
         const uint64_t w_right = matrix_step(w, COLUMNS / 2 * STEP * 2);
@@ -102,8 +173,9 @@ static __device__ __forceinline__ void multiply(struct sums &to, const struct ge
             wgmma_ss(right, matrix_step(x, k * 32), matrix_step(w_right, k * 32), i + k > 0);
         }
         wgmma_commit();
-        load_stage<GATED>(stages + (uint32_t)((i + 2) % 4 * STAGE_BYTES), s, a.e.ld, (i + 2) * STEP,
-                          a.e.k);
+        load_stage<GATED>(stage_of(i + 2), s, a, i + 2);
+        store_quantized(stage_of(i + 1), next, a);
+        fetch_quantized<GATED>(next, s, a, i + 2);
     }
     wgmma_wait<0>();
     pin(to.of);
@@ -148,26 +220,31 @@ static __device__ __forceinline__ void wait_for_stage(int n_stages)
 }
 
 /* A tile's sums over k. */
-template <bool GATED>
+template <bool GATED, int KIND>
 static __device__ __forceinline__ void multiply(struct sums &to, const struct gemm_args &a,
-                                                const struct sources &s, uint32_t stages,
+                                                const struct sources<KIND> &s, uint32_t stages,
                                                 int n_steps)
 {
-    int stage = 0, next = a.n_stages - 1;
+    auto stage_of = [stages, &a](int step) {
+        return stages + (uint32_t)(step % a.n_stages * STAGE_BYTES);
+    };
+    struct quantized<KIND> next;
 
 #pragma unroll
     for (int i = 0; i < ROW_TILES * COLUMN_TILES * 4; i++)
         to.of[i] = 0.0f;
+    fetch_quantized<GATED>(next, s, a, 0);
     for (int i = 0; i < a.n_stages - 1; i++)
-        load_stage<GATED>(stages + (uint32_t)(i * STAGE_BYTES), s, a.e.ld, i * STEP, a.e.k);
+        load_stage<GATED>(stage_of(i), s, a, i);
+    store_quantized(stage_of(0), next, a);
+    fetch_quantized<GATED>(next, s, a, 1);
     for (int i = 0; i < n_steps; i++) {
         wait_for_stage(a.n_stages);
         __syncthreads(); /* this stage is there, and the one before it is free */
-        load_stage<GATED>(stages + (uint32_t)(next * STAGE_BYTES), s, a.e.ld,
-                          (i + a.n_stages - 1) * STEP, a.e.k);
-        multiply_stage(to, stages + (uint32_t)(stage * STAGE_BYTES));
-        next = stage;
-        stage = stage + 1 < a.n_stages ? stage + 1 : 0;
+        load_stage<GATED>(stage_of(i + a.n_stages - 1), s, a, i + a.n_stages - 1);
+        multiply_stage(to, stage_of(i));
+        store_quantized(stage_of(i + 1), next, a);
+        fetch_quantized<GATED>(next, s, a, i + 2);
     }
 }
 #endif
@@ -204,7 +281,7 @@ static __device__ __forceinline__ void store(const struct gemm_args &a, const st
     }
 }
 
-template <bool GATED>
+template <bool GATED, int KIND>
 static __global__ void __launch_bounds__(THREADS, 1)
     expert_gemm_kernel(const __grid_constant__ struct gemm_args a)
 {
@@ -212,7 +289,8 @@ static __global__ void __launch_bounds__(THREADS, 1)
     __shared__ int picks[EXPERT_MANY];
     static constexpr int N = GATED ? COLUMNS / 2 : COLUMNS; /* results of a row of a tile */
     const uint32_t at = (uint32_t)__cvta_generic_to_shared(stages);
-    const int row = (int)threadIdx.x / PIECES, piece = (int)threadIdx.x % PIECES;
+    const int x_row = (int)threadIdx.x / PIECES, x_piece = (int)threadIdx.x % PIECES;
+    const int row = (int)threadIdx.x / W_PIECES<KIND>, piece = (int)threadIdx.x % W_PIECES<KIND>;
     const int n_steps = (a.e.k + STEP - 1) / STEP;
 
     chain_wait();
@@ -220,14 +298,22 @@ static __global__ void __launch_bounds__(THREADS, 1)
     for (int tile = (int)blockIdx.x; tile < n_tiles; tile += (int)gridDim.x) {
         const struct expert_group *g = a.groups + tile / a.n_tiles;
         const int n_rows = __ldcg(&g->n), first = tile % a.n_tiles * N;
-        const int64_t w_rows = (int64_t)__ldcg(&g->expert) * (GATED ? 2 * a.e.n : a.e.n);
-        const int gate_or_up = GATED ? row / 16 * a.e.n : 0; /* 16 rows of each by turns */
-        struct sources s = {.x = a.e.x + piece * 8,
-                            .w = a.e.w + (w_rows + gate_or_up) * a.e.ld + piece * 8,
-                            .first = first + (GATED ? row % 16 : row),
-                            .last = a.e.n - 1};
+        /* 16 rows of gate and of up by turns */
+        const int64_t w_row = (int64_t)__ldcg(&g->expert) * (GATED ? 2 * a.e.n : a.e.n) +
+                              (GATED ? row / 16 % 2 * a.e.n : 0);
+        struct sources<KIND> s = {
+            .x = a.e.x + a.e.first + x_piece * 8,
+            .w_row_bytes = (int64_t)a.e.ld * 2 / UNITS_OF<KIND>,
+            .first = first + (GATED ? row / 32 * 16 + row % 16 : row), .last = a.e.n - 1,
+        };
         struct sums sums;
 
+        s.w = (const char *)a.e.w + w_row * s.w_row_bytes + a.e.first * 2 / UNITS_OF<KIND> +
+              piece * 16;
+#pragma unroll
+        for (int i = 0; i < W_LOADS<KIND> && KIND != KIND_BF16; i++)
+            s.scales[i] = (uint32_t)(((int)w_row + row_of<GATED>(s, i)) / a.e.quant.scale_rows *
+                                     a.n_groups_of_row);
         __syncthreads();               /* the tile before has been stored */
         if (threadIdx.x < EXPERT_MANY) /* behind the end the last one again */
             picks[threadIdx.x] =
@@ -235,7 +321,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
         __syncthreads();
 #pragma unroll
         for (int i = 0; i < EXPERT_MANY / AT_ONCE; i++)
-            s.rows[i] = picks[row + i * AT_ONCE] / a.picks_of_x;
+            s.rows[i] = picks[x_row + i * AT_ONCE] / a.picks_of_x;
         multiply<GATED>(sums, a, s, at, n_steps);
         asm volatile("cp.async.wait_group 0;" ::: "memory"); /* zeros behind the last step */
         store<GATED>(a, sums, picks, n_rows, first);
@@ -249,36 +335,60 @@ static int stages_of(const struct launch *l)
     return n < MAX_STAGES ? n : MAX_STAGES;
 }
 
-template <bool GATED> static cudaError_t allow(const struct launch *l)
+template <int KIND> static cudaError_t allow(const struct launch *l)
 {
-    return cudaFuncSetAttribute((const void *)expert_gemm_kernel<GATED>,
-                                cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                stages_of(l) * STAGE_BYTES);
+    const void *const kernels[] = {(const void *)expert_gemm_kernel<false, KIND>,
+                                   (const void *)expert_gemm_kernel<true, KIND>};
+    cudaError_t r = cudaSuccess;
+
+    for (int i = 0; i < 2 && r == cudaSuccess; i++)
+        r = cudaFuncSetAttribute(kernels[i], cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                 stages_of(l) * STAGE_BYTES);
+    return r;
 }
 
 extern "C" cudaError_t expert_gemm_init(const struct launch *l)
 {
-    const cudaError_t r = allow<false>(l);
+    cudaError_t r = allow<KIND_BF16>(l);
 
-    return r != cudaSuccess ? r : allow<true>(l);
+    if (r == cudaSuccess)
+        r = allow<KIND_E4M3>(l);
+    return r == cudaSuccess ? allow<KIND_INT4>(l) : r;
+}
+
+template <int KIND>
+static cudaError_t run(const struct launch *l, const struct gemm_args *a, int most_groups)
+{
+    const auto kernel = a->e.gated ? known<expert_gemm_kernel<true, KIND>>()
+                                   : known<expert_gemm_kernel<false, KIND>>();
+    const int64_t tiles = (int64_t)most_groups * a->n_tiles;
+
+    return launch_kernel(kernel, dim3((unsigned)(tiles < l->n_sms ? tiles : l->n_sms)), THREADS,
+                         (size_t)(a->n_stages * STAGE_BYTES), l, *a);
 }
 
 extern "C" cudaError_t expert_gemm(const struct launch *l, const struct expert_picks *p,
                                    const struct expert_product *e)
 {
     const int columns = e->gated ? COLUMNS / 2 : COLUMNS;
-    const struct gemm_args a = {.e = *e,
-                                .members = p->members,
-                                .groups = p->groups,
-                                .n_groups = p->n_groups,
-                                .picks_of_x = e->x_of_rows ? p->n_picks : 1,
-                                .n_tiles = (e->n + columns - 1) / columns,
-                                .n_stages = stages_of(l)};
-    const auto kernel =
-        e->gated ? known<expert_gemm_kernel<true>>() : known<expert_gemm_kernel<false>>();
     const int most = expert_most_groups(p->n_experts, e->n_rows * p->n_picks, EXPERT_MANY);
-    const int64_t tiles = (int64_t)most * a.n_tiles;
+    const struct quant *q = &e->quant;
+    const bool quantized = q->element != ELEMENT_BF16;
+    const struct gemm_args a = {
+        .e = *e,
+        .members = p->members,
+        .groups = p->groups,
+        .n_groups = p->n_groups,
+        .picks_of_x = e->x_of_rows ? p->n_picks : 1,
+        .n_tiles = (e->n + columns - 1) / columns,
+        .n_stages = stages_of(l),
+        .group_shift = quantized ? quant_group_shift(q, e->ld) : 0,
+        .n_groups_of_row = quantized ? (e->ld + q->scale_cols - 1) / q->scale_cols : 0,
+    };
 
-    return launch_kernel(kernel, dim3((unsigned)(tiles < l->n_sms ? tiles : l->n_sms)), THREADS,
-                         (size_t)(a.n_stages * STAGE_BYTES), l, a);
+    if (!quant_supports(q, e->ld))
+        return cudaErrorInvalidValue;
+    return q->element == ELEMENT_E4M3   ? run<KIND_E4M3>(l, &a, most)
+           : q->element == ELEMENT_INT4 ? run<KIND_INT4>(l, &a, most)
+                                        : run<KIND_BF16>(l, &a, most);
 }

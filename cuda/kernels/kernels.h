@@ -286,6 +286,17 @@ cudaError_t attn_prefill_sm90(const struct launch *l, const struct attn *a,
 /* How many splits of the keys fill the machine, for tiles times heads. */
 int attn_prefill_splits(const struct launch *l, int n_work, int max_kv_len);
 
+/* How the elements of a matrix w [n, k] become weights; struct matrix says how they lie. */
+enum element { ELEMENT_BF16 /* as they are */, ELEMENT_E4M3 /* e4m3 */, ELEMENT_INT4, N_ELEMENTS };
+struct quant {
+    enum element element;
+    const void *scales; /* [n / scale_rows, k / scale_cols] both rounded up: float of ELEMENT_E4M3;
+                         * of ELEMENT_INT4 bf16, or */
+    bool scales_f16;
+    const uint8_t *zeros; /* of ELEMENT_INT4, as scales, or NULL: 8 */
+    int scale_rows, scale_cols;
+};
+
 /* Mixtures of experts. A pick is an expert that a row goes through: pick row * n_picks + i is the
  * i-th of the row, by ascending expert. Picks of the same expert are multiplied together. */
 enum {
@@ -328,13 +339,14 @@ cudaError_t expert_route(const struct launch *l, const struct expert_picks *p,
 /* y[pick] = x[row of the pick] w^T, w that of the pick's expert, bf16. */
 struct expert_product {
     uint16_t *y;       /* [picks, n] */
-    const uint16_t *x; /* [.., ld], the first k columns: a row for each pick, or */
+    const uint16_t *x; /* [.., ld]: a row for each pick, or */
     bool x_of_rows;    /* for each row */
-    const uint16_t *w; /* [n_experts, n, ld], the first k columns */
-    bool gated;        /* w [n_experts, 2 * n, ld]: y = silu(x w[0:n]) * (x w[n:2n]) */
-    int n_rows;        /* whose picks there are */
-    int n, k;          /* multiples of 32 */
-    int64_t ld;
+    const void *w;     /* [n_experts, n, ld]; scales as those of all these rows */
+    struct quant quant;
+    bool gated;   /* w [n_experts, 2 * n, ld]: y = silu(x w[0:n]) * (x w[n:2n]) */
+    int n_rows;   /* whose picks there are */
+    int n, ld;    /* multiples of 32 */
+    int first, k; /* columns of x and w: all, or either half where skinny_halves() is true */
 };
 /* Where the groups are of EXPERT_FEW: bound by reading the weights, each expert's once a group. */
 cudaError_t expert_skinny(const struct launch *l, const struct expert_picks *p,
@@ -349,17 +361,6 @@ cudaError_t expert_gemm_init(const struct launch *l);
 enum expert_sum_out { EXPERT_SUM_ADD_F32 /* y += */, EXPERT_SUM_F32, EXPERT_SUM_BF16 };
 cudaError_t expert_sum(const struct launch *l, void *y, enum expert_sum_out out, const uint16_t *x,
                        const struct expert_picks *p, int n_rows, int dim);
-
-/* How the elements of a matrix w [n, k] become weights; struct matrix says how they lie. */
-enum element { ELEMENT_BF16 /* as they are */, ELEMENT_E4M3 /* e4m3 */, ELEMENT_INT4, N_ELEMENTS };
-struct quant {
-    enum element element;
-    const void *scales; /* [n / scale_rows, k / scale_cols] both rounded up: float of ELEMENT_E4M3;
-                         * of ELEMENT_INT4 bf16, or */
-    bool scales_f16;
-    const uint8_t *zeros; /* of ELEMENT_INT4, as scales, or NULL: 8 */
-    int scale_rows, scale_cols;
-};
 
 /* y [n, k] = w as bf16, rounded; k a multiple of 32. */
 cudaError_t dequantize(const struct launch *l, uint16_t *y, const void *w, const struct quant *q,

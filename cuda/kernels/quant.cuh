@@ -139,4 +139,13 @@ static __device__ __forceinline__ float quant_scale(const struct quant &q, uint3
     return q.scales_f16 ? __half2float(__ushort_as_half((uint16_t)raw)) : bf16_low(raw);
 }
 
+/* Eight weights times their scale, rounded. */
+static __device__ __forceinline__ uint4 quant_scaled(const uint4 &w, float scale)
+{
+    return make_uint4(bf16_pair(bf16_low(w.x) * scale, bf16_high(w.x) * scale),
+                      bf16_pair(bf16_low(w.y) * scale, bf16_high(w.y) * scale),
+                      bf16_pair(bf16_low(w.z) * scale, bf16_high(w.z) * scale),
+                      bf16_pair(bf16_low(w.w) * scale, bf16_high(w.w) * scale));
+}
+
 #endif

@@ -34,14 +34,8 @@ static __global__ void __launch_bounds__(THREADS)
     const uint4 v = ld_stream(w + i);
 
 #pragma unroll
-    for (int u = 0; u < UNITS; u++) {
-        const uint4 x = quant_unit<KIND>(v, u, zero);
-
-        y[i * UNITS + u] = make_uint4(bf16_pair(bf16_low(x.x) * scale, bf16_high(x.x) * scale),
-                                      bf16_pair(bf16_low(x.y) * scale, bf16_high(x.y) * scale),
-                                      bf16_pair(bf16_low(x.z) * scale, bf16_high(x.z) * scale),
-                                      bf16_pair(bf16_low(x.w) * scale, bf16_high(x.w) * scale));
-    }
+    for (int u = 0; u < UNITS; u++)
+        y[i * UNITS + u] = quant_scaled(quant_unit<KIND>(v, u, zero), scale);
 }
 
 template <int KIND>

@@ -112,41 +112,28 @@ extern "C" cudaError_t skinny_gemm(const struct launch *l, const struct skinny *
     return s->m <= 8 ? dispatch<1>(l, &a) : s->m <= 16 ? dispatch<2>(l, &a) : dispatch<8>(l, &a);
 }
 
-/* Four tiles a block, of gate and up two of each: blocks of fewer are over before enough of their
- * weights are under way. */
-template <int HALVES, int OUT>
-static cudaError_t run_experts(const struct launch *l, const struct skinny_args *a, int n_groups)
-{
-    static constexpr int TILES = 4, AHEAD = 3, BLOCKS_PER_SM = 2;
-    const int cols = COLS * TILES / (OUT == SKINNY_SILU_MUL ? 2 : 1);
-
-    return launch_kernel(
-        known<skinny_kernel<HALVES, TILES, AHEAD, false, OUT, false, KIND_BF16, BLOCKS_PER_SM>>(),
-        dim3((unsigned)((a->s.n + cols - 1) / cols), (unsigned)n_groups), WARPS * WARP, 0, l, *a);
-}
-
 extern "C" cudaError_t expert_skinny(const struct launch *l, const struct expert_picks *p,
                                      const struct expert_product *e)
 {
-    const int n_groups = expert_most_groups(p->n_experts, e->n_rows * p->n_picks, EXPERT_FEW);
+    const int step = quant_step(&e->quant);
     struct skinny_args a = {};
 
     a.s.y = e->y;
     a.s.y_stride = e->n;
     a.s.x = e->x;
     a.s.w = e->w;
+    a.s.quant = e->quant;
+    a.s.m = e->n_rows;
     a.s.n = e->n;
-    a.s.k = e->k;
-    a.n_steps = e->k / UNIT;
+    a.s.k = e->ld;
+    a.s.out = e->gated ? SKINNY_SILU_MUL : SKINNY_BF16;
+    a.first_step = e->first / step;
+    a.n_steps = (e->k + step - 1) / step;
     a.second = e->n;
-    a.ld = e->ld;
     a.picks = *p;
     a.picks_of_x = e->x_of_rows ? p->n_picks : 1;
-    if (e->k % UNIT || n_groups < 1)
+    if (e->n_rows < 1 || e->ld % UNIT || e->first % step ||
+        (e->k % step && e->first + e->k < e->ld) || !quant_supports(&e->quant, e->ld))
         return cudaErrorInvalidValue;
-    if (e->n_rows <= 8) /* no group has more */
-        return e->gated ? run_experts<1, SKINNY_SILU_MUL>(l, &a, n_groups)
-                        : run_experts<1, SKINNY_BF16>(l, &a, n_groups);
-    return e->gated ? run_experts<2, SKINNY_SILU_MUL>(l, &a, n_groups)
-                    : run_experts<2, SKINNY_BF16>(l, &a, n_groups);
+    return e->quant.element == ELEMENT_BF16 ? run_experts<KIND_BF16>(l, &a) : of_quantized(l, &a);
 }

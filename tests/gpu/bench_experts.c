@@ -7,6 +7,14 @@
 #include "tests/gpu/bench.h"
 #include "tests/gpu/gpu_rig.h"
 
+static const struct {
+    const char *name;
+    enum element element;
+    double bytes; /* of a weight */
+} weights[] = {{"bf16", ELEMENT_BF16, 2.0},
+               {"fp8", ELEMENT_E4M3, 1.0},
+               {"int4", ELEMENT_INT4, 0.5}};
+
 /* Of Qwen3-30B-A3B. */
 enum { N_EXPERTS = 128, N_PICKS = 8, HIDDEN = 2048, FFN = 768, MAX_ROWS = 8192 };
 enum { REPEATS = 16, ROUNDS = 4, DENSE_RUNS = 10 };
@@ -77,7 +85,31 @@ static uint16_t *noise_new(size_t n, float scale)
     return p;
 }
 
-static void scene_init(struct scene *s)
+/* As published folders have them: FP8 by blocks, INT4 by groups of 128. */
+static void product_init(struct expert_product *p, enum element element)
+{
+    const size_t n_rows = (size_t)N_EXPERTS * (size_t)p->n * (p->gated ? 2 : 1), k = (size_t)p->k;
+    uint16_t *noise = noise_new(n_rows * k, 0.02f);
+    uint8_t *w = (uint8_t *)noise;
+    float *scales = NULL;
+
+    if (element == ELEMENT_E4M3) {
+        scales = device_new(n_rows * (k / 128) * sizeof(*scales));
+        w = device_new(n_rows * k);
+        cuda_must(quantize(&device.launch, w, scales, noise, (int)n_rows, (int)k, true, false));
+    }
+    p->w = w;
+    p->quant = (struct quant){.element = element};
+    if (element != ELEMENT_BF16)
+        p->quant = (struct quant){
+            .element = element,
+            .scales = scales ? (const void *)scales : noise_new(n_rows * (k / 128), 0.02f),
+            .scale_rows = scales ? 128 : 1,
+            .scale_cols = 128,
+        };
+}
+
+static void scene_init(struct scene *s, enum element element)
 {
     const size_t n = (size_t)MAX_ROWS * N_PICKS;
     const struct step_counts counts = {.n_tokens = MAX_ROWS};
@@ -110,24 +142,18 @@ static void scene_init(struct scene *s)
                                 .n = N_EXPERTS,
                                 .k = HIDDEN,
                                 .out = SKINNY_F32};
-    s->gate_up =
-        (struct expert_product){.y = act,
-                                .x = x,
-                                .x_of_rows = true,
-                                .w = noise_new((size_t)N_EXPERTS * 2 * FFN * HIDDEN, 0.02f),
-                                .gated = true,
-                                .n = FFN,
-                                .k = HIDDEN,
-                                .ld = HIDDEN};
+    s->gate_up = (struct expert_product){
+        .y = act, .x = x, .x_of_rows = true, .gated = true, .n = FFN, .ld = HIDDEN, .k = HIDDEN};
     s->down = (struct expert_product){.y = noise_new(n * HIDDEN, 1.0f),
                                       .x = noise_new(n * FFN, 1.0f),
-                                      .w = noise_new((size_t)N_EXPERTS * HIDDEN * FFN, 0.02f),
                                       .n = HIDDEN,
-                                      .k = FFN,
-                                      .ld = FFN};
+                                      .ld = FFN,
+                                      .k = FFN};
+    product_init(&s->gate_up, element);
+    product_init(&s->down, element);
 }
 
-static void bench_rows(struct scene *s, int n_rows)
+static void bench_rows(struct scene *s, int n_rows, const char *name, double bytes)
 {
     static const char *const names[] = {"many", "few"};
     double used;
@@ -146,12 +172,13 @@ static void bench_rows(struct scene *s, int n_rows)
         for (int kind = 0; kind < N_KINDS; kind++)
             us[kind] = measure(s, (enum kind)kind, few);
         used = experts_in_use(s);
-        printf("bench=experts rows=%d products=%s experts=%.1f router_us=%.1f route_us=%.1f "
+        printf("bench=experts weights=%s rows=%d products=%s experts=%.1f router_us=%.1f "
+               "route_us=%.1f "
                "gate_up_us=%.1f down_us=%.1f sum_us=%.1f gate_up_gb_per_s=%.0f "
                "down_gb_per_s=%.0f gate_up_tflop_per_s=%.1f down_tflop_per_s=%.1f\n",
-               n_rows, names[few], used, us[ROUTER], us[ROUTE], us[GATE_UP], us[DOWN], us[SUM],
-               used * 4 * FFN * HIDDEN / us[GATE_UP] / 1e3,
-               used * 2 * FFN * HIDDEN / us[DOWN] / 1e3, 2 * flops / us[GATE_UP] / 1e6,
+               name, n_rows, names[few], used, us[ROUTER], us[ROUTE], us[GATE_UP], us[DOWN],
+               us[SUM], used * 2 * bytes * FFN * HIDDEN / us[GATE_UP] / 1e3,
+               used * bytes * FFN * HIDDEN / us[DOWN] / 1e3, 2 * flops / us[GATE_UP] / 1e6,
                flops / us[DOWN] / 1e6);
         fflush(stdout);
     }
@@ -188,14 +215,19 @@ static void bench_dense(const struct scene *s, const struct expert_product *e, i
 void bench_experts(void)
 {
     static const int rows[] = {1, 4, 16, 64, 128, 256, 512, 1024, 2048, MAX_ROWS};
-    struct scene s;
 
-    device_set_up();
-    cuda_must(expert_gemm_init(&device.launch));
-    scene_init(&s);
-    for (size_t i = 0; i < sizeof(rows) / sizeof(*rows); i++)
-        bench_rows(&s, rows[i]);
-    bench_dense(&s, &s.gate_up, N_PICKS * 2 * FFN);
-    bench_dense(&s, &s.down, N_PICKS * HIDDEN);
-    device_tear_down();
+    for (size_t type = 0; type < sizeof(weights) / sizeof(*weights); type++) {
+        struct scene s;
+
+        device_set_up();
+        cuda_must(expert_gemm_init(&device.launch));
+        scene_init(&s, weights[type].element);
+        for (size_t i = 0; i < sizeof(rows) / sizeof(*rows); i++)
+            bench_rows(&s, rows[i], weights[type].name, weights[type].bytes);
+        if (weights[type].element == ELEMENT_BF16) {
+            bench_dense(&s, &s.gate_up, N_PICKS * 2 * FFN);
+            bench_dense(&s, &s.down, N_PICKS * HIDDEN);
+        }
+        device_tear_down();
+    }
 }

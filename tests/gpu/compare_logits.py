@@ -6,7 +6,7 @@ float32, which may not be above transformers' own in bf16 by more than a tenth.
 
 With a TYPE, "fp8" or "int4", the backend quantizes the weights as it loads them, and all others
 compute with what they are then. Activations of fp8 products are quantized, too, by transformers as
-by the backend: each 128 of a row have a scale.
+by the backend: each 128 of a row have a scale, where 512 divide it. Those of experts are not.
 """
 import array
 import os
@@ -47,7 +47,7 @@ def int4_weight(w):
 
 
 def quantized_product(linear):
-    weight = linear.weight.float()
+    weight = linear.weight.float().clone()  # that of the layer becomes bf16
 
     def forward(x):
         groups = x.float().view(*x.shape[:-1], -1, 128)
@@ -61,11 +61,16 @@ def quantized_product(linear):
 def load(dtype):
     model = AutoModelForCausalLM.from_pretrained(
         folder, dtype=torch.float32 if weights else dtype, attn_implementation="sdpa").cuda()
-    linears = [m for m in model.model.layers.modules() if isinstance(m, torch.nn.Linear)]
-    for m in linears if weights else []:
-        m.weight.data = (fp8_weight if weights == "fp8" else int4_weight)(m.weight.data)
-        if weights == "fp8" and dtype != torch.float32:
-            m.forward = quantized_product(m)
+    quantize = fp8_weight if weights == "fp8" else int4_weight
+    for name, m in model.model.layers.named_modules() if weights else []:
+        if isinstance(m, torch.nn.Linear) and not name.endswith(".gate"):  # not a router
+            m.weight.data = quantize(m.weight.data)
+            if weights == "fp8" and dtype != torch.float32 and m.in_features % 512 == 0:
+                m.forward = quantized_product(m)
+        for p in m.parameters(recurse=False):
+            for of_expert in p.data if p.dim() == 3 else []:  # of experts gate and up, or down
+                for w in of_expert.chunk(2 if p is getattr(m, "gate_up_proj", None) else 1):
+                    w.copy_(quantize(w))
     return model.to(dtype).eval()
 
 
@@ -84,7 +89,8 @@ def error(a, b):
 
 config = AutoConfig.from_pretrained(folder)
 group = 128
-while config.hidden_size % group or config.intermediate_size % group:
+ffn_size = getattr(config, "moe_intermediate_size", config.intermediate_size)
+while config.hidden_size % group or ffn_size % group:
     group //= 2
 reference = load(torch.float32)
 vocab = reference.config.vocab_size

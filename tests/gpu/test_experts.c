@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "engine/cpu/cpu_experts.h"
-#include "tests/gpu/gpu_rig.h"
+#include "tests/gpu/quant_rig.h"
 #include "tests/unit/run_suite.h"
 
 /* One rounding to bf16 of random values is off by 2^-9 / sqrt(3) at most: 1.7e-3 and a margin. */
@@ -141,27 +141,41 @@ END_TEST
 
 /* A product's two sides and what came of it. */
 struct product {
-    struct device_array x, w, y;
+    struct device_array x, y;
+    double *w; /* [n_experts * n, k], of a gated one twice as many rows */
     struct expert_product p;
 };
 
-static struct product product_new(const struct routed *r, int n, int k, int64_t ld, bool gated)
+/* f NULL: of bf16 weights. */
+static struct product product_new(const struct routed *r, const struct quant_format *f, int n,
+                                  int k, bool gated)
 {
     const size_t n_picks = (size_t)(r->n_rows * r->n_picks);
-    struct product t = {.x = array_bf16((gated ? (size_t)r->n_rows : n_picks) * (size_t)ld, 1.0f),
-                        .w = array_bf16((size_t)(r->n_experts * n) * (size_t)ld * (gated ? 2 : 1),
-                                        1.0f / sqrtf((float)k)),
+    const int n_weights = r->n_experts * n * (gated ? 2 : 1);
+    struct product t = {.x = array_bf16((gated ? (size_t)r->n_rows : n_picks) * (size_t)k, 1.0f),
                         .y = array_new(n_picks * (size_t)n * 2)};
 
     t.p = (struct expert_product){.y = t.y.device,
                                   .x = t.x.device,
                                   .x_of_rows = gated,
-                                  .w = t.w.device,
                                   .gated = gated,
                                   .n_rows = r->n_rows,
                                   .n = n,
-                                  .k = k,
-                                  .ld = ld};
+                                  .ld = k,
+                                  .k = k};
+    if (f) {
+        const struct quant_weights w = quant_weights_new(f, n_weights, k);
+
+        t.w = w.values;
+        t.p.w = w.w.device;
+        t.p.quant = w.quant;
+    } else {
+        const struct device_array w =
+            array_bf16((size_t)n_weights * (size_t)k, 1.0f / sqrtf((float)k));
+
+        t.w = values_bf16(w.host, w.bytes / 2);
+        t.p.w = w.device;
+    }
     return t;
 }
 
@@ -177,12 +191,12 @@ static double product_twin(const struct routed *r, const struct product *t, cons
 {
     const struct expert_product *p = &t->p;
     const size_t ld = (size_t)p->ld, expert = ((uint16_t *)r->experts.host)[pick];
-    const double *row = x + (size_t)(p->x_of_rows ? pick / r->n_picks : pick) * ld;
-    const uint16_t *w =
-        (uint16_t *)t->w.host + (expert * (size_t)p->n * (p->gated ? 2 : 1) + (size_t)j) * ld;
-    const double y = dot(row, w, p->k);
+    const double *row = x + (size_t)(p->x_of_rows ? pick / r->n_picks : pick) * ld + p->first;
+    const double *w =
+        t->w + (expert * (size_t)p->n * (p->gated ? 2 : 1) + (size_t)j) * ld + p->first;
+    const double y = dot_of_doubles(row, w, p->k);
 
-    return p->gated ? y / (1.0 + exp(-y)) * dot(row, w + (size_t)p->n * ld, p->k) : y;
+    return p->gated ? y / (1.0 + exp(-y)) * dot_of_doubles(row, w + (size_t)p->n * ld, p->k) : y;
 }
 
 static const struct {
@@ -191,51 +205,60 @@ static const struct {
                 {9, 4, 4, 160, 96},   {40, 5, 2, 224, 320}, {300, 3, 2, 64, 160},
                 {64, 16, 4, 96, 512}, {150, 1, 1, 288, 96}, {1, 2, 1, 768, 2080}};
 
-/* Gated and plain, whole and halves of k, by few rows and by many, whatever the router chose; and
- * nothing is written where there is no pick. */
-TEST(products_follow_twin, .n = N(products))
+/* Of few rows and of many. Nothing is written where there is no pick. */
+static void check_product(struct routed *r, const struct product *t,
+                          const struct device_array *scores, int counted)
 {
-    const int n_rows = products[_i].n_rows, n_picks = products[_i].n_picks, n = products[_i].n;
-    const int counted = n_rows - n_rows / 4, n_values = counted * n_picks * n;
-    struct routed r = routed_new(n_rows, products[_i].n_experts, n_picks);
-    const struct device_array scores = array_f32((size_t)(n_rows * r.n_experts), 2.0f);
+    const int n_values = counted * r->n_picks * t->p.n;
+    const double *x = values_bf16(t->x.host, t->x.bytes / 2);
     double *expected = host_new((size_t)n_values, sizeof(*expected));
 
-    for (int kind = 0; kind < 4; kind++) {
-        const bool gated = kind & 1, half = kind & 2;
-        struct product t =
-            product_new(&r, n, half ? products[_i].k / 32 * 16 / 32 * 32 : products[_i].k,
-                        products[_i].k, gated);
-        const double *x = values_bf16(t.x.host, t.x.bytes / 2);
+    for (int few = 0; few < 2; few++) {
+        const bool rounds_weights = !few && t->p.quant.element != ELEMENT_BF16;
+        const uint16_t *y = t->y.host;
 
-        if (t.p.k == 0)
+        route_all(r, scores, few ? EXPERT_FEW : EXPERT_MANY, true, counted);
+        for (int i = 0; few == 0 && i < n_values; i++)
+            expected[i] = product_twin(r, t, x, i / t->p.n, i % t->p.n);
+        device_fill(t->y.device, 0xff, t->y.bytes);
+        multiply(r, t, few);
+        ck_assert_double_lt(error_bf16(y, expected, (size_t)n_values),
+                            (1 + t->p.gated + rounds_weights) * bf16_error);
+        for (size_t i = (size_t)n_values; i < t->y.bytes / 2; i++)
+            ck_assert_uint_eq(y[i], 0xffff);
+    }
+}
+
+/* Gated and plain, whole and halves of k, of weights in every format, whatever the router chose. */
+TEST(products_follow_twin, .n = N(products) * (1 + N_QUANT_FORMATS))
+{
+    const struct quant_format *f = _i < N(products) ? NULL : &quant_formats[_i / N(products) - 1];
+    const int shape = _i % N(products), k = products[shape].k;
+    const int n_rows = products[shape].n_rows;
+    struct routed r = routed_new(n_rows, products[shape].n_experts, products[shape].n_picks);
+    const struct device_array scores = array_f32((size_t)(n_rows * r.n_experts), 2.0f);
+
+    for (int gated = 0; gated < 2; gated++) {
+        struct product t = product_new(&r, f, products[shape].n, k, gated);
+
+        check_product(&r, &t, &scores, n_rows - n_rows / 4);
+        if (!skinny_halves(&t.p.quant, k))
             continue;
-        for (int few = 0; few < 2; few++) {
-            const uint16_t *y = t.y.host;
-
-            route_all(&r, &scores, few ? EXPERT_FEW : EXPERT_MANY, true, counted);
-            for (int i = 0; few == 0 && i < n_values; i++)
-                expected[i] = product_twin(&r, &t, x, i / n, i % n);
-            device_fill(t.y.device, 0xff, t.y.bytes);
-            multiply(&r, &t, few);
-            ck_assert_double_lt(error_bf16(y, expected, (size_t)n_values),
-                                (1 + gated) * bf16_error);
-            for (size_t i = (size_t)n_values; i < t.y.bytes / 2; i++)
-                ck_assert_uint_eq(y[i], 0xffff);
-        }
+        for (t.p.k = k / 2; t.p.first < k; t.p.first += k / 2)
+            check_product(&r, &t, &scores, n_rows - n_rows / 4);
     }
 }
 END_TEST
 
 /* A row gives the same bits among few and among many, by either way to multiply. */
-TEST(products_do_not_depend_on_other_rows, .n = 4)
+TEST(products_do_not_depend_on_other_rows, .n = 4 * (1 + N_QUANT_FORMATS))
 {
     enum { ROWS = 290, EXPERTS = 3, PICKS = 2, N_OUT = 96, K = 416 };
     static const int counts[] = {ROWS, 131, 64, 17, 8, 1};
     const bool few = _i & 1, gated = _i & 2;
     struct routed r = routed_new(ROWS, EXPERTS, PICKS);
     const struct device_array scores = array_f32(ROWS * EXPERTS, 2.0f);
-    struct product t = product_new(&r, N_OUT, K, K, gated);
+    struct product t = product_new(&r, _i < 4 ? NULL : &quant_formats[_i / 4 - 1], N_OUT, K, gated);
     char *all = host_new(t.y.bytes, 1);
 
     for (int i = 0; i < N(counts); i++) {

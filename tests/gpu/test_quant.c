@@ -5,7 +5,7 @@
 
 #include "cuda/gemm.h"
 #include "engine/util/bf16.h"
-#include "tests/gpu/gpu_rig.h"
+#include "tests/gpu/quant_rig.h"
 #include "tests/unit/run_suite.h"
 
 /* One rounding to bf16 of random values is off by 2^-9 / sqrt(3) at most: 1.7e-3 and a margin. */
@@ -15,147 +15,22 @@ static const double bf16_error = 2.5e-3;
  * by as much again. */
 static const double f32_error = 2e-6;
 
-/* Formats as folders have them; scale_cols 0: all of k. */
-static const struct format {
-    enum element element;
-    int scale_rows, scale_cols;
-    bool zeros, f16;
-} formats[] = {
-    {ELEMENT_E4M3, 128, 128, false, false}, {ELEMENT_E4M3, 1, 128, false, false},
-    {ELEMENT_E4M3, 1, 0, false, false},     {ELEMENT_INT4, 1, 128, false, false},
-    {ELEMENT_INT4, 1, 128, true, true},     {ELEMENT_INT4, 1, 64, true, false},
-    {ELEMENT_INT4, 1, 32, false, true},     {ELEMENT_INT4, 1, 32, true, true},
-    {ELEMENT_INT4, 1, 0, true, false},
-};
-
-static double e4m3_value(uint8_t bits)
+static double twin(const struct skinny *s, const struct quant_weights *w, const double *x, int n)
 {
-    const int exponent = bits >> 3 & 15, mantissa = bits & 7;
-    const double size = exponent ? ldexp(8 + mantissa, exponent - 10) : ldexp(mantissa, -9);
-
-    return bits & 0x80 ? -size : size;
-}
-
-/* Weights [n, k] in a format. */
-struct weights_of {
-    struct device_array w, scales, zeros;
-    struct quant quant;
-    double *values; /* [n, k] */
-    int k;
-};
-
-/* Nibble i of a word is weight 2 i for i < 4, then 2 (i - 4) + 1. */
-static int nibble_of(int i)
-{
-    return i % 2 * 4 + i / 2;
-}
-
-static double scale_value(const struct format *f, const struct device_array *scales, int64_t at)
-{
-    const uint16_t *halves = scales->host;
-    uint32_t bits;
-    float value;
-
-    if (f->element == ELEMENT_E4M3)
-        return ((float *)scales->host)[at];
-    if (!f->f16)
-        return bf16_value(halves[at]);
-    bits = f32_bits_from_f16(halves[at]);
-    memcpy(&value, &bits, sizeof(value));
-    return value;
-}
-
-/* The scale is near the one that is asked for, a normal number. */
-static void set_scale(const struct format *f, const struct device_array *scales, int64_t at,
-                      float scale)
-{
-    uint16_t *halves = scales->host;
-    int exponent;
-    const float fraction = frexpf(scale, &exponent); /* 0.5 .. 1 */
-
-    if (f->element == ELEMENT_E4M3)
-        ((float *)scales->host)[at] = scale;
-    else if (f->f16)
-        halves[at] = (uint16_t)((exponent + 14) << 10 | (int)((fraction - 0.5f) * 2048.0f));
-    else
-        halves[at] = bf16_from_f32(scale);
-}
-
-/* Weights of about 1 / sqrt(k), with all bit patterns but e4m3's NaN. */
-static struct weights_of random_weights(const struct format *f, int n, int k)
-{
-    const int cols = f->scale_cols ? f->scale_cols : k, n_cols = (k + cols - 1) / cols;
-    const int n_rows = (n + f->scale_rows - 1) / f->scale_rows;
-    const size_t n_groups = (size_t)n_rows * (size_t)n_cols, size = (size_t)n * (size_t)k;
-    struct weights_of r = {.w = array_new(f->element == ELEMENT_E4M3 ? size : size / 2),
-                           .scales = array_new(n_groups * (f->element == ELEMENT_E4M3 ? 4 : 2)),
-                           .values = host_new(size, sizeof(double)),
-                           .k = k};
-    const double usual = f->element == ELEMENT_E4M3 ? 100.0 : 5.0; /* an element */
-    uint8_t *bytes = r.w.host;
-
-    if (f->zeros)
-        r.zeros = array_new(n_groups);
-    for (size_t i = 0; i < n_groups; i++) {
-        set_scale(f, &r.scales, (int64_t)i,
-                  (0.5f + (float)(random_bits() % 1024) / 1024.0f) / (float)(usual * sqrt(k)));
-        if (f->zeros)
-            ((uint8_t *)r.zeros.host)[i] = (uint8_t)(random_bits() % 17);
-    }
-    for (size_t i = 0; i < r.w.bytes; i++)
-        do
-            bytes[i] = (uint8_t)(random_bits() >> 8);
-        while (f->element == ELEMENT_E4M3 && (bytes[i] & 0x7f) == 0x7f);
-    for (int row = 0; row < n; row++)
-        for (int i = 0; i < k; i++) {
-            const size_t at = (size_t)row * (size_t)k + (size_t)i;
-            const int64_t group = (int64_t)(row / f->scale_rows) * n_cols + i / cols;
-            const int nibble = nibble_of(i % 8);
-            const double element =
-                f->element == ELEMENT_E4M3
-                    ? e4m3_value(bytes[at])
-                    : (bytes[at / 8 * 4 + (size_t)nibble / 2] >> nibble % 2 * 4 & 15) -
-                          (f->zeros ? ((uint8_t *)r.zeros.host)[group] : 8);
-
-            r.values[at] = element * scale_value(f, &r.scales, group);
-        }
-    array_to_device(&r.w);
-    array_to_device(&r.scales);
-    if (f->zeros)
-        array_to_device(&r.zeros);
-    r.quant = (struct quant){.element = f->element,
-                             .scales = r.scales.device,
-                             .scales_f16 = f->f16,
-                             .zeros = f->zeros ? r.zeros.device : NULL,
-                             .scale_rows = f->scale_rows,
-                             .scale_cols = cols};
-    return r;
-}
-
-static double dot_of(const double *x, const double *w, int k)
-{
-    double sum = 0.0;
-
-    for (int i = 0; i < k; i++)
-        sum += x[i] * w[i];
-    return sum;
-}
-
-static double twin(const struct skinny *s, const struct weights_of *w, const double *x, int n)
-{
-    const double y = dot_of(x, w->values + (int64_t)n * w->k, w->k);
+    const double y = dot_of_doubles(x, w->values + (int64_t)n * w->k, w->k);
 
     return s->out == SKINNY_SILU_MUL
-               ? y / (1.0 + exp(-y)) * dot_of(x, w->values + (int64_t)(s->n + n) * w->k, w->k)
+               ? y / (1.0 + exp(-y)) *
+                     dot_of_doubles(x, w->values + (int64_t)(s->n + n) * w->k, w->k)
                : y;
 }
 
-static void check_skinny(const struct format *f, int m, int n, int k, enum skinny_out out,
+static void check_skinny(const struct quant_format *f, int m, int n, int k, enum skinny_out out,
                          bool with_bias)
 {
     const bool wide = out == SKINNY_F32 || out == SKINNY_ADD_F32, gated = out == SKINNY_SILU_MUL;
     const size_t size = (size_t)m * (size_t)n, n_x = (size_t)m * (size_t)k;
-    const struct weights_of w = random_weights(f, gated ? 2 * n : n, k);
+    const struct quant_weights w = quant_weights_new(f, gated ? 2 * n : n, k);
     const struct device_array x = array_bf16(n_x, 1.0f), bias = array_bf16((size_t)n, 2.0f);
     const struct device_array y =
         out == SKINNY_ADD_F32 ? array_f32(size, 1.0f) : array_new(size * (wide ? 4 : 2));
@@ -182,15 +57,15 @@ static void check_skinny(const struct format *f, int m, int n, int k, enum skinn
     array_to_host(&y);
     error = wide ? error_f32(y.host, expected, size) : error_bf16(y.host, expected, size);
     ck_assert_msg(error < (wide ? f32_error : (1 + gated) * bf16_error),
-                  "format %d m %d n %d k %d out %d: %g", (int)(f - formats), m, n, k, (int)out,
-                  error);
+                  "format %d m %d n %d k %d out %d: %g", (int)(f - quant_formats), m, n, k,
+                  (int)out, error);
 }
 
 /* All outputs, one row to many, widths that fill no tile, groups and steps that k does not fill. */
-TEST(skinny_gemm_follows_twin, .n = N(formats))
+TEST(skinny_gemm_follows_twin, .n = N_QUANT_FORMATS)
 {
     static const int rows[] = {1, 3, 8, 9, 16, 17, 64};
-    const struct format *f = &formats[_i];
+    const struct quant_format *f = &quant_formats[_i];
 
     for (int i = 0; i < N(rows); i++) {
         for (int out = SKINNY_BF16; out <= SKINNY_SILU_MUL; out++) {
@@ -206,11 +81,11 @@ END_TEST
 
 /* What a row gives is the same to the bit whatever the number of rows, whether the product norms it
  * or a kernel before it does. */
-TEST(rows_do_not_depend_on_rows, .n = N(formats))
+TEST(rows_do_not_depend_on_rows, .n = N_QUANT_FORMATS)
 {
     enum { ROWS = 70, HIDDEN = 1024, OUTPUTS = 328 };
     static const int counts[] = {1, 2, 5, 8, 9, 16, 17, 33, 64};
-    const struct weights_of w = random_weights(&formats[_i], 2 * OUTPUTS, HIDDEN);
+    const struct quant_weights w = quant_weights_new(&quant_formats[_i], 2 * OUTPUTS, HIDDEN);
     const struct device_array x = array_f32(ROWS * HIDDEN, 2.0f), norm = array_bf16(HIDDEN, 1.0f);
     const struct device_array normed = array_new(ROWS * HIDDEN * 2), rms = array_new(ROWS * 4);
     const struct device_array y = array_new(ROWS * OUTPUTS * 2);
@@ -271,12 +146,12 @@ static void *half_of(const struct device_array *a, int n, int half)
 
 /* One rank that adds both halves of k, one after the other, has the bits of the sum of two ranks
  * with a half each. */
-TEST(halves_are_added_as_ranks_add_them, .n = N(formats))
+TEST(halves_are_added_as_ranks_add_them, .n = N_QUANT_FORMATS)
 {
     enum { ROWS = 20, OUTPUTS = 128, INPUTS = 1536 };
-    const struct format *f = &formats[_i];
+    const struct quant_format *f = &quant_formats[_i];
     const bool blocks = f->scale_cols > 0;
-    const struct weights_of w = random_weights(f, OUTPUTS, INPUTS);
+    const struct quant_weights w = quant_weights_new(f, OUTPUTS, INPUTS);
     const struct device_array x = array_bf16(ROWS * INPUTS, 1.0f);
     const struct device_array y = array_f32(ROWS * OUTPUTS, 1.0f), part = array_new(y.bytes);
     const int n_rows = OUTPUTS / f->scale_rows;
@@ -346,13 +221,13 @@ static bool is_poison_kept(const struct device_array *a, size_t n, size_t row, s
 
 /* Each number of rows from `least` to `most`, twice: which block is the last to have its part of a
  * sum changes no bit. */
-static void check_int4(const struct format *f, int least, int most, int n, int k,
+static void check_int4(const struct quant_format *f, int least, int most, int n, int k,
                        enum skinny_out out, const struct int4_work *work)
 {
     const bool wide = out == SKINNY_F32 || out == SKINNY_ADD_F32, gated = out == SKINNY_SILU_MUL;
     const int stride = n + 6;
     const size_t each = wide ? 4 : 2, row = (size_t)stride * each;
-    const struct weights_of w = random_weights(f, gated ? 2 * n : n, k);
+    const struct quant_weights w = quant_weights_new(f, gated ? 2 * n : n, k);
     const struct device_array x = array_bf16((size_t)(most * k), 1.0f);
     const struct device_array bias = array_bf16((size_t)n, 2.0f);
     const struct device_array y = array_new((size_t)(most + 1) * row), again = array_new(y.bytes);
@@ -396,16 +271,16 @@ static void check_int4(const struct format *f, int least, int most, int n, int k
         }
         error = relative_error(got, expected, size);
         ck_assert_msg(error < (wide ? f32_error : (1 + gated) * bf16_error),
-                      "format %d m %d n %d k %d out %d: %g", (int)(f - formats), s.m, n, k,
+                      "format %d m %d n %d k %d out %d: %g", (int)(f - quant_formats), s.m, n, k,
                       (int)out, error);
     }
 }
 
 /* Any number of rows; widths and lengths of k that fill no tile, no step and no group, tiles that
  * one block has and that many share. */
-TEST(int4_gemm_follows_twin, .n = N(formats))
+TEST(int4_gemm_follows_twin, .n = N_QUANT_FORMATS)
 {
-    const struct format *f = &formats[_i];
+    const struct quant_format *f = &quant_formats[_i];
     struct int4_work work;
 
     if (f->element != ELEMENT_INT4 || !int4_is_usable())
@@ -425,21 +300,21 @@ TEST(int4_gemm_of_each_width)
 {
     static const int rows[] = {32, 64, 130};
 
-    for (int i = 0; i < N(formats) && int4_is_usable(); i++) {
+    for (int i = 0; i < N_QUANT_FORMATS && int4_is_usable(); i++) {
         const struct int4_work work = int4_work_new();
 
-        for (int j = 0; j < N(rows) && formats[i].zeros; j++)
+        for (int j = 0; j < N(rows) && quant_formats[i].zeros; j++)
             for (int out = SKINNY_BF16; out <= SKINNY_SILU_MUL; out++)
-                check_int4(&formats[i], rows[j], rows[j], 76, 1024 + 32, (enum skinny_out)out,
+                check_int4(&quant_formats[i], rows[j], rows[j], 76, 1024 + 32, (enum skinny_out)out,
                            &work);
     }
 }
 END_TEST
 
-TEST(dequantized_weights_are_rounded_once, .n = N(formats))
+TEST(dequantized_weights_are_rounded_once, .n = N_QUANT_FORMATS)
 {
     enum { OUTPUTS = 260, INPUTS = 416 };
-    const struct weights_of w = random_weights(&formats[_i], OUTPUTS, INPUTS);
+    const struct quant_weights w = quant_weights_new(&quant_formats[_i], OUTPUTS, INPUTS);
     const struct device_array y = array_new(OUTPUTS * INPUTS * 2);
 
     cuda_must(dequantize(&device.launch, y.device, w.w.device, &w.quant, OUTPUTS, INPUTS));
@@ -519,7 +394,7 @@ END_TEST
 
 static void check_gemm(struct gemm *g, bool blocks, int m, int n, int k, enum gemm_out out)
 {
-    const struct weights_of w = random_weights(&formats[blocks ? 0 : 2], n, k);
+    const struct quant_weights w = quant_weights_new(&quant_formats[blocks ? 0 : 2], n, k);
     const struct activations a = quantized(m, k, blocks, false);
     const size_t size = (size_t)(m * n);
     const struct device_array y =
@@ -542,7 +417,7 @@ static void check_gemm(struct gemm *g, bool blocks, int m, int n, int k, enum ge
 
     for (int i = 0; i < m; i++)
         for (int j = 0; j < n; j++)
-            expected[i * n + j] += dot_of(a.values + i * k, w.values + j * k, k);
+            expected[i * n + j] += dot_of_doubles(a.values + i * k, w.values + j * k, k);
     ck_assert_msg(gemm_run(g, device.launch.stream, &p, &e) == 0, "%s", e.text);
     array_to_host(&y);
     error =
