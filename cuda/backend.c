@@ -269,17 +269,14 @@ static int cuda_wake(struct backend *b, struct err *e)
     return r;
 }
 
-/* As the leader's engine has called it there. Steps under way stay so while others come, and while
- * copies are counted. */
+/* As the leader's engine has called it there. An order comes behind the steps before it, which have
+ * ended. */
 static int carry_out(struct backend *b, const struct order *o, struct err *e)
 {
-    const uint64_t may_run = o->kind == ORDER_COPIES ? BACKEND_IN_FLIGHT
-                             : o->kind == ORDER_STEP ? BACKEND_IN_FLIGHT - 1
-                                                     : 0;
     struct step_result ignored;
     int r = 0;
 
-    while (r == 0 && b->n_submitted - b->n_waited > may_run)
+    while (r == 0 && b->n_submitted > b->n_waited)
         r = cuda_wait(b, &ignored, e);
     if (r < 0)
         return r;

@@ -13,7 +13,7 @@
 #include "engine/util/must.h"
 
 enum {
-    N_LETTERS = 4, /* orders under way: two steps, what follows and one to spare */
+    N_LETTERS = 4, /* orders on their way, and those whose batch is being read */
     N_BATCHES = BACKEND_IN_FLIGHT + 1,
     FIRST_PIECE = 16384, /* bytes: a step of hundreds of decodes */
     SPIN_LOOKS = 2000,   /* at an event before the thread sleeps in between */

@@ -2,13 +2,15 @@
  * the first of them, the leader, tells the others, its followers. All of it goes through NCCL.
  *
  * Ranks have a communicator of all ranks, for steps (exchange.h); a second one, with one rank of
- * each process, carries orders. Both work on the ranks' streams, so that on each device all that
- * NCCL does is one sequence, and the sequences of all processes agree: whoever calls a function
- * below has enqueued the steps that came before. Then nothing ever waits for what comes behind it,
- * whatever waits for a whole device: memory that a graph takes, a kernel that is loaded.
+ * each process, carries orders. Orders use the stream of local rank 0, behind the steps that were
+ * enqueued before. So all that NCCL does on a device is one sequence, the same in all processes,
+ * and nothing waits for what comes behind it, even where CUDA waits for a whole device: to take
+ * memory for a graph, to load a kernel.
  *
- * So a follower learns of a step when it has ended the one before, and its device rests meanwhile.
- * It waits for an order in a kernel of NCCL's, which keeps one multiprocessor busy.
+ * The price: a follower learns of a step only when the one before has ended, and its device is idle
+ * until it has launched it; and while copies of blocks are under way, the leader has a step's
+ * tokens only when the next one has ended. A follower waits for an order in a kernel of NCCL's,
+ * which keeps one multiprocessor busy.
  *
  * The thread that runs the backend, but for cluster_join. Where a process has ended or cannot be
  * reached, calls return -EIO or, where it is silent for CLUSTER_SECONDS, -ETIMEDOUT; nothing that
@@ -24,7 +26,7 @@
 
 enum {
     CLUSTER_SECONDS = 12,        /* without an answer to an order, or an order; or of a step */
-    CLUSTER_BEAT_SECONDS = 3,    /* between orders of an idle leader */
+    CLUSTER_BEAT_SECONDS = 2,    /* between orders of an idle leader */
     CLUSTER_START_SECONDS = 300, /* until all processes have come */
     CLUSTER_LOAD_SECONDS = 900,  /* until all have read their weights */
 };

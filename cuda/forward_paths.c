@@ -108,7 +108,7 @@ struct quantized_plan forward_plan_quantized(const struct forward *f)
                                                {&l->gate_up},
                                                {&l->down}};
 
-        for (int j = 0; j < (f->config->n_experts ? 2 : 4); j++) { /* experts have kernels */
+        for (int j = 0; j < (f->config->n_experts ? 2 : 4); j++) { /* those of experts stay so */
             const struct matrix *w = all[j][0];
             const size_t n = (size_t)w->n, k = (size_t)w->k;
 

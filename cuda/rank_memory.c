@@ -189,10 +189,16 @@ static int plan_blocks(struct rank *b, struct err *e)
     n = bytes / b->block_bytes;
     if (n > (uint64_t)(INT32_MAX / o->block_len))
         n = (uint64_t)(INT32_MAX / o->block_len);
+    if (n == 0 && o->tier_bytes[TIER_DEVICE])
+        return err_set(
+            e, -EINVAL,
+            "cache.kv_memory: one block of %d tokens needs %.1f MiB on each device, whose "
+            "share is %.1f MiB; raise it or lower cache.block_len",
+            o->block_len, (double)b->block_bytes / 0x1p20, (double)bytes / 0x1p20);
     if (n == 0)
-        return err_set(e, o->tier_bytes[TIER_DEVICE] ? -EINVAL : -ENOMEM,
+        return err_set(e, -ENOMEM,
                        "%s: %.1f MiB are left for KV blocks, and one block of %d tokens takes "
-                       "%.1f MiB; lower cache.block_len or raise cache.kv_memory",
+                       "%.1f MiB; lower cache.block_len or free memory of the device",
                        b->device.name, (double)bytes / 0x1p20, o->block_len,
                        (double)b->block_bytes / 0x1p20);
     b->n_blocks = (int32_t)n;

@@ -354,7 +354,7 @@ void ranks_free(struct ranks *r)
 {
     if (!r || (r->threads && rank_threads_are_lost(r->threads)))
         return;
-    if (r->cluster && r->open)
+    if (r->cluster && r->open && !cluster_has_parted(r->cluster))
         dismiss(r);
     if ((r->cluster && cluster_has_parted(r->cluster)) || !rank_threads_free(r->threads))
         return;

@@ -25,7 +25,8 @@ struct rank *ranks_first(struct ranks *r);
 int ranks_run(struct ranks *r, rank_fn *run, const void *arg, struct err *e);
 const struct rank *ranks_at(const struct ranks *r, int i); /* for tests */
 
-/* With other processes: the leader's sleep, wake, submit and wait tell them to do the same. */
+/* With other processes: the leader's sleep, wake, submit and wait tell them to do the same, once
+ * all ranks here have enqueued the step before. */
 bool ranks_follow(const struct ranks *r); /* this is not the leader */
 /* A follower: the next order, which is carried out by these same functions, or by ranks_answer().
  */

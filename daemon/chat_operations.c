@@ -37,8 +37,8 @@ static int find(struct chat_session **out, const struct session *s, const char *
     if (!name)
         return refusal_of_field(e, CODE(INVALID), field, "is missing");
     return refusal_of_field(e, CODE(INVALID), field,
-                            "this user has no session \"%.64s\"; list_sessions lists those "
-                            "that there are",
+                            "this user has no session \"%.64s\"; list_sessions lists "
+                            "this user's sessions",
                             name);
 }
 

@@ -420,7 +420,11 @@ static void check_model(struct checking *c, const struct backend_choice *choice)
     else if (engine_check_options(&backend, model, &e) < 0)
         say(c, WRONG, "config", edit(c, 0), "%s", e.text);
     else if (choice->ops && choice->ops->check && (r = choice->ops->check(model, &backend, &e)) < 0)
-        say(c, WRONG, r == -ENOMEM ? "memory" : "model", edit(c, 0), "%s", e.text);
+        say(c, WRONG,
+            r == -ENOMEM   ? "memory"
+            : r == -EINVAL ? "config"
+                           : "model",
+            edit(c, 0), "%s", e.text);
     else if (backend.tp_size > 1)
         say_ranks(c, model, backend.tp_size);
     model_close(model);

@@ -25,7 +25,7 @@ struct listener_options {
 struct listener_options listener_options_of(const struct options *o, bool admins);
 
 /* Listens on a non-blocking socket; looks the group up once. The texts must outlive it.
- * -EADDRINUSE: another daemon serves the path; -EEXIST: the path is not a socket; -ENAMETOOLONG;
+ * -EADDRINUSE: another daemon serves the path; -ENOTSOCK: the path is not a socket; -ENAMETOOLONG;
  * others with a text. */
 int listener_open(struct listener **out, const struct listener_options *options, struct err *e);
 

@@ -120,8 +120,8 @@ struct backend_ops {
     const char *name;
     /* Loads the weights and takes all memory. What depends on a trial (which product, which
      * all-reduce) is settled before open returns and does not change afterwards. Negative errno and
-     * a text on failure: -ENOMEM says what is needed and what is there. The model stays open and
-     * unchanged until close. */
+     * a text on failure: -ENOMEM says what is needed and what is there, -EINVAL which option is
+     * wrong. The model stays open and unchanged until close. */
     int (*open)(struct backend **out, const struct model *model,
                 const struct backend_options *options, struct err *e);
     /* Fast enough to be called whenever the engine goes idle. */

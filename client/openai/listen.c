@@ -95,7 +95,7 @@ static int clear_path(const struct sockaddr_un *address, char why[LISTEN_WHY])
     if (lstat(path, &st) < 0)
         return errno == ENOENT ? 0 : fail(why, -errno, "%s: %s", path, strerror(errno));
     if (!S_ISSOCK(st.st_mode))
-        return fail(why, -EEXIST, "%s is not a socket; remove it or choose another path", path);
+        return fail(why, -ENOTSOCK, "%s is not a socket; remove it or choose another path", path);
     fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     r = connect(fd, (const struct sockaddr *)address, sizeof(*address)) == 0 ? 0 : errno;
     close(fd);

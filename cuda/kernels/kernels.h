@@ -336,7 +336,8 @@ struct expert_route {
 cudaError_t expert_route(const struct launch *l, const struct expert_picks *p,
                          const struct expert_route *r);
 
-/* y[pick] = x[row of the pick] w^T, w that of the pick's expert, bf16. */
+/* y[pick] = x[row of the pick] w^T as bf16, w of the pick's expert. expert_gemm() rounds quantized
+ * weights to bf16 first, expert_skinny() does not. */
 struct expert_product {
     uint16_t *y;       /* [picks, n] */
     const uint16_t *x; /* [.., ld]: a row for each pick, or */

@@ -1,4 +1,5 @@
-/* quant.cuh - weights of 8 and 4 bits on their way to the matrix unit: as bf16, exactly.
+/* quant.cuh - weights of 8 and 4 bits on their way to the matrix unit, as bf16: elements less their
+ * zeros exactly, with their scales rounded.
  *
  * A thread loads 16 bytes of a row, UNITS times 8 weights. Four lanes side by side hold a step of
  * 32 * UNITS weights, each its own consecutive ones; unit u of a lane is 8 weights that it gives

@@ -404,7 +404,7 @@ static cudaError_t run_group(const struct launch *l, const struct skinny_args *a
         dim3((unsigned)((a->s.n + cols - 1) / cols), (unsigned)n_groups), WARPS * WARP, 0, l, *a);
 }
 
-/* No group has more rows than there are. */
+/* A row picks an expert once, so no group has more than m rows. */
 template <int KIND>
 static cudaError_t run_experts(const struct launch *l, const struct skinny_args *a)
 {

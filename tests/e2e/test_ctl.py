@@ -259,6 +259,13 @@ class Batch(SharedDaemon):
         out, summary, _ = self.daemon.batch([])  # no lines are no failure
         self.assertEqual((out, summary["requests"]), ([], 0))
 
+    def test_full_output(self):
+        """The file that has no room is named."""
+        done = self.daemon.ctl("batch", "--input", "-", "--output", "/dev/full", check=False,
+                               stdin=b'{"prompt": "Hello", "max_tokens": 1}\n')
+        self.assertEqual((done.returncode, done.stderr.splitlines()[-1]),
+                         (1, b"nvllmctl: cannot write /dev/full: No space left on device"))
+
     def test_progress_fits_the_terminal(self):
         """It is drawn over itself: no longer than a line of the terminal, with a bar for the rest."""
         def script(peer):

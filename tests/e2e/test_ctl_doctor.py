@@ -344,7 +344,7 @@ class Doctor(Case):
                 ("nonsense\n", None, "config", [":1:"], ""),
                 ("[daemon]\nlog_level = info\n", None, "model", ["no model"], ""),
                 ("[model]\npath = relative\n", None, "model", ["relative"], ""),
-                (model + "[cache]\nkv_memory = 1K\n", None, "memory", ["kv_memory"], ""),
+                (model + "[cache]\nkv_memory = 1K\n", None, "config", ["kv_memory"], ""),
                 (model + "socket = /no/such/s\n", None, "socket",
                  ["/no/such/s", "folder does not exist"], ""),
                 (model + "admin_group = no-such\n", None, "admins", ["no-such"], ""),

@@ -130,7 +130,8 @@ class Sockets(Case):
 class Refusals(Case):
     """A daemon that cannot serve says what is wrong with what, and ends."""
 
-    def refused(self, *named, model=MODEL, options=(), args=()):
+    def refused(self, *named, model=MODEL, options=(), args=(), lasting=False):
+        """lasting: another start would not help, and systemd tries none."""
         socket_path = self.temporary_folder() / "s"
         command = [config.nvllmd, "--model", model, "--socket", socket_path, "--backend", "cpu",
                    *args]
@@ -139,6 +140,8 @@ class Refusals(Case):
         done = run_command([str(c) for c in command], check=False)
         text = done.stderr.decode(errors="replace")
         self.assertGreater(done.returncode, 0, f"killed or accepted: {text}")
+        if lasting:
+            self.assertEqual(done.returncode, 2, text)
         for name in named:
             self.assertIn(name, text)
         self.assertNotIn("Sanitizer", text)
@@ -212,7 +215,8 @@ class Refusals(Case):
                        "scheduler.max_batch_tokens=0", "cache.kv_dtype=f64"):
             self.refused(option.split("=")[0], options=[option])
         self.refused("cache.no_such", options=["cache.no_such=1"])
-        self.refused("kv_memory", options=["cache.kv_memory=1K"])
+        self.refused("kv_memory", options=["cache.kv_memory=1K"], lasting=True)
+        self.refused("not a socket", options=[f"daemon.socket={MODEL}/config.json"], lasting=True)
         self.refused("--no-such", args=["--no-such"])
 
     def with_four_heads(self):

@@ -89,7 +89,9 @@ def run(all_, warm_up, measured):
     begin, tokens, rates = time.monotonic(), 0, []
     for number in range(warm_up + measured):
         while sum(c.n_answered for c in all_) < (number + 1) * len(all_):
-            for fd, _ in poll.poll(1000):
+            ready = poll.poll(60000)
+            assert ready, "no answer for 60 s"
+            for fd, _ in ready:
                 by_fd[fd].take(number >= warm_up)
         now, all_tokens = time.monotonic(), sum(c.tokens for c in all_)
         if number >= warm_up:

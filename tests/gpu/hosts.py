@@ -187,7 +187,7 @@ def tiers(network):
 
 def rates(network):
     """Of a few numbers of streams. Before them others: each is captured as a graph when it first
-    occurs, for which the follower takes memory while it waits for an order."""
+    occurs, which takes memory and may wait for a whole device, on both sides."""
     for name, model in ("tiny", harness.MODEL), ("0.6B", args.model):
         if not model:
             continue
@@ -207,6 +207,7 @@ def faults(network):
     once(network, "follower killed", 1, signal.SIGKILL, True)
     once(network, "follower killed, idle", 1, signal.SIGKILL, False)
     once(network, "follower stopped", 1, signal.SIGSTOP, True)
+    once(network, "follower stopped, idle", 1, signal.SIGSTOP, False)
     once(network, "leader killed", 0, signal.SIGKILL, True)
     once(network, "leader stopped", 0, signal.SIGSTOP, False)
 

@@ -343,7 +343,7 @@ TEST(measuring_changes_nothing, .n = 2)
         ck_assert_int_eq(idle(b), 0);
         cuda_backend->close(b);
     }
-    ck_assert_int_lt(n_pieces[1] * 3, n_pieces[0] * 2); /* of 4 bits few products are measured */
+    ck_assert_int_ge(n_pieces[0] - n_pieces[1], 40); /* measured once; of 4 bits that is little */
     o.tune = true; /* all is known: this takes no longer than loading kernels */
     err_must(cuda_backend->open(&b, model, &o, &e), &e);
     drive_all(cuda_backend, b, &o, 1, N);
