@@ -164,3 +164,48 @@ void engine_answer(struct engine *g, struct job *j, const struct core_event *com
                          (size_t)report->n_prefixes * sizeof(*report->prefixes);
     job_end(j, ENGINE_REPORT, &g->out);
 }
+
+static int answer(struct engine *g, struct job *j, struct err *e)
+{
+    const struct inspect_query *q = &j->request.query;
+    int r = 1;
+
+    if (q->kind == INSPECT_SLEEP || q->kind == INSPECT_WAKE)
+        return engine_answer_sleep(g, j, e);
+    if (q->kind == INSPECT_TRACE) {
+        engine_begin_trace(g, j);
+        return 1;
+    }
+    if (q->kind == INSPECT_CACHE_PIN && !q->unpin) /* it may be computed */
+        r = engine_wake_for(g, j, e);
+    if (r > 0)
+        engine_answer(g, j, NULL);
+    return r;
+}
+
+int engine_answer_next(struct engine *g, struct err *e)
+{
+    enum { REST = 9 };
+    const bool busy = g->in_flight > 0;
+    uint64_t began_us, ended_us;
+    enum inspect_kind kind;
+    struct job *j;
+    int r;
+
+    if (list_empty(&g->inspects.works))
+        return 0;
+    began_us = engine_now_us();
+    if (busy && began_us < g->inspect_us)
+        return 0;
+    j = CONTAINER_OF(work_queue_take(&g->inspects), struct job, work);
+    kind = j->request.query.kind;
+    if (g->restoring && (kind == INSPECT_CACHE_CLEAR || kind == INSPECT_SLEEP)) {
+        work_queue_add(&g->inspects, &j->work, j->request.client); /* not all is known yet */
+        return 0;
+    }
+    r = answer(g, j, e);
+    ended_us = engine_now_us();
+    if (busy && kind != INSPECT_SLEEP && kind != INSPECT_WAKE && kind != INSPECT_CACHE_PIN)
+        g->inspect_us = ended_us + (ended_us - began_us) * REST;
+    return r < 0 ? r : 1;
+}

@@ -8,330 +8,17 @@
 #include "engine/engine_private.h"
 
 #include <errno.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/resource.h>
 #include <time.h>
 
 #include "engine/util/must.h"
 #include "engine/util/thread.h"
 
-_Static_assert(SAMPLING_MAX_REQUEST_STOP_IDS + MODEL_MAX_EOS <= SAMPLING_MAX_STOP_IDS,
-               "a request's stop ids and the model's end ids fit one list");
-
 enum {
     ENGINE_NICE = -10,   /* LimitNICE= of nvllmd.service */
     RESTORE_US = 2000,   /* in which records are restored between two steps */
     STORE_US = 10000000, /* that a stop may take to write to disk; its TimeoutStopSec= allows it */
 };
-
-/* ---- requests in */
-
-/* Slots that the request may occupy. */
-static int32_t pool_tokens(const struct engine *g, const struct core_request *r)
-{
-    int64_t slots = (int64_t)core_room(g->core, r) * g->options.backend_options.block_len;
-
-    return slots > INT32_MAX ? INT32_MAX : (int32_t)slots;
-}
-
-/* The default of max_tokens: as many as the sequence and the pool can hold. The last sampled token
- * needs no slot, so the pool holds one more than it has slots. */
-static int32_t room_for(const struct engine *g, const struct core_request *r)
-{
-    int32_t by_len = g->status.max_seq_len - r->n_prompt;
-    int32_t by_pool = pool_tokens(g, r) - r->n_prompt + 1;
-
-    return by_len < by_pool ? by_len : by_pool;
-}
-
-/* The request's stop ids and, unless it ignores them, the model's. */
-static int32_t join_stop_ids(int32_t *ids, const struct engine *g, const struct engine_request *r)
-{
-    const struct model_defaults *d = model_defaults(g->model);
-    int32_t n = 0;
-
-    for (int32_t i = 0; !r->ignore_eos && i < d->n_eos; i++)
-        ids[n++] = d->eos[i];
-    must(r->sampling.n_stop_ids <= SAMPLING_MAX_REQUEST_STOP_IDS);
-    for (int32_t i = 0; i < r->sampling.n_stop_ids; i++)
-        ids[n++] = r->sampling.stop_ids[i];
-    return n;
-}
-
-static void refuse(struct engine *g, struct job *j, int r, const struct core_request *cr)
-{
-    const char *field = j->request.max_tokens ? "max_tokens" : job_input(j);
-    char what[80];
-
-    if (cr->pooling != CORE_POOL_NONE)
-        snprintf(what, sizeof(what), "a text of %d tokens exceeds", cr->n_prompt);
-    else if (j->request.max_tokens)
-        snprintf(what, sizeof(what), "a prompt of %d tokens and max_tokens %d exceed", cr->n_prompt,
-                 cr->max_tokens);
-    else
-        snprintf(what, sizeof(what), "a prompt of %d tokens and an answer exceed", cr->n_prompt);
-    if (r == CORE_E_TOO_LONG)
-        job_fail(j, &g->out, ENGINE_E_TOO_LONG, field, "%s the longest sequence, %d tokens", what,
-                 g->status.max_seq_len);
-    else if (r == CORE_E_NEVER_FITS)
-        job_fail(j, &g->out, ENGINE_E_TOO_LONG, field,
-                 "%s the KV cache, %d tokens (cache.kv_memory, or cache.host_memory beyond it)",
-                 what, pool_tokens(g, cr));
-    else
-        job_fail(j, &g->out, ENGINE_E_INTERNAL, NULL, "out of memory");
-}
-
-/* What the answer grows in. */
-static int new_answer(struct engine *g, struct job *j)
-{
-    if (j->request.kind == ENGINE_GENERATE)
-        return generation_new(&j->generation, &j->request, g->tokenizer, &j->answer);
-    j->embedding = embedding_new(g->status.backend.sum_dim);
-    return j->embedding ? 0 : -ENOMEM;
-}
-
-/* Sets the fields that an embed request has in place of sampling. */
-static void embed(struct core_request *cr, struct sampling *s, const struct embedder *how)
-{
-    *s = (struct sampling){.top_p = 1.0f, .repetition_penalty = 1.0f, .n_logprobs = -1};
-    cr->max_tokens = cr->n = 1;
-    cr->pooling = how->pooling == POOLING_MEAN ? CORE_POOL_ALL : CORE_POOL_LAST;
-}
-
-/* 1, also where the job has failed; 0: it has, for the model cannot wake; or a negative errno. */
-static int admit(struct engine *g, struct job *j, struct err *e)
-{
-    const struct engine_request *r = &j->request;
-    int32_t stop_ids[SAMPLING_MAX_STOP_IDS];
-    struct sampling sampling = r->sampling;
-    struct core_request cr = {
-        .id = r->id,
-        .client = r->client,
-        .priority = r->priority,
-        .n_prompt = (int32_t)j->prompt.n,
-        .max_tokens = r->max_tokens ? r->max_tokens : 1,
-        .n = r->n,
-        .prompt = j->prompt.ids,
-        .sampling = &sampling,
-        .cache_salt = r->cache_salt,
-        .deadline_us = r->deadline_us,
-        .masks = j->guide != NULL,
-    };
-    int ret;
-
-    if (r->kind == ENGINE_EMBED) {
-        embed(&cr, &sampling, model_embedder(g->model));
-    } else {
-        if (!r->max_tokens)
-            cr.max_tokens = room_for(g, &cr);
-        if (!r->max_tokens && r->most_tokens && cr.max_tokens > r->most_tokens)
-            cr.max_tokens = r->most_tokens;
-        if (cr.max_tokens < 1)
-            cr.max_tokens = 1; /* the core tells which limit is exceeded */
-        sampling.n_stop_ids = join_stop_ids(stop_ids, g, r);
-        sampling.stop_ids = stop_ids;
-    }
-    ret = core_fits(g->core, &cr);
-    if (ret == CORE_E_NEVER_FITS && g->status.backend.offloads) {
-        if (!g->status.backend.may_offload)
-            engine_read_memory(g);
-        core_set_offload(g->core, g->status.backend.may_offload);
-        ret = core_fits(g->core, &cr);
-        if (ret == CORE_E_NEVER_FITS && !g->status.backend.may_offload) {
-            job_fail(j, &g->out, ENGINE_E_UNAVAILABLE, NULL,
-                     "cache.host_memory is not ready yet, and the request is too long for the "
-                     "device; try again in a few seconds");
-            return 1;
-        }
-    }
-    if (ret == CORE_OK) {
-        const int woken = engine_wake_for(g, j, e);
-
-        if (woken <= 0)
-            return woken;
-        ret = new_answer(g, j);
-    }
-    if (ret == CORE_OK)
-        ret = core_admit(g->core, &cr, engine_now_us());
-    if (ret != CORE_OK) {
-        refuse(g, j, ret, &cr);
-    } else {
-        engine_trace_queued(g, j);
-        job_release(j); /* the core has its own copy */
-        if (j->guide)
-            ret = guide_begin(g, j, sampling.stop_ids, sampling.n_stop_ids);
-        if (ret < 0) {
-            generation_fail(j->generation, 0, ret);
-            core_cancel(g->core, r->id, CORE_REASON_CANCELLED, engine_now_us());
-        }
-    }
-    return 1;
-}
-
-static void finish(struct engine *g, struct job *j, const struct core_usage *usage)
-{
-    const char *format = j->request.format.kind != FORMAT_NONE ? "response_format" : "chat.tools";
-    const int error = generation_error(j->generation);
-
-    j->terminal.usage = *usage;
-    j->terminal.usage.arrival_us = j->arrival_us;
-    j->terminal.usage.completion_tokens = generation_n_tokens(j->generation);
-    engine_count_end(g, j);
-    if (error == -EDQUOT)
-        job_fail(j, &g->out, ENGINE_E_MEMORY_LIMIT, NULL,
-                 "the answer takes more memory than the limits allow");
-    else if (error == -ENOENT)
-        job_fail(j, &g->out, ENGINE_E_UNSUPPORTED, format,
-                 "no token of the vocabulary goes on with the text");
-    else if (error == -E2BIG)
-        job_fail(j, &g->out, ENGINE_E_INVALID, format, "too complex");
-    else if (error < 0)
-        job_fail(j, &g->out, ENGINE_E_INTERNAL, NULL, "out of memory");
-    else
-        job_end(j, ENGINE_DONE, &g->out);
-}
-
-/* An embed request is over: the core says why. */
-static void finish_embedding(struct engine *g, struct job *j, const struct core_event *ev)
-{
-    const int32_t dim = g->status.backend.sum_dim;
-    const int32_t n = j->request.dimensions ? j->request.dimensions : dim;
-
-    j->terminal.usage = ev->usage;
-    j->terminal.usage.arrival_us = j->arrival_us;
-    engine_count_end(g, j);
-    if (ev->reason == CORE_REASON_CANCELLED) {
-        job_fail(j, &g->out, ENGINE_E_CANCELLED, NULL, "cancelled");
-    } else if (ev->reason == CORE_REASON_DEADLINE) {
-        job_fail(j, &g->out, ENGINE_E_DEADLINE, NULL, "deadline_ms is over");
-    } else if (ev->reason == CORE_REASON_NUMERICS) {
-        job_fail(j, &g->out, ENGINE_E_INTERNAL, NULL, "the model gives NaN or Inf");
-    } else {
-        j->terminal.embedding =
-            embedding_take(j->embedding, model_embedder(g->model), ev->usage.prompt_tokens, n);
-        j->terminal.n_embedding = (size_t)n;
-        j->terminal.bytes += (size_t)n * sizeof(float);
-        if (j->terminal.embedding)
-            job_end(j, ENGINE_EMBEDDING, &g->out);
-        else
-            job_fail(j, &g->out, ENGINE_E_INTERNAL, NULL, "out of memory");
-    }
-}
-
-/* Ends a job that was cancelled before it reached the core; each choice gets its reason. */
-static void finish_unadmitted(struct engine *g, struct job *j)
-{
-    struct core_event ev = {.type = CORE_CHOICE_DONE, .reason = CORE_REASON_CANCELLED};
-    struct core_usage usage = {.end_us = engine_now_us()};
-
-    if (j->request.kind != ENGINE_GENERATE) {
-        job_fail(j, &g->out, ENGINE_E_CANCELLED, NULL, "cancelled");
-    } else if (generation_new(&j->generation, &j->request, g->tokenizer, &j->answer) < 0) {
-        job_fail(j, &g->out, ENGINE_E_INTERNAL, NULL, "out of memory");
-    } else {
-        for (; ev.choice < j->request.n; ev.choice++)
-            generation_choice_done(j->generation, &ev, &g->out);
-        finish(g, j, &usage);
-    }
-}
-
-/* The next job of the inbox, which enters the engine unless it was cancelled there; or NULL. */
-static struct job *next_job(struct engine *g, bool *is_new)
-{
-    struct job *j = NULL;
-
-    pthread_mutex_lock(&g->lock);
-    if (!list_empty(&g->inbox)) {
-        j = CONTAINER_OF(g->inbox.next, struct job, link);
-        list_remove(&j->link);
-        *is_new = j->phase == JOB_IN_INBOX;
-        g->status.n_encoding -= *is_new && engine_computes(j->request.kind);
-        j->phase = JOB_IN_ENGINE;
-    }
-    pthread_mutex_unlock(&g->lock);
-    return j;
-}
-
-static int take_in(struct engine *g, struct err *e)
-{
-    struct job *j;
-    bool is_new;
-    int r = 1;
-
-    pthread_mutex_lock(&g->lock);
-    if (g->new_shares) {
-        core_set_shares(g->core, g->shares, g->n_shares);
-        g->shares = NULL;
-        g->new_shares = false;
-    }
-    pthread_mutex_unlock(&g->lock);
-    while (r >= 0 && (j = next_job(g, &is_new))) {
-        if (is_new && j->cancelled) {
-            finish_unadmitted(g, j);
-        } else if (is_new && j->request.kind == ENGINE_INSPECT) {
-            work_queue_add(&g->inspects, &j->work, j->request.client);
-        } else if (is_new) {
-            r = admit(g, j, e);
-        } else if (!list_empty(&j->work.link)) {
-            list_remove(&j->work.link);
-            job_fail(j, &g->out, ENGINE_E_CANCELLED, NULL, "cancelled");
-        } else if (j == g->trace_job) {
-            engine_end_trace(g);
-        } else {
-            core_cancel(g->core, j->request.id, CORE_REASON_CANCELLED, engine_now_us());
-        }
-    }
-    return r < 0 ? r : 0;
-}
-
-static int answer(struct engine *g, struct job *j, struct err *e)
-{
-    const struct inspect_query *q = &j->request.query;
-    int r = 1;
-
-    if (q->kind == INSPECT_SLEEP || q->kind == INSPECT_WAKE)
-        return engine_answer_sleep(g, j, e);
-    if (q->kind == INSPECT_TRACE) {
-        engine_begin_trace(g, j);
-        return 1;
-    }
-    if (q->kind == INSPECT_CACHE_PIN && !q->unpin) /* it may be computed */
-        r = engine_wake_for(g, j, e);
-    if (r > 0)
-        engine_answer(g, j, NULL);
-    return r;
-}
-
-/* Answers one inspect request, while the device works if a step is in flight; then inspect requests
- * get a tenth of this thread's time. 1: one was answered, there may be more; 0; or a negative
- * errno. */
-static int answer_next(struct engine *g, struct err *e)
-{
-    enum { REST = 9 };
-    const bool busy = g->in_flight > 0;
-    uint64_t began_us, ended_us;
-    enum inspect_kind kind;
-    struct job *j;
-    int r;
-
-    if (list_empty(&g->inspects.works))
-        return 0;
-    began_us = engine_now_us();
-    if (busy && began_us < g->inspect_us)
-        return 0;
-    j = CONTAINER_OF(work_queue_take(&g->inspects), struct job, work);
-    kind = j->request.query.kind;
-    if (g->restoring && (kind == INSPECT_CACHE_CLEAR || kind == INSPECT_SLEEP)) {
-        work_queue_add(&g->inspects, &j->work, j->request.client); /* not all is known yet */
-        return 0;
-    }
-    r = answer(g, j, e);
-    ended_us = engine_now_us();
-    if (busy && kind != INSPECT_SLEEP && kind != INSPECT_WAKE && kind != INSPECT_CACHE_PIN)
-        g->inspect_us = ended_us + (ended_us - began_us) * REST;
-    return r < 0 ? r : 1;
-}
 
 /* ---- events out */
 
@@ -355,7 +42,7 @@ static bool handle(struct engine *g, const struct core_event *ev, bool more, str
         if (ev->type == CORE_SUM)
             embedding_add(j->embedding, ev);
         else if (ev->type == CORE_FINISHED)
-            finish_embedding(g, j, ev);
+            engine_finish_embedding(g, j, ev);
         return false;
     }
     switch (ev->type) {
@@ -375,7 +62,7 @@ static bool handle(struct engine *g, const struct core_event *ev, bool more, str
         generation_choice_done(j->generation, ev, &g->out);
         break;
     case CORE_FINISHED:
-        finish(g, j, &ev->usage);
+        engine_finish(g, j, &ev->usage);
         break;
     }
     if (r != 0)
@@ -572,15 +259,15 @@ static int iterate(struct engine *g, struct err *e)
     const struct backend_ops *ops = g->options.backend;
     const struct batch *batch;
     uint64_t deadline_us;
-    int next = CORE_WAIT, answered, r;
     bool restored;
+    int next = CORE_WAIT, answered, r;
 
     g->beat++;
     if (engine_wait_for_room(g))
         g->resumed_us = engine_now_us();
     g->beat++;
     engine_spend(g, N_ENGINE_PARTS);
-    r = take_in(g, e);
+    r = engine_take_in(g, e);
     if (r < 0)
         return r;
     deadline_us = core_expire(g->core, engine_now_us());
@@ -599,7 +286,7 @@ static int iterate(struct engine *g, struct err *e)
     if (r < 0)
         return r;
     restored = engine_restore(g, engine_now_us() + RESTORE_US);
-    answered = answer_next(g, e);
+    answered = engine_answer_next(g, e);
     if (g->trace && next != CORE_OK && g->in_flight == 0)
         engine_tend_trace(g, true);
     engine_spend(g, ENGINE_PART_OTHER);
@@ -648,7 +335,7 @@ static void fail_inbox(struct engine *g)
     struct job *j;
     bool is_new;
 
-    while ((j = next_job(g, &is_new)))
+    while ((j = engine_next_job(g, &is_new)))
         job_fail(j, &g->out, ENGINE_E_INTERNAL, NULL, "%s", g->status.failure.text);
     engine_publish(g, &g->out);
 }

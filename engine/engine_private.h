@@ -1,7 +1,7 @@
 /* engine_private.h - the engine's own state, shared by engine.c (the face, and the load),
- * engine_jobs.c (the pool's work), engine_loop.c (the engine thread), engine_sleep.c,
- * engine_inspect.c, engine_watch.c, engine_format.c, engine_draft.c, generation.c and embedding.c.
- */
+ * engine_jobs.c (the pool's work), engine_loop.c (the engine thread), engine_requests.c,
+ * engine_sleep.c, engine_inspect.c, engine_watch.c, engine_format.c, engine_draft.c, generation.c
+ * and embedding.c. */
 #ifndef NVLLM_ENGINE_ENGINE_PRIVATE_H
 #define NVLLM_ENGINE_ENGINE_PRIVATE_H
 
@@ -196,6 +196,10 @@ void engine_forget_cleared(struct engine *g);
 /* engine_inspect.c */
 /* Takes the job over. computed: the core has computed the prompt that it pins; else NULL. */
 void engine_answer(struct engine *g, struct job *j, const struct core_event *computed);
+/* Answers one inspect request, while the device works if a step is in flight; then inspect requests
+ * get a tenth of this thread's time. 1: one was answered, there may be more; 0; or a negative
+ * errno. */
+int engine_answer_next(struct engine *g, struct err *e);
 
 /* engine_draft.c */
 /* Before the model's backend, which takes what memory is left. */
@@ -221,6 +225,16 @@ void engine_begin_trace(struct engine *g, struct job *j);
 /* With a trace: hands over its records where there are many, or all; and ends it in time. */
 void engine_tend_trace(struct engine *g, bool all);
 void engine_end_trace(struct engine *g);
+
+/* engine_requests.c */
+/* The next job of the inbox, which enters the engine unless it was cancelled there; or NULL. */
+struct job *engine_next_job(struct engine *g, bool *is_new);
+/* Takes in all of them, and new shares. A negative errno where the engine cannot go on. */
+int engine_take_in(struct engine *g, struct err *e);
+/* A generate request is over: generation_error() says how. */
+void engine_finish(struct engine *g, struct job *j, const struct core_usage *usage);
+/* An embed request is over: the core says why. */
+void engine_finish_embedding(struct engine *g, struct job *j, const struct core_event *ev);
 
 /* engine_loop.c */
 void *engine_main(void *engine);
