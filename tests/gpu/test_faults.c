@@ -35,7 +35,7 @@ TEST(refusals_say_why)
 {
     enum { WRONGS = 9 };
     struct backend_options o[WRONGS];
-    const int codes[WRONGS] = {-ENOMEM, -ENOMEM, -ENODEV, -ENOTSUP, -EINVAL,
+    const int codes[WRONGS] = {-ENOMEM, -EINVAL, -ENODEV, -ENOTSUP, -EINVAL,
                                -EINVAL, -EINVAL, -EINVAL, -ENOMEM};
     const char *const words[WRONGS] = {"KV blocks",
                                        "one block",
