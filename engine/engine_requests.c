@@ -45,12 +45,13 @@ static int32_t join_stop_ids(int32_t *ids, const struct engine *g, const struct 
 
 static void refuse(struct engine *g, struct job *j, int r, const struct core_request *cr)
 {
-    const char *field = j->request.max_tokens ? "max_tokens" : job_input(j);
+    const bool fewer_would_do = j->request.max_tokens && cr->n_prompt < g->status.max_seq_len;
+    const char *field = fewer_would_do ? "max_tokens" : job_input(j);
     char what[80];
 
     if (cr->pooling != CORE_POOL_NONE)
         snprintf(what, sizeof(what), "a text of %d tokens exceeds", cr->n_prompt);
-    else if (j->request.max_tokens)
+    else if (fewer_would_do)
         snprintf(what, sizeof(what), "a prompt of %d tokens and max_tokens %d exceed", cr->n_prompt,
                  cr->max_tokens);
     else

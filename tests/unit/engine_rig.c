@@ -140,6 +140,8 @@ static void add(struct answer *a, const struct engine_event *ev)
     a->error = ev->error;
     if (ev->type == ENGINE_ERROR)
         a->message = *ev->message;
+    if (ev->field)
+        snprintf(a->field, sizeof(a->field), "%s", ev->field);
     a->usage = ev->usage;
 }
 

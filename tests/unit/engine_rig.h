@@ -43,6 +43,7 @@ struct answer {
     enum core_reason reason;
     enum engine_event_type terminal;
     enum engine_error error;
+    char field[32];
     struct err message;
     struct core_usage usage;
 };
