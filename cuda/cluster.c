@@ -13,8 +13,7 @@
 #include "engine/util/must.h"
 
 enum {
-    N_LETTERS = 4, /* orders on their way, and those whose batch is being read */
-    N_BATCHES = BACKEND_IN_FLIGHT + 1,
+    N_LETTERS = 2,       /* one on its way, one whose batch is being read */
     FIRST_PIECE = 16384, /* bytes: a step of hundreds of decodes */
     SPIN_LOOKS = 2000,   /* at an event before the thread sleeps in between */
     LOOK_US = 50,
@@ -52,8 +51,6 @@ struct cluster {
     cudaStream_t stream;
     struct letter letters[N_LETTERS];
     uint64_t n_letters;
-    struct batch *batches[N_BATCHES]; /* a follower's */
-    uint64_t n_batches;
     int64_t *values; /* [CLUSTER_VALUES] pinned */
     cudaEvent_t agreed;
     double last; /* when the last order was sent */
@@ -74,7 +71,7 @@ static int told_by(struct cluster *c, struct ncclComm *comm, struct err *e)
                                c->nccl->error_string(code));
 }
 
-int cluster_check(struct cluster *c, double waited, struct err *e)
+static int check_others(struct cluster *c, double waited, struct err *e)
 {
     int r = told_by(c, c->orders, e);
 
@@ -89,6 +86,20 @@ int cluster_check(struct cluster *c, double waited, struct err *e)
     return r;
 }
 
+int cluster_pause(struct cluster *c, int looks, double begin, double seconds, struct err *e)
+{
+    double waited;
+    int r;
+
+    if (looks < SPIN_LOOKS)
+        return 0;
+    waited = monotonic_seconds() - begin;
+    r = check_others(c, waited > seconds ? waited : 0, e);
+    if (r == 0)
+        (void)usleep(waited > 1 ? IDLE_LOOK_US : LOOK_US);
+    return r;
+}
+
 /* Waits for an event behind what NCCL does for orders. */
 static int wait_for(struct cluster *c, cudaEvent_t event, double seconds, struct err *e)
 {
@@ -96,18 +107,12 @@ static int wait_for(struct cluster *c, cudaEvent_t event, double seconds, struct
 
     for (int looks = 0;; looks++) {
         const cudaError_t code = cudaEventQuery(event);
-        double waited;
-        int r = 0;
+        int r;
 
         if (code != cudaErrorNotReady)
             return cuda_check(code, "an order", e);
-        if (looks < SPIN_LOOKS)
-            continue;
-        waited = monotonic_seconds() - begin;
-        r = cluster_check(c, waited > seconds ? waited : 0, e);
-        if (r < 0)
+        if ((r = cluster_pause(c, looks, begin, seconds, e)) < 0)
             return r;
-        (void)usleep(waited > 1 ? IDLE_LOOK_US : LOOK_US);
     }
 }
 
@@ -279,8 +284,6 @@ void cluster_free(struct cluster *c)
         if (c->letters[i].done)
             (void)cudaEventDestroy(c->letters[i].done);
     }
-    for (int i = 0; i < N_BATCHES; i++)
-        free(c->batches[i]);
     if (c->values)
         (void)cudaFreeHost(c->values);
     if (c->agreed)
@@ -412,23 +415,16 @@ bool cluster_beat_is_due(const struct cluster *c)
     return monotonic_seconds() - c->last >= CLUSTER_BEAT_SECONDS;
 }
 
-/* A copy: its letter is soon written again. */
-static int take_batch(struct cluster *c, const struct letter *l, uint64_t bytes,
-                      const struct batch **out, struct err *e)
+static int take_batch(const struct letter *l, uint64_t bytes, const struct batch **out,
+                      struct err *e)
 {
-    const struct batch *from =
+    const struct batch *batch =
         (const struct batch *)(const void *)(l->memory + sizeof(struct head));
-    const char *wrong = batch_check(from, bytes);
-    struct batch **to = &c->batches[c->n_batches++ % N_BATCHES];
+    const char *wrong = batch_check(batch, bytes);
 
     if (wrong)
         return err_set(e, -EPROTO, "cluster: a step of the leader: %s", wrong);
-    free(*to);
-    *to = malloc(bytes);
-    if (!*to)
-        return err_set(e, -ENOMEM, "out of memory");
-    memcpy(*to, from, bytes);
-    *out = *to;
+    *out = batch;
     return 0;
 }
 
@@ -453,5 +449,5 @@ int cluster_next(struct cluster *c, struct order *out, struct err *e)
             return r;
     }
     *out = (struct order){.kind = (enum order_kind)head.kind, .keep_blocks = head.keep_blocks};
-    return head.kind == ORDER_STEP ? take_batch(c, l, head.batch_bytes, &out->batch, e) : 0;
+    return head.kind == ORDER_STEP ? take_batch(l, head.batch_bytes, &out->batch, e) : 0;
 }

@@ -67,9 +67,11 @@ int cluster_open(struct cluster *c, int device, cudaStream_t stream, struct err 
 
 bool cluster_leads(const struct cluster *c);
 
-/* Fails where a process is known to have ended, and where the caller has waited for longer than
- * CLUSTER_SECONDS. Whoever looks is alive: it counts the options' beat. */
-int cluster_check(struct cluster *c, double waited, struct err *e);
+/* Between two looks at what other processes may keep waiting, by a caller that waits since `begin`
+ * and has looked so many times before: it sleeps once these are many. Fails where a process is
+ * known to have ended, and where the caller has waited for longer than `seconds`. Whoever looks is
+ * alive: it counts the options' beat. */
+int cluster_pause(struct cluster *c, int looks, double begin, double seconds, struct err *e);
 /* Such a failure has been told. */
 bool cluster_has_parted(const struct cluster *c);
 
@@ -86,7 +88,8 @@ int cluster_order(struct cluster *c, const struct order *order, struct err *e);
 /* Whether an idle leader's next one is due. */
 bool cluster_beat_is_due(const struct cluster *c);
 
-/* A follower: waits for the next order. Its batch stays for two more of its kind. */
+/* A follower: waits for the next order. Its batch stays until the next call but one, which comes
+ * when its step has ended. */
 int cluster_next(struct cluster *c, struct order *out, struct err *e);
 
 #endif

@@ -155,7 +155,7 @@ int rank_threads_post(struct rank_threads *t, rank_fn *run, const void *arg, uin
 {
     const int r = post(t, (struct job){.run = run, .arg = arg, .is_step = true}, e);
 
-    *number = t->n_posted;
+    *number = rank_threads_posted(t);
     return r;
 }
 
@@ -174,6 +174,11 @@ int rank_threads_wait(struct rank_threads *t, uint32_t number, struct err *e)
 
     t->lost = r;
     return r >= 0 ? lost_error(t, e) : step_error(t, e);
+}
+
+uint32_t rank_threads_posted(const struct rank_threads *t)
+{
+    return t->n_posted;
 }
 
 int rank_threads_poll(const struct rank_threads *t, uint32_t number, struct err *e)

@@ -33,6 +33,8 @@ int rank_threads_run(struct rank_threads *t, double seconds, rank_fn *run, const
 int rank_threads_post(struct rank_threads *t, rank_fn *run, const void *arg, uint32_t *number,
                       struct err *e);
 int rank_threads_wait(struct rank_threads *t, uint32_t number, struct err *e);
+/* The number of what was posted last. */
+uint32_t rank_threads_posted(const struct rank_threads *t);
 /* At once: 1, an error, or 0: not yet. */
 int rank_threads_poll(const struct rank_threads *t, uint32_t number, struct err *e);
 

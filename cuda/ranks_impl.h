@@ -25,7 +25,6 @@ struct ranks {
 
     /* with threads */
     struct step steps[SAMPLER_SLOTS];
-    uint32_t last_step;     /* its number */
     double busy, busy_from; /* seconds with steps under way since the memory was taken */
     int n_under_way;
 };

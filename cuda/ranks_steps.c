@@ -51,9 +51,7 @@ int ranks_submit(struct ranks *r, const struct batch *batch, int slot, struct er
         return rc;
     if (r->n_under_way++ == 0)
         r->busy_from = monotonic_seconds();
-    rc = rank_threads_post(r->threads, submit_one, s, &s->number, e);
-    r->last_step = s->number;
-    return rc;
+    return rank_threads_post(r->threads, submit_one, s, &s->number, e);
 }
 
 static int sample_one(struct rank *rank, const void *posted, struct err *e)
@@ -149,15 +147,6 @@ static int wait_for_devices(const struct ranks *r, int slot, struct err *e)
     return rc < 0 ? rc : 0;
 }
 
-/* Between two looks. Fails where another process has gone. */
-static int pause_and_check(const struct ranks *r, double begin, int looks, struct err *e)
-{
-    if (looks < STEP_LOOKS)
-        return 0;
-    (void)usleep(WAIT_US);
-    return cluster_check(r->cluster, monotonic_seconds() - begin, e);
-}
-
 /* By all ranks of this process, which NCCL may keep waiting. */
 static int wait_until_enqueued(const struct ranks *r, uint32_t number, struct err *e)
 {
@@ -165,7 +154,7 @@ static int wait_until_enqueued(const struct ranks *r, uint32_t number, struct er
     int looks = 0, rc;
 
     while ((rc = rank_threads_poll(r->threads, number, e)) == 0)
-        if ((rc = pause_and_check(r, begin, looks++, e)) < 0)
+        if ((rc = cluster_pause(r->cluster, looks++, begin, CLUSTER_SECONDS, e)) < 0)
             return rc;
     return rc < 0 ? rc : 0;
 }
@@ -176,7 +165,7 @@ static int wait_in_cluster(const struct ranks *r, int slot, struct err *e)
     int looks = 0, rc = wait_until_enqueued(r, r->steps[slot].number, e);
 
     while (rc == 0 && (rc = poll_devices(r, slot, e)) == 0)
-        rc = pause_and_check(r, begin, looks++, e);
+        rc = cluster_pause(r->cluster, looks++, begin, CLUSTER_SECONDS, e);
     return rc < 0 ? rc : 0;
 }
 
@@ -222,13 +211,13 @@ int ranks_order(struct ranks *r, const struct order *o, struct err *e)
 
     if (!r->cluster || !cluster_leads(r->cluster))
         return 0;
-    rc = wait_until_enqueued(r, r->last_step, e);
+    rc = wait_until_enqueued(r, rank_threads_posted(r->threads), e);
     return rc < 0 ? rc : cluster_order(r->cluster, o, e);
 }
 
 int ranks_next_order(struct ranks *r, struct order *out, struct err *e)
 {
-    const int rc = wait_until_enqueued(r, r->last_step, e);
+    const int rc = wait_until_enqueued(r, rank_threads_posted(r->threads), e);
 
     return rc < 0 ? rc : cluster_next(r->cluster, out, e);
 }
