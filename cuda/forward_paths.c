@@ -17,16 +17,23 @@ enum { SKINNY_QUANTIZED_ROWS = 16, SKINNY_DEQUANTIZED_ROWS = 128 };
  * to multiply that by 1,024 rows 510. */
 enum { INT4_ROWS = 768 };
 
+/* A dense matrix of the first layer that has one so, as not all need be; or NULL. */
+static const struct matrix *first_quantized(const struct forward *f)
+{
+    for (int i = 0; i < f->config->n_layers; i++) {
+        const struct layer_weights *l = &f->weights->layers[i];
+        const struct matrix *w = f->config->n_experts ? &l->o : &l->gate_up;
+
+        if (w->scales)
+            return w;
+    }
+    return NULL;
+}
+
 static int skinny_rows(const struct forward *f)
 {
-    const struct matrix *w = NULL;
+    const struct matrix *w = first_quantized(f);
 
-    for (int i = 0; i < f->config->n_layers && !w; i++) { /* not all need be quantized */
-        const struct layer_weights *l = &f->weights->layers[i];
-
-        w = f->config->n_experts ? &l->o : &l->gate_up;
-        w = w->scales ? w : NULL;
-    }
     if (!w)
         return f->streams ? 0 : SKINNY_ROWS;
     return forward_gemm_in(f, w, NULL) == GEMM_OF_BF16 && !forward_is_int4(f, w, 1)

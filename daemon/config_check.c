@@ -391,6 +391,12 @@ static void check_draft(struct checking *c, const struct backend_ops *ops,
         say(c, OK, "draft", NULL, "%s", o->draft);
 }
 
+/* By a backend, with a negative errno. */
+static const char *blamed(int r)
+{
+    return r == -ENOMEM ? "memory" : r == -EINVAL ? "config" : "model";
+}
+
 static void check_model(struct checking *c, const struct backend_choice *choice)
 {
     const struct options *o = c->check->options;
@@ -420,11 +426,7 @@ static void check_model(struct checking *c, const struct backend_choice *choice)
     else if (engine_check_options(&backend, model, &e) < 0)
         say(c, WRONG, "config", edit(c, 0), "%s", e.text);
     else if (choice->ops && choice->ops->check && (r = choice->ops->check(model, &backend, &e)) < 0)
-        say(c, WRONG,
-            r == -ENOMEM   ? "memory"
-            : r == -EINVAL ? "config"
-                           : "model",
-            edit(c, 0), "%s", e.text);
+        say(c, WRONG, blamed(r), edit(c, 0), "%s", e.text);
     else if (backend.tp_size > 1)
         say_ranks(c, model, backend.tp_size);
     model_close(model);

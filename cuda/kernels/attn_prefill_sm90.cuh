@@ -166,7 +166,7 @@ template <int HEAD_DIM> static __device__ void clear_tail(uint32_t at, int first
             (uint32_t)(row / 8 * layout<HEAD_DIM>::HALVES + piece / 8) * layout<HEAD_DIM>::ATOM +
             (uint32_t)(row % 8 * 128 + piece % 8 * 16);
 
-        asm volatile("st.shared.v4.u32 [%0], {%1, %1, %1, %1};" ::"r"(to), "r"(0) : "memory");
+        st_shared(to, make_uint4(0, 0, 0, 0));
     }
     fence_async();
     __syncwarp();

@@ -36,8 +36,8 @@ struct gemm_args {
     int picks_of_x; /* of a row of x */
     int n_tiles;    /* of a group */
     int n_stages;
-    int group_shift,
-        n_groups_of_row; /* of quantized weights: log2 of scale_cols, groups of a row */
+    int group_shift;     /* of quantized weights: log2 of scale_cols */
+    int n_groups_of_row; /* of these, too */
 };
 
 /* What a thread loads of a tile: one piece of rows of x and of w. */
@@ -304,7 +304,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
         struct sources<KIND> s = {
             .x = a.e.x + a.e.first + x_piece * 8,
             .w_row_bytes = (int64_t)a.e.ld * 2 / UNITS_OF<KIND>,
-            .first = first + (GATED ? row / 32 * 16 + row % 16 : row), .last = a.e.n - 1,
+            .first = first + (GATED ? row / 32 * 16 + row % 16 : row), .last = a.e.n - 1
         };
         struct sums sums;
 

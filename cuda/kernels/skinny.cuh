@@ -33,7 +33,7 @@ struct skinny_args {
     int group_shift, n_groups; /* of quantized weights: log2 of scale_cols, groups of a row */
     struct expert_picks picks; /* of experts; else n_experts is 0: */
     int picks_of_x;            /* of a row of x */
-    int first_step;
+    int first_step;            /* where the product's k begins */
 };
 
 /* 8 floats and 8 weights to 8 bf16; adds the squares. */

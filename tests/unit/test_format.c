@@ -123,15 +123,13 @@ END_TEST
 
 TEST(a_number_of_what_never_ends_is_refused)
 {
-    const char *schema = quotes("{'type': 'object', 'additionalProperties': false, "
-                                "'minProperties': 2, 'properties': {'b': true, 'c': true, "
-                                "'a': {'$ref': '#/$defs/x'}}, " ENDLESS "}");
-    const struct format_source source = source_of(FORMAT_JSON_SCHEMA, schema);
-    struct format *f;
-    struct err e = {""};
+    static const struct refusal r = {FORMAT_JSON_SCHEMA,
+                                     "{'type': 'object', 'additionalProperties': false, "
+                                     "'minProperties': 2, 'properties': {'b': true, 'c': true, "
+                                     "'a': {'$ref': '#/$defs/x'}}, " ENDLESS "}",
+                                     -ENOTSUP, "minProperties"};
 
-    ck_assert_int_eq(format_new(&f, &source, rig.vocabulary, &e), -ENOTSUP);
-    ck_assert_msg(strstr(e.text, "minProperties"), "%s", e.text);
+    check_refusal(&r, quotes(r.text));
 }
 END_TEST
 
