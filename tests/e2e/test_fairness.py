@@ -137,7 +137,7 @@ class Shares(Case):
                 break
         return self.parts(root, scaled(3, 4), what)
 
-    def check(self, d, request, what):
+    def check(self, d, request, what, delta):
         """Three to one, then after a reload one to three; alone, each has all there is."""
         with d, d.connect() as root, roles.connect(d, roles.USER) as w, \
                 roles.connect(d, roles.OTHER) as other:
@@ -149,8 +149,8 @@ class Shares(Case):
             self.assertEqual(root.ask(reload={})["reloaded"]["changed"], ["scheduler.shares"])
             after = self.share(root, what, 0.25)
         print(f"of three to one {before:.2f}, of one to three {after:.2f}")
-        self.assertAlmostEqual(before, 0.75, delta=0.1)
-        self.assertAlmostEqual(after, 0.25, delta=0.1)
+        self.assertAlmostEqual(before, 0.75, delta=delta)
+        self.assertAlmostEqual(after, 0.25, delta=delta)
 
     def start(self, *options):
         """Its steps take as long whatever is in them."""
@@ -163,14 +163,17 @@ class Shares(Case):
         self.check(self.start(f"scheduler.max_seqs={MAX_SEQS}"),
                    lambda i: {"prompt_ids": {"ids": [i % 1000, i // 1000, 5]}, "max_tokens": 250,
                               "sampling": {"temperature": 0, "ignore_eos": True}},
-                   self.running)
+                   self.running, 0.1)
 
     def test_blocks(self):
-        """Where blocks are: there are 1024, and each request wants 24."""
+        """Where blocks are: there are 1024, and each request wants 24.
+
+        What is shared exactly is time. Blocks follow it as sequences end or yield, and only where a
+        user has 1/16 beyond its part: for seconds on end the three quarters can be 0.85."""
         self.check(self.start("cache.kv_memory=1024", "scheduler.max_seqs=256"),
                    lambda i: {"prompt_ids": {"ids": [i % 1000, i // 1000] * 40}, "max_tokens": 300,
                               "sampling": {"temperature": 0, "ignore_eos": True}},
-                   self.blocks)
+                   self.blocks, 0.15)
 
 
 class Starvation(Case):
