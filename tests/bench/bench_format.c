@@ -3,9 +3,9 @@
  *     bench_format TOKENIZER_FOLDER < LINES
  *
  * with lines {"schema": …, "texts": […]} as `nvllmd schema` reads them. The texts are tokenized and
- * read token by token, as they would be generated, and each mask is timed; of a line without texts
- * the first one is. CPU time of this thread. tests/golden/hostile_formats.py prints the lines that
- * should cost the most. */
+ * read token by token, as they would be generated, and each mask is timed, with the step to it; for
+ * a line without texts tokens are drawn from the masks. CPU time of this thread.
+ * tests/golden/hostile_formats.py prints the lines that should cost the most. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -17,13 +17,15 @@
 #include "engine/grammar/format.h"
 #include "engine/util/checked.h"
 
+enum { DRAWN_TEXTS = 4, DRAWN_TOKENS = 64 };
+
 struct times {
     double *us; /* [n] */
     size_t n, cap;
 };
 
 struct counts {
-    size_t formats, supported, texts, masks, failed;
+    size_t formats, supported, texts, failed;
     size_t most_bytes;
 };
 
@@ -62,11 +64,19 @@ static void print_times(const char *what, struct times *t)
            t->us[t->n / 2], t->us[t->n * 99 / 100], t->us[t->n * 999 / 1000], t->us[t->n - 1]);
 }
 
-static int read_mask(struct format *f, uint32_t *mask, int32_t place, struct times *times)
+/* Steps with a token to *place, but for the first mask, whose token is -1. */
+static int read_mask(struct format *f, uint32_t *mask, int32_t *place, int32_t token,
+                     struct times *times)
 {
     const double begin = now_us();
-    const int r = format_mask(f, mask, place, NULL, 0);
+    int r = 0;
 
+    if (token >= 0)
+        *place = format_step(f, *place, token);
+    if (*place == GRAMMAR_DEAD)
+        r = format_failed(f) ? -E2BIG : -ENOENT;
+    if (r == 0)
+        r = format_mask(f, mask, *place, NULL, 0);
     add(times, now_us() - begin);
     return r;
 }
@@ -78,15 +88,41 @@ static void read_text(struct format *f, const struct tokenizer *t, uint32_t *mas
     int32_t place = format_start(f);
     int r = tokenizer_encode_all(t, text, false, &ids);
 
-    for (size_t i = 0; r == 0 && i < ids.n && place != GRAMMAR_DEAD; i++) {
-        r = read_mask(f, mask, place, times);
-        n->masks++;
-        if (r == 0)
-            place = format_step(f, place, ids.ids[i]);
-    }
+    for (size_t i = 0; r == 0 && i < ids.n; i++)
+        r = read_mask(f, mask, &place, i > 0 ? ids.ids[i - 1] : -1, times);
     n->failed += r < 0 && r != -ENOENT;
     n->texts++;
     free(ids.ids);
+}
+
+/* One of the tokens of a mask; -1: it has none. */
+static int32_t draw(const uint32_t *mask, int32_t n_words, unsigned *seed)
+{
+    int32_t n = 0, at;
+
+    for (int32_t i = 0; i < n_words; i++)
+        n += __builtin_popcount(mask[i]);
+    at = n > 0 ? rand_r(seed) % n : -1;
+    for (int32_t i = 0; at >= 0; i++)
+        for (uint32_t word = mask[i]; word; word &= word - 1)
+            if (at-- == 0)
+                return i * 32 + __builtin_ctz(word);
+    return -1;
+}
+
+static void draw_text(struct format *f, uint32_t *mask, int32_t n_words, unsigned seed,
+                      struct times *times, struct counts *n)
+{
+    int32_t place = format_start(f), token = -1;
+    int r = 0;
+
+    for (int i = 0; i < DRAWN_TOKENS && r == 0 && (i == 0 || token >= 0); i++) {
+        r = read_mask(f, mask, &place, token, times);
+        if (r == 0)
+            token = draw(mask, n_words, &seed);
+    }
+    n->failed += r < 0 && r != -ENOENT;
+    n->texts++;
 }
 
 /* The text of a line's format, which is to be freed; NULL: there is none. */
@@ -141,8 +177,8 @@ int main(int argc, char **argv)
         r = source_text ? format_new(&f, &source, v, &e) : -EINVAL;
         add(&compile, now_us() - begin);
         n.supported += r == 0;
-        if (r == 0 && !texts)
-            (void)read_mask(f, mask, format_start(f), &masks);
+        for (unsigned k = 0; r == 0 && !texts && k < DRAWN_TEXTS; k++)
+            draw_text(f, mask, tokenizer_n_ids(t) / 32 + 1, k, &masks, &n);
         json_array_foreach(texts, i, text)
         {
             if (r == 0)
