@@ -9,6 +9,8 @@
 #include "engine/util/checked.h"
 #include "engine/util/must.h"
 
+enum { MAX_FACTORED = 500 }; /* parts that texts may have in common; it is a recursion's depth */
+
 int32_t regex_fail(struct regex_pool *p, int code)
 {
     if (p->failed == 0)
@@ -443,19 +445,79 @@ int32_t regex_combine(struct regex_pool *p, int op, const int32_t *terms, size_t
     return combine(p, op, first);
 }
 
-int32_t regex_or(struct regex_pool *p, const int32_t *terms, size_t n)
-{
-    return regex_combine(p, OP_OR, terms, n);
-}
-
 int32_t regex_or2(struct regex_pool *p, int32_t a, int32_t b)
 {
-    return regex_or(p, (const int32_t[]){a, b}, 2);
+    return regex_combine(p, OP_OR, (const int32_t[]){a, b}, 2);
 }
 
 int32_t regex_and2(struct regex_pool *p, int32_t a, int32_t b)
 {
     return regex_combine(p, OP_AND, (const int32_t[]){a, b}, 2);
+}
+
+/* ---- unions of many texts, as a tree of their beginnings */
+
+/* A term as two in a row. */
+struct split {
+    int32_t head, rest;
+};
+
+static struct split split(const struct regex_pool *p, int32_t term)
+{
+    const struct regex_term *t = &p->terms[term];
+
+    return t->op == OP_CONCAT ? (struct split){t->a, t->b} : (struct split){term, REGEX_EMPTY};
+}
+
+static int by_head(const void *a, const void *b)
+{
+    const struct split *x = a, *y = b;
+
+    return by_number(&x->head, &y->head);
+}
+
+/* The union of the list, which is consumed. Terms with the same head are one, with the union of
+ * their rests behind it: so a derivative looks at each head, not at each text. */
+static int32_t unite(struct regex_pool *p, struct split *list, size_t n, int depth)
+{
+    size_t first, n_heads = 0;
+
+    if (!regex_spend(p, n / 4)) /* less than a derivative each */
+        return REGEX_NONE;
+    qsort(list, n, sizeof(*list), by_head);
+    for (size_t i = 0, end; i < n; i = end) {
+        const int32_t head = list[i].head;
+        int32_t rest = list[i].rest;
+
+        for (end = i + 1;
+             end < n && list[end].head == head && head != REGEX_EMPTY && depth < MAX_FACTORED;
+             end++)
+            ;
+        for (size_t k = i; k < end && end > i + 1; k++)
+            list[k] = split(p, list[k].rest);
+        if (end > i + 1)
+            rest = unite(p, list + i, end - i, depth + 1);
+        list[n_heads++].head = regex_concat(p, head, rest);
+    }
+    first = p->n_lists;
+    for (size_t i = 0; i < n_heads; i++)
+        if (!add_to_list(p, OP_OR, list[i].head))
+            return REGEX_NONE;
+    return combine(p, OP_OR, first);
+}
+
+int32_t regex_or(struct regex_pool *p, const int32_t *terms, size_t n)
+{
+    struct split *list = reallocarray(NULL, n + 1, sizeof(*list));
+    int32_t term;
+
+    if (!list)
+        return regex_fail(p, -ENOMEM);
+    for (size_t i = 0; i < n; i++)
+        list[i] = split(p, terms[i]);
+    term = unite(p, list, n, 0);
+    free(list);
+    return term;
 }
 
 int32_t regex_not(struct regex_pool *p, int32_t a)

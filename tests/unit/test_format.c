@@ -151,6 +151,38 @@ TEST(a_choice_is_one_of_the_texts)
 }
 END_TEST
 
+/* As many as there may be, which begin alike: what a mask may cost must suffice for them. */
+TEST(a_choice_may_be_of_thousands_of_texts)
+{
+    enum { N_TEXTS = 4096 };
+    static const char *const parts[] = {"the", "ing", "and", "ion", "er", "in", "on", "at",
+                                        "re",  "is",  "to",  "or",  "an", "le", "st", "en"};
+    static char texts[N_TEXTS][20];
+    struct text choices[N_TEXTS];
+    const struct format_source source = {.kind = FORMAT_CHOICE,
+                                         .choices = choices,
+                                         .n_choices = N_TEXTS};
+    uint32_t *mask = calloc((size_t)rig.n_ids / 32 + 1, sizeof(*mask));
+    struct format *f;
+    struct err e;
+
+    for (int i = 0; i < N_TEXTS; i++) {
+        for (uint32_t k = 0, hash = (uint32_t)i * 2654435761u; k < 6; k++, hash <<= 4)
+            strcat(texts[i], parts[hash >> 28]);
+        choices[i] = (struct text){texts[i], strlen(texts[i])};
+    }
+    ck_assert_int_eq(format_new(&f, &source, rig.vocabulary, &e), 0);
+    for (int i = 0; i < N_TEXTS; i += 97) {
+        ck_assert_int_eq(format_mask(f, mask, place_behind(f, ""), NULL, 0), 0);
+        ck_assert(allows(f, texts[i]));
+        texts[i][choices[i].len - 1] ^= 1;
+        ck_assert(!allows(f, texts[i]));
+    }
+    format_free(f);
+    free(mask);
+}
+END_TEST
+
 static const struct refusal refusals[] = {
     {FORMAT_REGEX, "(a", -EINVAL, "a group without its )"},
     {FORMAT_REGEX, "a{3,2}", -EINVAL, "out of order"},
