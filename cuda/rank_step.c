@@ -90,7 +90,7 @@ static int enqueue_updates(struct rank *b, const struct step_view *v, const stru
         if (!sampling_needs_history(&u->sampling))
             continue;
         must(u->n_history <= b->options.max_seq_len);
-        if (u->n_history > 0) /* from pageable memory: the call has read it when it returns */
+        if (u->n_history > 0) /* a follower's batch is pinned: read by when the step has ended */
             r = cuda_check(cudaMemcpyAsync(b->history, batch_history(batch, u),
                                            (size_t)u->n_history * sizeof(int32_t),
                                            cudaMemcpyHostToDevice, l->stream),

@@ -206,9 +206,9 @@ static int take_host_memory(struct ranks *r, struct err *e)
     return rc;
 }
 
-/* What all processes have come to: an error of one is one of all, and otherwise the least value is
- * everybody's. */
-static int agree(struct ranks *r, int rc, int64_t *value, struct err *e)
+/* What all processes have come to, for which each waits so long: an error of one is one of all, and
+ * otherwise the least value is everybody's. */
+static int agree(struct ranks *r, int rc, int64_t *value, double seconds, struct err *e)
 {
     int64_t least = rc < 0 ? rc : *value;
     struct err why;
@@ -216,7 +216,7 @@ static int agree(struct ranks *r, int rc, int64_t *value, struct err *e)
 
     if (!r->cluster)
         return rc;
-    agreed = cluster_least(r->cluster, &least, 1, CLUSTER_LOAD_SECONDS, &why);
+    agreed = cluster_least(r->cluster, &least, 1, seconds, &why);
     if (rc < 0)
         return rc;
     if (agreed < 0) {
@@ -269,7 +269,7 @@ static int take_all(struct ranks *r, struct err *e)
     r->busy = 0.0;
     share_blocks(r);
     least = r->ranks[0].n_blocks;
-    rc = agree(r, rc, &least, e);
+    rc = agree(r, rc, &least, CLUSTER_LOAD_SECONDS, e);
     if (rc < 0)
         return rc;
     for (int i = 0; i < r->n; i++)
@@ -279,7 +279,7 @@ static int take_all(struct ranks *r, struct err *e)
         link_ranks(r);
         rc = choose_all(r, e);
     }
-    return agree(r, rc, &least, e);
+    return agree(r, rc, &least, CLUSTER_LOAD_SECONDS, e);
 }
 
 /* All processes meet. */
@@ -436,7 +436,9 @@ int ranks_wake(struct ranks *r, struct err *e)
     int rc = ranks_order(r, &(struct order){.kind = ORDER_WAKE}, e);
     int64_t ignored = 0;
 
-    if (rc < 0 || (rc = agree(r, each(r, check_wake, NULL, e), &ignored, e)) < 0)
+    if (rc == 0)
+        rc = agree(r, each(r, check_wake, NULL, e), &ignored, CLUSTER_SECONDS, e);
+    if (rc < 0)
         return rc;
     rc = take_all(r, e);
     if (rc < 0 && r->cluster && cluster_has_parted(r->cluster))

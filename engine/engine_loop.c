@@ -295,8 +295,10 @@ static int iterate(struct engine *g, struct err *e)
         return answered;
     if (g->in_flight == BACKEND_IN_FLIGHT || (g->in_flight > 0 && next != CORE_OK))
         return finish_oldest(g, e);
-    if (next == CORE_OK || restored || answered) /* the core may say something else by now */
+    if (next == CORE_OK || restored)
         return 0;
+    if (answered) /* the core may say something else by now */
+        return g->status.backend.idle_s ? ops->idle(g->backend, e) : 0;
     must(next == CORE_IDLE); /* with nothing in flight, what fits runs */
     if (ops->idle && (!g->asleep || g->status.backend.idle_s))
         r = ops->idle(g->backend, e);

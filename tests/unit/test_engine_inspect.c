@@ -253,6 +253,48 @@ TEST(reports_do_not_hold_up_steps)
     ck_assert_int_ge(n_deltas, N_ANSWERED / 2);
 }
 
+static atomic_int n_idle;
+static atomic_bool may_answer;
+
+static void looked_at_info(const struct backend *b, struct backend_info *out)
+{
+    cpu_backend.info(b, out);
+    out->idle_s = 1;
+}
+
+/* The first call waits until all inspect requests are there. */
+static int idle_look(struct backend *b, struct err *e)
+{
+    (void)b, (void)e;
+    while (!atomic_load(&may_answer))
+        usleep(1000);
+    atomic_fetch_add(&n_idle, 1);
+    return 0;
+}
+
+/* A backend that wants it is called in time, however many inspect requests wait. */
+TEST(reports_do_not_hold_up_idle_work)
+{
+    enum { N = 60, FIRST = 100 };
+    struct inspect_query q = query(INSPECT_BLOCKS);
+    struct engine *g;
+
+    ops.info = looked_at_info;
+    ops.idle = idle_look;
+    g = start();
+    for (uint64_t i = 0; i < N; i++)
+        ask(g, FIRST + i, &q);
+    atomic_store(&may_answer, true);
+    for (int n = 0; n < N;) {
+        struct engine_event *list = take(g);
+
+        for (const struct engine_event *ev = list; ev; ev = ev->next)
+            n += ev->type == ENGINE_REPORT;
+        engine_events_free(list);
+    }
+    ck_assert_int_ge(atomic_load(&n_idle), N / 2);
+}
+
 /* A client with few inspect requests does not wait behind another's many. */
 TEST(reports_alternate_between_clients)
 {
