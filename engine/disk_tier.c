@@ -37,12 +37,11 @@ _Static_assert(sizeof(struct header) == PAGE, "the first page of the index");
 enum op { OP_STORE, OP_LOAD, OP_FORGET, OP_RESTORE };
 
 struct job {
-    struct list link; /* in jobs or ended */
+    struct list link; /* in loads, jobs, running or ended */
     enum op op;
     int32_t block;
     void *memory;
     bool ok;
-    bool revoked;              /* under the lock: OP_STORE is to leave no record */
     struct node_record record; /* OP_STORE; its tokens are behind it */
 };
 
@@ -62,12 +61,13 @@ struct disk_tier {
     int n_threads;
     pthread_mutex_t lock; /* for all below */
     pthread_cond_t work, news;
-    struct list loads, jobs, ended; /* loads go first */
-    bool *recorded;                 /* [n_blocks] has a record that has been given, or will have a
-                                     * new one */
+    struct list loads, jobs, running, ended; /* loads go first */
     bool stop;
     bool troubled[N_TROUBLES];
-    char *copies; /* [max_copies] jobs, each with room for a record */
+
+    bool *recorded; /* [n_blocks] the engine thread's: has a record that has been given, or will
+                     * have a new one */
+    char *copies;   /* [max_copies] jobs, each with room for a record */
 
     /* The index as it was found: OP_RESTORE fills it in, then the engine thread has it. */
     bool is_read;
@@ -134,21 +134,9 @@ static int erase(struct disk_tier *d, int32_t block)
     return r;
 }
 
-/* Unless a newer store has been asked for, which erases by itself. */
-static int forget(struct disk_tier *d, const struct job *j)
-{
-    bool recorded;
-
-    pthread_mutex_lock(&d->lock);
-    recorded = d->recorded[j->block];
-    pthread_mutex_unlock(&d->lock);
-    return recorded ? 0 : erase(d, j->block);
-}
-
 static int store(struct disk_tier *d, struct job *j)
 {
     int r = erase(d, j->block);
-    bool revoked;
 
     if (r == 0 && !j->memory)
         return 0;
@@ -158,11 +146,7 @@ static int store(struct disk_tier *d, struct job *j)
         return r;
     j->record.check = d->checks[j->block] = XXH3_128bits(j->memory, d->block_bytes);
     j->record.sum = sum_of(d, &j->record);
-    r = write_all(d->index_fd, &j->record, d->record_bytes, record_at(d, j->block));
-    pthread_mutex_lock(&d->lock);
-    revoked = j->revoked;
-    pthread_mutex_unlock(&d->lock);
-    return revoked ? erase(d, j->block) : r;
+    return write_all(d->index_fd, &j->record, d->record_bytes, record_at(d, j->block));
 }
 
 static int load(struct disk_tier *d, struct job *j)
@@ -263,7 +247,7 @@ static void run(struct disk_tier *d, struct job *j)
     else if (j->op == OP_LOAD)
         r = load(d, j);
     else if (j->op == OP_FORGET)
-        r = forget(d, j);
+        r = erase(d, j->block);
     else
         r = restore_index(d);
     if (r < 0)
@@ -272,21 +256,28 @@ static void run(struct disk_tier *d, struct job *j)
     j->ok = r == 0;
 }
 
-/* Under the lock: the next job, or NULL. Once the tier is being closed, no copy begins. */
+static bool is_running(const struct disk_tier *d, int32_t block)
+{
+    LIST_EACH (const struct job, j, link, &d->running)
+        if (j->block == block)
+            return true;
+    return false;
+}
+
+/* Under the lock: the next job, or NULL. What is asked of a block's record is done in that order,
+ * by one thread after the other. Once the tier is being closed, no copy begins. */
 static struct job *next_job(struct disk_tier *d)
 {
-    for (;;) {
-        struct list *from = list_empty(&d->loads) ? &d->jobs : &d->loads;
-        struct job *j = CONTAINER_OF(from->next, struct job, link);
-
-        if (list_empty(from))
-            return NULL;
-        list_remove(&j->link);
+    if (!d->stop && !list_empty(&d->loads))
+        return CONTAINER_OF(d->loads.next, struct job, link);
+    LIST_EACH (struct job, j, link, &d->jobs) {
+        if (is_running(d, j->block))
+            continue;
         if (d->stop && j->op == OP_STORE)
             j->memory = NULL; /* what was there before is gone all the same */
-        if (!d->stop || j->op != OP_LOAD)
-            return j;
+        return j;
     }
+    return NULL;
 }
 
 static void *thread_main(void *tier)
@@ -300,9 +291,12 @@ static void *thread_main(void *tier)
             pthread_cond_wait(&d->work, &d->lock);
             continue;
         }
+        list_remove(&j->link);
+        list_append(&d->running, &j->link);
         pthread_mutex_unlock(&d->lock);
         run(d, j);
         pthread_mutex_lock(&d->lock);
+        list_remove(&j->link);
         d->is_read |= j->op == OP_RESTORE;
         if (j->op == OP_STORE || j->op == OP_LOAD)
             list_append(&d->ended, &j->link);
@@ -326,9 +320,9 @@ static void ask(struct disk_tier *d, struct job *j, enum op op, int32_t block, v
     j->op = op;
     j->block = block;
     j->memory = memory;
-    pthread_mutex_lock(&d->lock);
     if (op == OP_STORE || op == OP_FORGET)
         d->recorded[block] = op == OP_STORE && memory;
+    pthread_mutex_lock(&d->lock);
     list_append(op == OP_LOAD ? &d->loads : &d->jobs, &j->link);
     pthread_cond_signal(&d->work);
     pthread_mutex_unlock(&d->lock);
@@ -338,7 +332,6 @@ void disk_tier_store(struct disk_tier *d, uint32_t id, int32_t block, const void
                      const struct node_record *record)
 {
     memcpy(&copy_job(d, id)->record, record, d->record_bytes);
-    copy_job(d, id)->revoked = false;
     ask(d, copy_job(d, id), OP_STORE, block, (void *)(uintptr_t)memory);
 }
 
@@ -349,22 +342,10 @@ void disk_tier_load(struct disk_tier *d, uint32_t id, int32_t block, void *memor
 
 void disk_tier_forget(struct disk_tier *d, int32_t block)
 {
-    struct job *j;
-    bool recorded;
+    struct job *j = d->recorded[block] ? calloc(1, sizeof(*j)) : NULL;
 
-    pthread_mutex_lock(&d->lock);
-    recorded = d->recorded[block];
-    pthread_mutex_unlock(&d->lock);
-    j = recorded ? calloc(1, sizeof(*j)) : NULL;
     if (j) /* without memory the record stays until the block is written again */
         ask(d, j, OP_FORGET, block, NULL);
-}
-
-void disk_tier_revoke(struct disk_tier *d, uint32_t id)
-{
-    pthread_mutex_lock(&d->lock);
-    copy_job(d, id)->revoked = true;
-    pthread_mutex_unlock(&d->lock);
 }
 
 /* Under the lock: waits for news, or until wait_ms are over. */
@@ -420,9 +401,7 @@ const struct node_record *disk_tier_next_record(struct disk_tier *d, int32_t *bl
         return NULL;
     }
     *block = d->order[d->n_given++];
-    pthread_mutex_lock(&d->lock);
     d->recorded[*block] = true;
-    pthread_mutex_unlock(&d->lock);
     return record_of(d, *block);
 }
 
@@ -550,6 +529,7 @@ int disk_tier_open(struct disk_tier **out, const struct disk_options *o, struct 
     pthread_cond_init(&d->news, NULL);
     list_init(&d->loads);
     list_init(&d->jobs);
+    list_init(&d->running);
     list_init(&d->ended);
     r = open_files(d, o, e);
     if (r < 0)
@@ -585,9 +565,6 @@ void disk_tier_close(struct disk_tier *d)
     pthread_mutex_unlock(&d->lock);
     for (int i = 0; i < d->n_threads; i++)
         pthread_join(d->threads[i], NULL);
-    LIST_EACH (struct job, j, link, &d->ended)
-        if (j->op == OP_STORE && j->revoked)
-            (void)erase(d, j->block);
     if (d->index_fd >= 0)
         close(d->index_fd);
     if (d->blocks_fd >= 0)

@@ -55,9 +55,8 @@ void disk_tier_load(struct disk_tier *d, uint32_t id, int32_t block, void *memor
  * sooner; how many. */
 int32_t disk_tier_ended(struct disk_tier *d, struct copy_result *out, int32_t max, int wait_ms);
 
-/* Erases the block's record, if it has one; but none that was found and has not been given yet. */
+/* Erases the block's record, if it has one or a store that is under way will write one; but none
+ * that was found and has not been given yet. A store that is asked for later writes its own. */
 void disk_tier_forget(struct disk_tier *d, int32_t block);
-/* Lets a store that is under way leave no record. */
-void disk_tier_revoke(struct disk_tier *d, uint32_t id);
 
 #endif

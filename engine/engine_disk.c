@@ -150,10 +150,8 @@ void engine_forget_cleared(struct engine *g)
         if (!core_keeps(g->core, i))
             disk_tier_forget(g->disk, i);
     for (int32_t id = 0; id < core_max_copies(g->core); id++) /* copies under way hold theirs */
-        if (g->disk_blocks[id] >= 0 && !core_record(g->core, (uint32_t)id, g->record)) {
-            disk_tier_revoke(g->disk, (uint32_t)id);
+        if (g->disk_blocks[id] >= 0 && !core_record(g->core, (uint32_t)id, g->record))
             disk_tier_forget(g->disk, g->disk_blocks[id]);
-        }
 }
 
 void engine_close_disk(struct engine *g)
