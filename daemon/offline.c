@@ -436,11 +436,7 @@ void offline_check_folder(const char *folder, const char *chat_template, struct 
     if (r == -ENOTSUP) /* raw prompts still work */
         problems_say(p, "note", "%s; only raw prompts can be served", e.text);
     else if (r < 0)
-        problems_add(p, r, "%s%s",
-                     chat_template && strncmp(e.text, chat_template, strlen(chat_template)) == 0
-                         ? "model.chat_template: "
-                         : "",
-                     e.text);
+        problems_add(p, r, "%s", e.text);
     else if (template)
         problems_say(p, "ok", "chat template");
     else

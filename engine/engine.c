@@ -378,20 +378,18 @@ static void on_progress(void *engine, double done)
         engine_publish_state(g, ENGINE_LOADING);
 }
 
-static bool names(const struct err *e, const char *path)
+static bool begins(const struct err *e, const char *with)
 {
-    return strncmp(e->text, path, strlen(path)) == 0;
+    return strncmp(e->text, with, strlen(with)) == 0;
 }
 
-/* Says of an error in the model's files which folder, or which option, names them. */
+/* Names the folder in an error in the model's files, unless that or the option of another file is
+ * named already. */
 static void say_where(const struct engine *g, struct err *e)
 {
-    const char *template = g->options.chat_template;
     const struct err why = *e;
 
-    if (template && names(e, template))
-        err_set(e, 0, "model.chat_template: %s", why.text);
-    else if (!names(e, g->options.model_folder))
+    if (!begins(e, "model.chat_template: ") && !begins(e, g->options.model_folder))
         err_set(e, 0, "%s: %s", g->options.model_folder, why.text);
 }
 

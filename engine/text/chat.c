@@ -116,15 +116,16 @@ static int read_tokens(struct chat_template *t, const json_t *config, struct err
     return 0;
 }
 
-/* The file of the template, if there is one. */
+/* The file of the template, if there is one: of the folder, or the option's. */
 static int load_file(struct chat_template *t, int dir, const char *file, struct err *e)
 {
+    struct err why;
     char *text;
     size_t len;
-    int r = file_read_all(&text, &len, dir, file, TEMPLATE_FILE_MAX, e);
+    int r = file_read_all(&text, &len, dir, file, TEMPLATE_FILE_MAX, &why);
 
     if (r)
-        return r;
+        return err_set(e, r, "%s%s", dir == AT_FDCWD ? "model.chat_template: " : "", why.text);
     r = compile(t, &t->usual, (struct text){text, len}, e);
     free(text);
     return r;

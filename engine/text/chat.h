@@ -18,7 +18,8 @@ struct chat_template; /* with the special tokens that it may name */
 /* Reads the file, or where it is NULL folder/chat_template.jinja, else chat_template of
  * folder/tokenizer_config.json: a string, or a list with "default" and "tool_use". *out is NULL if
  * there is none. folder may be NULL if there is a file. -ENOTSUP with line and column for a
- * template that is wrong or needs what is not known here. */
+ * template that is wrong or needs what is not known here. If the file cannot be read, the text
+ * names its option. */
 int chat_template_load(struct chat_template **out, const char *folder, const char *file,
                        struct err *e);
 /* The same from the template's text, without a folder. */

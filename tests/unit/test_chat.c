@@ -183,7 +183,7 @@ TEST(folders)
 {
     static const char chat[] = "{'messages': [{'role': 'user'}]}";
     static const char tools[] = "{'messages': [{'role': 'user'}], 'tools': [{}]}";
-    char folder[] = "/tmp/nvllm-test-chat-XXXXXX", path[512];
+    char folder[] = "/tmp/nvllm-test-chat-XXXXXX", path[512], begin[600];
     struct chat_template *t = (void *)1;
     struct err e = {0};
 
@@ -208,12 +208,13 @@ TEST(folders)
     expect_folder(NULL, path, tools, "own ");
     unlink(path);
     ck_assert_int_eq(chat_template_load(&t, folder, path, &e), -ENOENT);
-    ck_assert_ptr_nonnull(strstr(e.text, "own.jinja"));
+    snprintf(begin, sizeof(begin), "model.chat_template: %s: ", path);
+    ck_assert_ptr_eq(strstr(e.text, begin), e.text);
     write_file(folder, "chat_template.jinja", "file {{ eos_token }}\n");
     expect_folder(folder, NULL, tools, "file </s>");
     write_file(folder, "tokenizer_config.json", "{'chat_template': ");
     ck_assert_int_lt(chat_template_load(&t, folder, NULL, &e), 0);
-    ck_assert_ptr_nonnull(strstr(e.text, "tokenizer_config.json"));
+    ck_assert_ptr_eq(strstr(e.text, "tokenizer_config.json: "), e.text);
     write_file(folder, "chat_template.jinja", "{% if %}");
     write_file(folder, "tokenizer_config.json", "{}");
     ck_assert_int_eq(chat_template_load(&t, folder, NULL, &e), -ENOTSUP);
