@@ -3,6 +3,7 @@
  * does alone: 16 GB take two 0.28 s, and 0.35 where each pins so much (two H100). */
 #include "cuda/rank.h"
 
+#include <errno.h>
 #include <unistd.h>
 
 enum {
@@ -82,6 +83,11 @@ static int load_piece(void *ctx, int thread, const struct weight_piece *p, struc
     int r;
 
     c->next = !b;
+    if (matrix_scales(p->to) > UINT32_MAX)
+        return err_set(e, -ENOTSUP,
+                       "CUDA: a weight of one layer has %lld scales, more than 2^32: quantize the "
+                       "model in larger groups",
+                       (long long)matrix_scales(p->to));
     if ((!c->stream && (r = copier_open(c, l->device, l->piece_bytes, e)) < 0) ||
         (r = cuda_check(cudaEventSynchronize(c->copied[b]), "copying weights", e)) < 0)
         return r;

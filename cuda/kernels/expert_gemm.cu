@@ -312,8 +312,8 @@ static __global__ void __launch_bounds__(THREADS, 1)
               piece * 16;
 #pragma unroll
         for (int i = 0; i < W_LOADS<KIND> && KIND != KIND_BF16; i++)
-            s.scales[i] = (uint32_t)(((int)w_row + row_of<GATED>(s, i)) / a.e.quant.scale_rows *
-                                     a.n_groups_of_row);
+            s.scales[i] = (uint32_t)(((int)w_row + row_of<GATED>(s, i)) / a.e.quant.scale_rows) *
+                          (uint32_t)a.n_groups_of_row;
         __syncthreads();               /* the tile before has been stored */
         if (threadIdx.x < EXPERT_MANY) /* behind the end the last one again */
             picks[threadIdx.x] =

@@ -184,7 +184,8 @@ static __global__ void __launch_bounds__(WARPS *WARP,
 
         w[t] = (const uint16_t *)s.w + (expert + n) * (s.k / UNITS) + quarter * 8;
         if (KIND != KIND_BF16)
-            scales[t] = (uint32_t)(((int)expert + n) / s.quant.scale_rows * args.n_groups);
+            scales[t] =
+                (uint32_t)(((int)expert + n) / s.quant.scale_rows) * (uint32_t)args.n_groups;
     }
     /* Step number i of those under way. What lies past the end is zero in w, but for its zero
      * point, or in x. */
