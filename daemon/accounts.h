@@ -57,7 +57,7 @@ void account_sub(struct account *one, enum account_item item, uint64_t n);
 
 /* ---- rights
  * The kernel identifies a client when it connects; a later change of its groups counts from its
- * next connection. session.c says what admins may do. */
+ * next connection. clients.c says what admins may do. */
 
 /* Admins: root, the daemon's own user, members of the group. */
 struct rights {

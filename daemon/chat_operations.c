@@ -28,10 +28,10 @@ static uint64_t now_us(void)
 /* ---- names */
 
 /* One of the caller's by a field's name. */
-static int find(struct chat_session **out, const struct session *s, const char *field,
+static int find(struct chat_session **out, const struct client *client, const char *field,
                 const char *name, struct refusal *e)
 {
-    *out = name ? chat_session_find(s->account, name) : NULL;
+    *out = name ? chat_session_find(client->account, name) : NULL;
     if (*out)
         return 0;
     if (!name)
@@ -43,10 +43,10 @@ static int find(struct chat_session **out, const struct session *s, const char *
 }
 
 /* The same where nothing may be in progress. */
-static int find_idle(struct chat_session **out, const struct session *s, const char *name,
+static int find_idle(struct chat_session **out, const struct client *client, const char *name,
                      struct refusal *e)
 {
-    int r = find(out, s, "name", name, e);
+    int r = find(out, client, "name", name, e);
 
     if (r == 0 && (*out)->busy)
         return refusal_of_field(e, CODE(BUSY), "name", "a turn of \"%s\" is in progress", name);
@@ -54,7 +54,7 @@ static int find_idle(struct chat_session **out, const struct session *s, const c
 }
 
 /* A name for a new one. */
-static int check_new(const struct session *s, const char *field, const char *name,
+static int check_new(const struct client *client, const char *field, const char *name,
                      struct refusal *e)
 {
     if (!name || !chat_session_name_valid(name))
@@ -62,7 +62,7 @@ static int check_new(const struct session *s, const char *field, const char *nam
                                 "must be 1 to %d letters, digits, \"_\", \"-\" and \".\", and "
                                 "begin with a letter or digit",
                                 CHAT_SESSION_NAME);
-    if (chat_session_find(s->account, name))
+    if (chat_session_find(client->account, name))
         return refusal_of_field(e, CODE(INVALID), field, "there is a session \"%s\" already", name);
     return 0;
 }
@@ -86,10 +86,10 @@ static void warn(struct server *s, const char *text)
 }
 
 /* Whether the limits allow the copy of a session that waits for its file to be written. */
-static int refuse_copy(const struct session *s, uint64_t bytes, struct refusal *e)
+static int refuse_copy(const struct client *client, uint64_t bytes, struct refusal *e)
 {
-    return s->server->store
-               ? session_refuse(s, &(struct demand){.new_work = true, .engine_bytes = bytes}, e)
+    return client->server->store
+               ? client_refuse(client, &(struct demand){.new_work = true, .engine_bytes = bytes}, e)
                : 0;
 }
 
@@ -118,25 +118,25 @@ static bool save(struct pending *p, const struct chat_session *c, bool removed)
 }
 
 /* Answers an operation with what the session is. */
-static int answer_now(const struct session_call *call, const struct chat_session *c)
+static int answer_now(const struct client_call *call, const struct chat_session *c)
 {
     Nvllm__V1__SessionInfo m;
 
     inspection_fill_session(&m, c);
-    return reply_put(call->session->connection, call->frame->id, EVENT(SESSION_INFO), &m);
+    return reply_put(call->client->connection, call->frame->id, EVENT(SESSION_INFO), &m);
 }
 
 /* The same once that is saved. */
-static int answer(struct session_call *call, const struct chat_session *c, bool removed)
+static int answer(struct client_call *call, const struct chat_session *c, bool removed)
 {
-    struct session *s = call->session;
+    struct client *client = call->client;
     Nvllm__V1__SessionInfo m;
     struct pending *p;
 
-    if (!s->server->store)
+    if (!client->server->store)
         return answer_now(call, c);
     inspection_fill_session(&m, c);
-    p = pending_new(s, call->frame->id, &(struct demand){0}, NULL);
+    p = pending_new(client, call->frame->id, &(struct demand){0}, NULL);
     if (!p)
         return -ENOMEM;
     if (reply_prepare(&p->answer, EVENT(SESSION_INFO), &m, SIZE_MAX) == 0 && save(p, c, removed))
@@ -153,7 +153,7 @@ void chat_on_store(struct server *s)
 
     while (chat_session_store_take(s->store, &id, &r, &why)) {
         struct pending *p = id_map_get(&s->requests, id);
-        struct session *one = p ? p->session : NULL;
+        struct client *one = p ? p->client : NULL;
         int put = CONNECTION_OK;
 
         if (r < 0)
@@ -164,25 +164,26 @@ void chat_on_store(struct server *s)
             put = reply_put_packed(one->connection, p->client_id, &p->answer);
         pending_forget(p);
         if (one)
-            session_check_put(one, put);
+            client_check_put(one, put);
     }
 }
 
 /* ---- operations */
 
 /* Enters a new one, which takes the conversation in any case. */
-static int enter(struct session_call *call, const char *name, struct conversation *talk,
+static int enter(struct client_call *call, const char *name, struct conversation *talk,
                  struct refusal *e)
 {
-    struct session *s = call->session;
+    struct client *client = call->client;
     const uint64_t bytes = sizeof(struct chat_session) + conversation_bytes(talk);
     struct chat_session *c;
-    int r = chat_session_check(s->account, s->server->parts.options, 1, bytes, e);
+    int r = chat_session_check(client->account, client->server->parts.options, 1, bytes, e);
 
     if (r == 0)
-        r = refuse_copy(s, bytes, e);
+        r = refuse_copy(client, bytes, e);
     if (r == 0)
-        r = chat_session_new(&c, &s->server->accounts, s->account->uid, name, talk, now_us());
+        r = chat_session_new(&c, &client->server->accounts, client->account->uid, name, talk,
+                             now_us());
     if (r < 0) {
         conversation_free(talk);
         return r;
@@ -193,17 +194,17 @@ static int enter(struct session_call *call, const char *name, struct conversatio
     return r;
 }
 
-int chat_create(struct session_call *call, struct refusal *e)
+int chat_create(struct client_call *call, struct refusal *e)
 {
     static const struct chat none = {.messages = NULL};
     const Nvllm__V1__CreateSession *m = call->frame->create_session;
-    const struct server *server = call->session->server;
+    const struct server *server = call->client->server;
     const struct chat *chat = &none;
     struct conversation *talk;
-    int r = session_refuse(call->session, &(struct demand){.new_work = true}, e);
+    int r = client_refuse(call->client, &(struct demand){.new_work = true}, e);
 
     if (r == 0)
-        r = check_new(call->session, "name", m->name, e);
+        r = check_new(call->client, "name", m->name, e);
     if (r == 0 && m->chat)
         r = request_chat(&chat, m->chat, call->message, &server->rules, e);
     if (r == 0 && chat_bytes(chat) > limit_value(server->parts.options, LIMIT_PROMPT_BYTES))
@@ -213,37 +214,37 @@ int chat_create(struct session_call *call, struct refusal *e)
     return r < 0 ? r : enter(call, m->name, talk, e);
 }
 
-int chat_fork(struct session_call *call, struct refusal *e)
+int chat_fork(struct client_call *call, struct refusal *e)
 {
     const Nvllm__V1__ForkSession *m = call->frame->fork_session;
     struct chat_session *from;
     struct conversation *talk;
     uint32_t turns = 0;
-    int r = session_refuse(call->session, &(struct demand){.new_work = true}, e);
+    int r = client_refuse(call->client, &(struct demand){.new_work = true}, e);
 
     if (r == 0)
-        r = find(&from, call->session, "name", m->name, e);
+        r = find(&from, call->client, "name", m->name, e);
     if (r == 0)
-        r = check_new(call->session, "new_name", m->new_name, e);
+        r = check_new(call->client, "new_name", m->new_name, e);
     if (r == 0)
         r = find_turn(&turns, from->talk, m->has_turns, m->turns, e);
     if (r == 0) /* before memory is taken */
-        r = chat_session_check(call->session->account, call->session->server->parts.options, 1,
+        r = chat_session_check(call->client->account, call->client->server->parts.options, 1,
                                conversation_fork_bytes(from->talk, turns), e);
     if (r == 0)
         r = conversation_fork(&talk, from->talk, turns);
     return r < 0 ? r : enter(call, m->new_name, talk, e);
 }
 
-int chat_rewind(struct session_call *call, struct refusal *e)
+int chat_rewind(struct client_call *call, struct refusal *e)
 {
     const Nvllm__V1__RewindSession *m = call->frame->rewind_session;
     struct chat_session *c;
     uint32_t turns = 0;
-    int r = session_refuse(call->session, &(struct demand){.new_work = true}, e);
+    int r = client_refuse(call->client, &(struct demand){.new_work = true}, e);
 
     if (r == 0)
-        r = find_idle(&c, call->session, m->name, e);
+        r = find_idle(&c, call->client, m->name, e);
     if (r == 0 && !m->has_turns)
         r = refusal_of_field(e, CODE(INVALID), "turns", "is missing");
     if (r == 0)
@@ -251,7 +252,7 @@ int chat_rewind(struct session_call *call, struct refusal *e)
     if (r == 0 && turns == c->talk->n_turns)
         return answer_now(call, c);
     if (r == 0)
-        r = refuse_copy(call->session, conversation_fork_bytes(c->talk, turns), e);
+        r = refuse_copy(call->client, conversation_fork_bytes(c->talk, turns), e);
     if (r < 0)
         return r;
     conversation_rewind(c->talk, turns);
@@ -259,20 +260,20 @@ int chat_rewind(struct session_call *call, struct refusal *e)
     return answer(call, c, false);
 }
 
-int chat_delete(struct session_call *call, struct refusal *e)
+int chat_delete(struct client_call *call, struct refusal *e)
 {
     const Nvllm__V1__DeleteSession *m = call->frame->delete_session;
-    const struct session *s = call->session;
-    const uint32_t uid = m->has_uid ? m->uid : s->account->uid;
-    const struct account *whose = id_map_get(&s->server->accounts.by_uid, uid);
+    const struct client *client = call->client;
+    const uint32_t uid = m->has_uid ? m->uid : client->account->uid;
+    const struct account *whose = id_map_get(&client->server->accounts.by_uid, uid);
     struct chat_session *c;
-    int r = session_refuse(s, &(struct demand){.new_work = true}, e);
+    int r = client_refuse(client, &(struct demand){.new_work = true}, e);
 
     if (r < 0)
         return r;
-    if (uid == s->account->uid) {
-        r = find_idle(&c, s, m->name, e);
-    } else if (!s->admin) {
+    if (uid == client->account->uid) {
+        r = find_idle(&c, client, m->name, e);
+    } else if (!client->admin) {
         r = refusal_of_field(e, CODE(DENIED), "uid",
                              "only administrators may delete other users' sessions");
     } else {
@@ -323,21 +324,21 @@ static int fill_list(Nvllm__V1__SessionList *list, const struct chat_session *co
     return 0;
 }
 
-int chat_list(struct session_call *call, struct refusal *e)
+int chat_list(struct client_call *call, struct refusal *e)
 {
     const Nvllm__V1__ListSessions *m = call->frame->list_sessions;
-    const struct session *s = call->session;
-    const struct accounts *accounts = &s->server->accounts;
+    const struct client *client = call->client;
+    const struct accounts *accounts = &client->server->accounts;
     Nvllm__V1__SessionList list = NVLLM__V1__SESSION_LIST__INIT;
-    const struct account *held = m->all ? &accounts->total : s->account, *one;
+    const struct account *held = m->all ? &accounts->total : client->account, *one;
     const size_t limit =
         m->limit && m->limit < INSPECT_MAX_ENTRIES ? m->limit : INSPECT_MAX_ENTRIES;
     const struct chat_session **found;
     struct unpacked *u;
     size_t n = 0, at = 0;
-    int r = session_refuse(s, &(struct demand){.inspect = true}, e);
+    int r = client_refuse(client, &(struct demand){.inspect = true}, e);
 
-    if (r == 0 && m->all && !s->admin)
+    if (r == 0 && m->all && !client->admin)
         r = refusal_of_field(e, CODE(DENIED), "all",
                              "only administrators may list the sessions of all users");
     if (r < 0)
@@ -349,7 +350,7 @@ int chat_list(struct session_call *call, struct refusal *e)
         return -ENOMEM;
     }
     if (!m->all)
-        n = collect(found, s->account);
+        n = collect(found, client->account);
     while (m->all && (one = id_map_next(&accounts->by_uid, &at)))
         n += collect(found + n, one);
     if (m->all)
@@ -358,7 +359,7 @@ int chat_list(struct session_call *call, struct refusal *e)
     list.total = (uint32_t)n;
     r = fill_list(&list, found, n < limit ? n : limit, u);
     if (r == 0)
-        r = reply_put(s->connection, call->frame->id, EVENT(SESSION_LIST), &list);
+        r = reply_put(client->connection, call->frame->id, EVENT(SESSION_LIST), &list);
     unpacked_free(u);
     return r;
 }
@@ -376,20 +377,20 @@ static int fill_turns(Nvllm__V1__SessionContents *m, const struct conversation *
     return 0;
 }
 
-int chat_show(struct session_call *call, struct refusal *e)
+int chat_show(struct client_call *call, struct refusal *e)
 {
     const Nvllm__V1__ShowSession *m = call->frame->show_session;
-    const struct session *s = call->session;
-    const struct options *o = s->server->parts.options;
+    const struct client *client = call->client;
+    const struct options *o = client->server->parts.options;
     Nvllm__V1__SessionContents contents = NVLLM__V1__SESSION_CONTENTS__INIT;
     Nvllm__V1__SessionInfo info;
     Nvllm__V1__Chat chat;
     struct chat_session *c;
     struct unpacked *u;
-    int r = session_refuse(s, &(struct demand){.inspect = true}, e);
+    int r = client_refuse(client, &(struct demand){.inspect = true}, e);
 
     if (r == 0)
-        r = find(&c, s, "name", m->name, e);
+        r = find(&c, client, "name", m->name, e);
     if (r < 0)
         return r;
     u = unpacked_new();
@@ -404,7 +405,7 @@ int chat_show(struct session_call *call, struct refusal *e)
         contents.token_ids = c->talk->transcript.ids.ids;
     }
     if (r == 0)
-        r = reply_put(s->connection, call->frame->id, EVENT(SESSION_CONTENTS), &contents);
+        r = reply_put(client->connection, call->frame->id, EVENT(SESSION_CONTENTS), &contents);
     unpacked_free(u);
     if (r != CONNECTION_E_LARGE)
         return r;
@@ -417,14 +418,14 @@ int chat_show(struct session_call *call, struct refusal *e)
 
 /* ---- turns */
 
-int chat_begin_turn(struct chat_turn **out, const struct session_call *call,
+int chat_begin_turn(struct chat_turn **out, const struct client_call *call,
                     struct engine_request *r, struct refusal *e)
 {
-    const struct session *s = call->session;
+    const struct client *client = call->client;
     struct chat_session *c;
-    int ret = find(&c, s, "session", call->frame->generate->session, e);
+    int ret = find(&c, client, "session", call->frame->generate->session, e);
 
-    return ret < 0 ? ret : chat_turn_begin(out, c, r, s->server->parts.options, e);
+    return ret < 0 ? ret : chat_turn_begin(out, c, r, client->server->parts.options, e);
 }
 
 /* What a daemon that shuts down has cut off is not kept: the client asks the next one again. */
@@ -433,7 +434,7 @@ int chat_end_turn(struct pending *p, const struct engine_event *ev)
     struct server *s = p->server;
     struct chat_turn *t = p->turn;
     const struct chat_session *c = t->of;
-    const bool cut_off = s->closed && !p->session;
+    const bool cut_off = s->closed && !p->client;
     int r = chat_turn_end(t, ev->type == ENGINE_DONE && !cut_off, now_us());
 
     if (r <= 0)

@@ -1,8 +1,8 @@
 /* chat_session.h - sessions as clients know them: conversations that the daemon holds, by name.
  *
- * (`struct session` is a connected client.) Each belongs to a user, whose account it is charged to
- * and whose names are that user's own. A turn is one generate request: while it is in progress its
- * session refuses another turn and every change, and stays as it was before. Loop thread only. */
+ * Each belongs to a user, whose account it is charged to and whose names are that user's own. A
+ * turn is one generate request: while it is in progress its session refuses another turn and every
+ * change, and stays as it was before. Loop thread only. */
 #ifndef NVLLM_DAEMON_CHAT_SESSION_H
 #define NVLLM_DAEMON_CHAT_SESSION_H
 

@@ -228,7 +228,7 @@ static void fill_record(Nvllm__V1__TraceRecord *m, const struct trace_record *q)
 int trace_put(struct pending *p, const struct engine_event *ev)
 {
     const int64_t most = p->server->parts.options->output_pause_bytes;
-    struct connection *to = p->session->connection;
+    struct connection *to = p->client->connection;
     Nvllm__V1__TraceChunk m = NVLLM__V1__TRACE_CHUNK__INIT;
     Nvllm__V1__TraceRecord *records;
     struct unpacked *lists;
@@ -263,9 +263,9 @@ static int fill_traced(void *to, const void *report, struct sources *from)
 
 /* ---- frames */
 
-int session_status(struct session_call *c, struct refusal *e)
+int client_status(struct client_call *c, struct refusal *e)
 {
-    const struct server *s = c->session->server;
+    const struct server *s = c->client->server;
     struct engine_status engine;
     struct sources from = {.server = s, .engine = &engine, .core = &engine.core};
     Nvllm__V1__Status m;
@@ -276,7 +276,7 @@ int session_status(struct session_call *c, struct refusal *e)
     from.lists = unpacked_new();
     rc = fill_status(&m, &engine, &from);
     if (rc == 0)
-        rc = reply_put(c->session->connection, c->frame->id, EVENT(STATUS), &m);
+        rc = reply_put(c->client->connection, c->frame->id, EVENT(STATUS), &m);
     unpacked_free(from.lists);
     return rc;
 }
@@ -326,7 +326,7 @@ int inspection_put(const struct pending *p, const struct inspect_report *r)
 
     if (r->kind == INSPECT_EXPLAIN_REQUEST && !r->found) {
         refusal_of_field(&e, CODE(INVALID), "request", "it has ended");
-        return reply_error(p->session->connection, p->client_id, &e);
+        return reply_error(p->client->connection, p->client_id, &e);
     }
     engine_status(p->server->parts.engine, &engine);
     from.lists = unpacked_new();
@@ -336,7 +336,7 @@ int inspection_put(const struct pending *p, const struct inspect_report *r)
         m.why.info = &info;
     }
     if (rc == 0)
-        rc = reply_put(p->session->connection, p->client_id, reports[r->kind].event, &m);
+        rc = reply_put(p->client->connection, p->client_id, reports[r->kind].event, &m);
     unpacked_free(from.lists);
     return rc;
 }

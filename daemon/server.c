@@ -35,7 +35,7 @@ static void on_event(evutil_socket_t fd, short what, void *arg)
     (void)fd;
     (void)what;
     hook->run(hook->server);
-    sessions_settle(hook->server);
+    clients_settle(hook->server);
 }
 
 void server_after(struct server *s, enum server_event timer, uint64_t ms)
@@ -147,7 +147,7 @@ static void on_engine(struct server *s)
     engine_changed(s);
     if (s->ready && s->end != SERVER_FAILED)
         server_status_soon(s);
-    sessions_settle(s);
+    clients_settle(s);
     engine_events_free(list); /* once the tokens are written */
 }
 
@@ -168,7 +168,7 @@ static void accept_some(struct server *s, int which)
                              SOCK_NONBLOCK | SOCK_CLOEXEC);
 
         if (client >= 0) {
-            sessions_accept(s, client, which == FOR_ADMINS);
+            clients_accept(s, client, which == FOR_ADMINS);
             continue;
         }
         if (errno == EINTR || errno == ECONNABORTED)
@@ -347,8 +347,8 @@ int server_new(struct server **out, const struct server_parts *parts, struct err
     s->start_ms = server_now_us() / 1000;
     s->last_percent = s->reading.fd = -1;
     s->files = inotify_init1(IN_CLOEXEC | IN_NONBLOCK);
-    list_init(&s->sessions);
-    if (!(s->base = event_base_new()) || sessions_init(s) < 0 ||
+    list_init(&s->clients);
+    if (!(s->base = event_base_new()) || clients_init(s) < 0 ||
         (s->reading.fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) < 0 || make_events(s) < 0) {
         server_free(s);
         return err_set(e, -ENOMEM, "server: cannot set up its loop");
@@ -374,9 +374,9 @@ void server_free(struct server *s)
     if (!s)
         return;
     metrics_free(s->metrics);
-    if (s->events[EVENT_STORE]) /* sessions_deinit() closes its descriptor */
+    if (s->events[EVENT_STORE]) /* clients_deinit() closes its descriptor */
         event_del(s->events[EVENT_STORE]);
-    sessions_deinit(s);
+    clients_deinit(s);
     for (int i = 0; i < N_SERVER_EVENTS; i++)
         if (s->events[i])
             event_free(s->events[i]);

@@ -115,7 +115,7 @@ static void answer_reloads(struct server *s, uint64_t number, const struct optio
         m.needs_restart = (char **)(uintptr_t)change->needs_restart;
     }
     while ((p = id_map_next(&s->requests, &at))) {
-        struct session *one = p->session;
+        struct client *one = p->client;
         int r = CONNECTION_OK;
 
         if (!p->reading || p->reading > number)
@@ -126,7 +126,7 @@ static void answer_reloads(struct server *s, uint64_t number, const struct optio
         pending_forget(p);
         at = 0; /* the map has changed */
         if (one)
-            session_check_put(one, r);
+            client_check_put(one, r);
     }
 }
 
@@ -183,7 +183,7 @@ static void take_over(struct server *s, struct options *fresh)
     engine_set_idle_sleep(s->parts.engine, (int32_t)running->idle_sleep_s);
     log_set_level((enum log_level)running->log_level);
     server_raise_descriptors(running);
-    sessions_limits_changed(s);
+    clients_limits_changed(s);
     log_event(LOG_LEVEL_INFO, "reloaded", "changed=%d needs_restart=%d", change.n_changed,
               change.n_needs_restart);
     for (int i = 0; i < change.n_changed; i++)
@@ -268,7 +268,7 @@ static void begin_flush(struct server *s)
     s->phase = PHASE_FLUSHING;
     stop_listening(s, false);
     server_refuse_exiting(&why, "nvllmd has shut down");
-    sessions_end_all(s, &why);
+    clients_end_all(s, &why);
     server_after(s, EVENT_PHASE, FLUSH_S * 1000);
 }
 
@@ -363,21 +363,21 @@ void server_engine_failed(struct server *s, int code, const char *why)
 
 /* ---- operations of admins */
 
-static int changed(const struct session_call *c)
+static int changed(const struct client_call *c)
 {
-    const struct server *s = c->session->server;
+    const struct server *s = c->client->server;
     Nvllm__V1__Changed m = NVLLM__V1__CHANGED__INIT;
 
     m.has_state = true;
     m.state = server_state(s);
     m.log_level = reply_text(log_level_name((enum log_level)s->parts.options->log_level));
-    return reply_put(c->session->connection, c->frame->id, EVENT(CHANGED), &m);
+    return reply_put(c->client->connection, c->frame->id, EVENT(CHANGED), &m);
 }
 
-int control_drain(struct session_call *c, struct refusal *e)
+int control_drain(struct client_call *c, struct refusal *e)
 {
     const Nvllm__V1__Drain *m = c->frame->drain;
-    struct server *s = c->session->server;
+    struct server *s = c->client->server;
 
     (void)e;
     if (s->phase == PHASE_SERVING) { /* else the daemon is shutting down */
@@ -397,9 +397,9 @@ void server_on_drain(struct server *s)
     server_status_soon(s);
 }
 
-int control_resume(struct session_call *c, struct refusal *e)
+int control_resume(struct client_call *c, struct refusal *e)
 {
-    struct server *s = c->session->server;
+    struct server *s = c->client->server;
 
     if (s->phase != PHASE_SERVING)
         return refusal_set(e, CODE(UNAVAILABLE),
@@ -411,29 +411,29 @@ int control_resume(struct session_call *c, struct refusal *e)
 }
 
 /* Answered once the options are read. */
-int control_reload(struct session_call *c, struct refusal *e)
+int control_reload(struct client_call *c, struct refusal *e)
 {
-    struct session *s = c->session;
-    const struct options *o = s->server->parts.options;
-    const struct reading *reading = &s->server->reading;
+    struct client *client = c->client;
+    const struct options *o = client->server->parts.options;
+    const struct reading *reading = &client->server->reading;
     struct pending *p;
     struct err why;
 
-    if (s->requests.n >= (size_t)o->max_requests_per_connection)
-        return limit_refuse(e, o, LIMIT_REQUESTS_PER_CONNECTION, "", s->requests.n + 1);
-    if (start_reading(s->server, &why) < 0)
+    if (client->requests.n >= (size_t)o->max_requests_per_connection)
+        return limit_refuse(e, o, LIMIT_REQUESTS_PER_CONNECTION, "", client->requests.n + 1);
+    if (start_reading(client->server, &why) < 0)
         return refusal_set(e, CODE(UNAVAILABLE), "%s; nothing was changed", why.text);
-    p = pending_new(s, c->frame->id, &(struct demand){0}, NULL);
+    p = pending_new(client, c->frame->id, &(struct demand){0}, NULL);
     if (!p)
         return -ENOMEM;
     p->reading = reading->number + reading->again;
     return 0;
 }
 
-int control_log_level(struct session_call *c, struct refusal *e)
+int control_log_level(struct client_call *c, struct refusal *e)
 {
     const char *level = c->frame->set_log_level->level;
-    struct options *o = c->session->server->parts.options;
+    struct options *o = c->client->server->parts.options;
     struct err why;
 
     if (options_set(o, "daemon.log_level", level ? level : "", &why) < 0)
@@ -442,10 +442,10 @@ int control_log_level(struct session_call *c, struct refusal *e)
     return changed(c);
 }
 
-int control_shutdown(struct session_call *c, struct refusal *e)
+int control_shutdown(struct client_call *c, struct refusal *e)
 {
     (void)e;
-    if (c->session->server->phase == PHASE_SERVING)
-        begin_end(c->session->server, 0);
+    if (c->client->server->phase == PHASE_SERVING)
+        begin_end(c->client->server, 0);
     return changed(c);
 }

@@ -1,7 +1,6 @@
 /* server_private.h - the state of the daemon for server.c (the loop), server_control.c (states,
- * reload and shutdown), session.c (clients, frames and operations) and session_requests.c (requests
- * for the engine), inspection.c and chat_operations.c. Nobody else includes it. Loop thread only.
- */
+ * reload and shutdown), clients.c (clients, frames and operations), client_requests.c (requests for
+ * the engine), inspection.c and chat_operations.c. Nobody else includes it. Loop thread only. */
 #ifndef NVLLM_DAEMON_SERVER_PRIVATE_H
 #define NVLLM_DAEMON_SERVER_PRIVATE_H
 
@@ -90,20 +89,20 @@ struct server {
     struct metrics *metrics;          /* NULL: none are served */
     struct chat_session_store *store; /* NULL: sessions are in memory alone */
     XXH128_hash_t model;              /* with a store: the fingerprint */
-    struct list sessions;
+    struct list clients;
     struct id_map requests; /* struct pending, by the daemon's id */
     uint64_t last_id;
     /* Limits that other threads read: output_bytes, request_bytes, request_bytes_per_uid. */
     atomic_size_t most_answer_bytes, most_request_bytes, most_request_bytes_per_uid;
 
-    struct log_rate accepts_paused, sockets_lost, sessions_unsaved;  /* lines of the log */
-    struct log_rate turned_away, sessions_refused, sessions_dropped; /* connections */
+    struct log_rate accepts_paused, sockets_lost, sessions_unsaved; /* lines of the log */
+    struct log_rate turned_away, clients_refused, clients_dropped;  /* connections */
 };
 
 /* A connected client. */
-struct session {
+struct client {
     struct server *server;
-    struct list link; /* in server->sessions */
+    struct list link; /* in server->clients */
     struct connection *connection;
     struct id_map requests; /* struct pending, by the client's id */
     struct account *account;
@@ -113,14 +112,14 @@ struct session {
     bool greeted;
 };
 
-/* A request from its acceptance to its terminal event: in its session's map by the client's id, and
+/* A request from its acceptance to its terminal event: in its client's map by the client's id, and
  * in the server's by the daemon's. When the client leaves, the request is cancelled but stays in
  * the server's map, and on the user's account, until the engine ends it: engine_request.owner. */
 struct pending {
     uint64_t id;        /* the daemon's */
     uint64_t client_id; /* the client's */
     struct server *server;
-    struct session *session; /* NULL: the client has left, or has its answer */
+    struct client *client;   /* NULL: the client has left, or has its answer */
     struct account *account; /* a reference */
     pid_t pid;
     bool inspect;             /* counted as an inspect request */
@@ -147,8 +146,8 @@ struct demand {
 };
 
 /* A request of a client, on its way. */
-struct session_call {
-    struct session *session;
+struct client_call {
+    struct client *client;
     const Nvllm__V1__ClientFrame *frame; /* lives in the message */
     struct unpacked *message;            /* NULL: it has a new owner, which may free it */
     const struct operation *operation;
@@ -159,7 +158,7 @@ struct operation {
     const char *name; /* the protocol's: "drain" */
     bool for_admins;
     /* Answers, or has the engine answer: what a put returns, or -EINVAL with *e, or -ENOMEM. */
-    int (*run)(struct session_call *c, struct refusal *e);
+    int (*run)(struct client_call *c, struct refusal *e);
 };
 
 /* ---- server.c */
@@ -192,7 +191,7 @@ void server_signalled(struct server *s, int number);
 /* Refuses with UNAVAILABLE what the next daemon may answer; -EINVAL. */
 int server_refuse_exiting(struct refusal *e, const char *why);
 
-/* Starts the next phase of the shutdown where it is due: in sessions_settle(). */
+/* Starts the next phase of the shutdown where it is due: in clients_settle(). */
 void server_settled(struct server *s);
 
 /* The events of the loop. */
@@ -204,55 +203,55 @@ void server_on_reload(struct server *s);
 void server_on_reread(struct server *s);
 
 /* The operations of admins, see struct operation. */
-int control_drain(struct session_call *c, struct refusal *e);
-int control_resume(struct session_call *c, struct refusal *e);
-int control_reload(struct session_call *c, struct refusal *e);
-int control_log_level(struct session_call *c, struct refusal *e);
-int control_shutdown(struct session_call *c, struct refusal *e);
+int control_drain(struct client_call *c, struct refusal *e);
+int control_resume(struct client_call *c, struct refusal *e);
+int control_reload(struct client_call *c, struct refusal *e);
+int control_log_level(struct client_call *c, struct refusal *e);
+int control_shutdown(struct client_call *c, struct refusal *e);
 
-/* ---- session.c */
+/* ---- clients.c */
 
 const struct operation *operation_of(Nvllm__V1__ClientFrame__OpCase op); /* NULL: none */
 
-int sessions_init(struct server *s); /* -ENOMEM */
-void sessions_deinit(struct server *s);
+int clients_init(struct server *s); /* -ENOMEM */
+void clients_deinit(struct server *s);
 
 /* Takes over changed limits, for new requests. */
-void sessions_limits_changed(struct server *s);
+void clients_limits_changed(struct server *s);
 
 /* A new client; takes ownership of fd. admin: it used the admin socket. */
-void sessions_accept(struct server *s, int fd, bool admin);
+void clients_accept(struct server *s, int fd, bool admin);
 
 /* Closes every connection once its client has read all, and the reason. */
-void sessions_end_all(struct server *s, const struct refusal *why);
+void clients_end_all(struct server *s, const struct refusal *why);
 
-/* Writes buffered answers and frees closed sessions: at the end of each wake-up. With the last
- * session of a shutdown the loop ends. */
-void sessions_settle(struct server *s);
+/* Writes buffered answers and frees clients that have left: at the end of each wake-up. With the
+ * last client of a shutdown the loop ends. */
+void clients_settle(struct server *s);
 
 /* Handles the result of a put: a client that does not read is disconnected. */
-void session_check_put(struct session *s, int r);
+void client_check_put(struct client *client, int r);
 
-/* ---- session_requests.c */
+/* ---- client_requests.c */
 
-int session_start(struct session_call *c, struct refusal *e);
-int session_pin(struct session_call *c, struct refusal *e);
-int session_inspect(struct session_call *c, struct refusal *e);
-int session_cancel(struct session_call *c, struct refusal *e);
+int client_start(struct client_call *c, struct refusal *e);
+int client_pin(struct client_call *c, struct refusal *e);
+int client_inspect(struct client_call *c, struct refusal *e);
+int client_cancel(struct client_call *c, struct refusal *e);
 
 /* Enters a request into both maps and charges the account. On success it owns the message, which
  * may be NULL. NULL: no memory. */
-struct pending *pending_new(struct session *s, uint64_t client_id, const struct demand *d,
+struct pending *pending_new(struct client *client, uint64_t client_id, const struct demand *d,
                             struct unpacked *message);
 
 /* Checks the daemon's state and the limits for a request: 0, or -EINVAL with *e. */
-int session_refuse(const struct session *s, const struct demand *d, struct refusal *e);
+int client_refuse(const struct client *client, const struct demand *d, struct refusal *e);
 
 /* Frees it: out of both maps and off the account. */
 void pending_forget(struct pending *p);
 
 /* Cancels the client's requests and detaches them from it. */
-void session_abandon(struct session *s);
+void client_abandon(struct client *client);
 
 /* Delivers one event of the engine; may take the packed answer out of it. */
 void requests_event(struct server *s, struct engine_event *ev);
@@ -270,15 +269,15 @@ void requests_deinit(struct server *s);
 
 /* ---- chat_operations.c */
 
-int chat_create(struct session_call *c, struct refusal *e);
-int chat_fork(struct session_call *c, struct refusal *e);
-int chat_rewind(struct session_call *c, struct refusal *e);
-int chat_list(struct session_call *c, struct refusal *e);
-int chat_show(struct session_call *c, struct refusal *e);
-int chat_delete(struct session_call *c, struct refusal *e);
+int chat_create(struct client_call *c, struct refusal *e);
+int chat_fork(struct client_call *c, struct refusal *e);
+int chat_rewind(struct client_call *c, struct refusal *e);
+int chat_list(struct client_call *c, struct refusal *e);
+int chat_show(struct client_call *c, struct refusal *e);
+int chat_delete(struct client_call *c, struct refusal *e);
 
 /* The turn that a generate request is of its session: as chat_turn_begin(). */
-int chat_begin_turn(struct chat_turn **out, const struct session_call *call,
+int chat_begin_turn(struct chat_turn **out, const struct client_call *call,
                     struct engine_request *r, struct refusal *e);
 
 /* With the last event of a request that is a turn: 1: the request is answered once its session's
@@ -292,7 +291,7 @@ void chat_on_store(struct server *s); /* EVENT_STORE */
 
 /* ---- inspection.c */
 
-int session_status(struct session_call *c, struct refusal *e);
+int client_status(struct client_call *c, struct refusal *e);
 
 /* Puts records of a trace, unless the client has too much unread: then they are dropped. As
  * connection_put(). */

@@ -1,4 +1,4 @@
-/* session.c - clients: connections, Hello, frames, the table of operations, limits of buffers. */
+/* clients.c - clients: connections, Hello, frames, the table of operations, limits of buffers. */
 #include <errno.h>
 #include <inttypes.h>
 #include <stdlib.h>
@@ -12,22 +12,22 @@
 enum { LOG_EVERY_MS = 1000 };
 
 /* Sends an error of the connection as a whole, and closes it. */
-static void refuse_session(struct session *s, const struct refusal *e)
+static void refuse_client(struct client *client, const struct refusal *e)
 {
-    const uint64_t n = log_due(&s->server->sessions_refused, LOG_EVERY_MS);
+    const uint64_t n = log_due(&client->server->clients_refused, LOG_EVERY_MS);
     struct error_frame f;
 
     if (n)
         log_text(LOG_LEVEL_INFO, "connection_refused", e->message.text,
-                 "uid=%u pid=%d requests=%zu connections=%" PRIu64, (unsigned)s->account->uid,
-                 (int)s->pid, s->requests.n, n);
-    session_abandon(s);
-    connection_end(s->connection, reply_error_frame(&f, e));
+                 "uid=%u pid=%d requests=%zu connections=%" PRIu64, (unsigned)client->account->uid,
+                 (int)client->pid, client->requests.n, n);
+    client_abandon(client);
+    connection_end(client->connection, reply_error_frame(&f, e));
 }
 
-void session_check_put(struct session *s, int r)
+void client_check_put(struct client *client, int r)
 {
-    const struct options *o = s->server->parts.options;
+    const struct options *o = client->server->parts.options;
     struct refusal e;
 
     if (r == CONNECTION_OK)
@@ -37,7 +37,7 @@ void session_check_put(struct session *s, int r)
                           "more than %" PRId64 " bytes of answers are unread", o->max_output_bytes);
     else
         refusal_set(&e, CODE(INTERNAL), "out of memory");
-    refuse_session(s, &e);
+    refuse_client(client, &e);
 }
 
 /* ---- operations */
@@ -46,19 +46,19 @@ void session_check_put(struct session *s, int r)
  * concerns all is for admins. A pinned prefix takes blocks from all. */
 static const struct operation table[] = {
     {OP(HELLO), "hello", false, NULL}, /* the first frame: see take_hello */
-    {OP(GENERATE), "generate", false, session_start},
-    {OP(EMBED), "embed", false, session_start},
-    {OP(CANCEL), "cancel", false, session_cancel},
-    {OP(TOKENIZE), "tokenize", false, session_start},
-    {OP(DETOKENIZE), "detokenize", false, session_start},
-    {OP(RENDER), "render", false, session_start},
-    {OP(GET_STATUS), "get_status", false, session_status},
-    {OP(LIST_REQUESTS), "list_requests", false, session_inspect},
-    {OP(GET_BLOCKS), "get_blocks", false, session_inspect},
-    {OP(SHOW_CACHE), "show_cache", false, session_inspect},
-    {OP(CLEAR_CACHE), "clear_cache", false, session_inspect},
-    {OP(PIN_CACHE), "pin_cache", true, session_pin},
-    {OP(EXPLAIN), "explain", false, session_inspect},
+    {OP(GENERATE), "generate", false, client_start},
+    {OP(EMBED), "embed", false, client_start},
+    {OP(CANCEL), "cancel", false, client_cancel},
+    {OP(TOKENIZE), "tokenize", false, client_start},
+    {OP(DETOKENIZE), "detokenize", false, client_start},
+    {OP(RENDER), "render", false, client_start},
+    {OP(GET_STATUS), "get_status", false, client_status},
+    {OP(LIST_REQUESTS), "list_requests", false, client_inspect},
+    {OP(GET_BLOCKS), "get_blocks", false, client_inspect},
+    {OP(SHOW_CACHE), "show_cache", false, client_inspect},
+    {OP(CLEAR_CACHE), "clear_cache", false, client_inspect},
+    {OP(PIN_CACHE), "pin_cache", true, client_pin},
+    {OP(EXPLAIN), "explain", false, client_inspect},
     {OP(CREATE_SESSION), "create_session", false, chat_create},
     {OP(FORK_SESSION), "fork_session", false, chat_fork},
     {OP(REWIND_SESSION), "rewind_session", false, chat_rewind},
@@ -70,9 +70,9 @@ static const struct operation table[] = {
     {OP(RELOAD), "reload", true, control_reload},
     {OP(SET_LOG_LEVEL), "set_log_level", true, control_log_level},
     {OP(SHUTDOWN), "shutdown", true, control_shutdown},
-    {OP(SLEEP), "sleep", true, session_inspect},
-    {OP(WAKE), "wake", true, session_inspect},
-    {OP(TRACE), "trace", true, session_inspect},
+    {OP(SLEEP), "sleep", true, client_inspect},
+    {OP(WAKE), "wake", true, client_inspect},
+    {OP(TRACE), "trace", true, client_inspect},
 };
 
 const struct operation *operation_of(Nvllm__V1__ClientFrame__OpCase op)
@@ -83,27 +83,27 @@ const struct operation *operation_of(Nvllm__V1__ClientFrame__OpCase op)
     return NULL;
 }
 
-static int run_operation(struct session_call *c, struct refusal *e)
+static int run_operation(struct client_call *c, struct refusal *e)
 {
-    const struct session *s = c->session;
+    const struct client *client = c->client;
 
     if (!c->operation)
         return refusal_set(e, CODE(UNSUPPORTED), "this daemon does not support the operation");
-    if (c->operation->for_admins && !s->admin)
+    if (c->operation->for_admins && !client->admin)
         /* without the operation's name, which differs from nvllmctl's command */
         return refusal_set(e, CODE(DENIED),
                            "only administrators may do that: root, the daemon's user, members of "
                            "daemon.admin_group, and clients of daemon.admin_socket");
     if (c->operation->for_admins)
         log_event(LOG_LEVEL_INFO, "admin_operation", "op=%s uid=%u pid=%d", c->operation->name,
-                  (unsigned)s->account->uid, (int)s->pid);
+                  (unsigned)client->account->uid, (int)client->pid);
     return c->operation->run(c, e);
 }
 
 /* Runs an operation, or answers that it is refused. */
-static void operate(struct session_call *c)
+static void operate(struct client_call *c)
 {
-    struct session *s = c->session;
+    struct client *client = c->client;
     const uint64_t id = c->frame->id; /* the frame may be freed */
     const bool computes = c->frame->op_case == OP(GENERATE) || c->frame->op_case == OP(EMBED);
     struct refusal e;
@@ -112,17 +112,17 @@ static void operate(struct session_call *c)
     if (r == -ENOMEM)
         refusal_set(&e, CODE(INTERNAL), "out of memory");
     if (r < 0 && computes)
-        metrics_count_error(s->server->metrics, e.code);
+        metrics_count_error(client->server->metrics, e.code);
     if (r < 0)
-        r = reply_error(s->connection, id, &e);
-    session_check_put(s, r);
+        r = reply_error(client->connection, id, &e);
+    client_check_put(client, r);
 }
 
 /* ---- frames */
 
-static int take_hello(struct session *s, const Nvllm__V1__ClientFrame *f, struct refusal *e)
+static int take_hello(struct client *client, const Nvllm__V1__ClientFrame *f, struct refusal *e)
 {
-    const struct server *server = s->server;
+    const struct server *server = client->server;
     struct engine_status status;
     Nvllm__V1__Welcome w = NVLLM__V1__WELCOME__INIT;
 
@@ -134,11 +134,11 @@ static int take_hello(struct session *s, const Nvllm__V1__ClientFrame *f, struct
                            " is not supported, only 1: this is nvllmd " NVLLM_VERSION
                            "; install nvllmd and the client of the same release",
                            f->hello->protocol);
-    s->greeted = true;
-    connection_greeted(s->connection);
+    client->greeted = true;
+    connection_greeted(client->connection);
     engine_status(server->parts.engine, &status);
     log_text(LOG_LEVEL_DEBUG, "hello", f->hello->client ? f->hello->client : "", "uid=%u pid=%d",
-             (unsigned)s->account->uid, (int)s->pid);
+             (unsigned)client->account->uid, (int)client->pid);
     w.has_protocol = w.has_state = w.has_progress = w.has_max_frame_bytes = true;
     w.protocol = 1;
     w.server = reply_text(SERVER_NAME);
@@ -146,28 +146,28 @@ static int take_hello(struct session *s, const Nvllm__V1__ClientFrame *f, struct
     w.progress = (float)status.progress;
     w.model = reply_text(server->parts.model);
     w.max_frame_bytes = (uint32_t)server->parts.options->max_frame_bytes;
-    session_check_put(s, reply_put(s->connection, 0, EVENT(WELCOME), &w));
+    client_check_put(client, reply_put(client->connection, 0, EVENT(WELCOME), &w));
     return 0;
 }
 
-static int dispatch(struct session_call *c, struct refusal *e)
+static int dispatch(struct client_call *c, struct refusal *e)
 {
     const Nvllm__V1__ClientFrame *f = c->frame;
-    struct session *s = c->session;
+    struct client *client = c->client;
 
-    if (!s->greeted)
-        return take_hello(s, f, e);
+    if (!client->greeted)
+        return take_hello(client, f, e);
     if (f->op_case == OP(HELLO))
         return refusal_set(e, CODE(PROTOCOL), "Hello was sent twice");
     if (f->id == 0)
         return refusal_set(e, CODE(PROTOCOL), "a request must have an id other than 0");
-    if (id_map_get(&s->requests, f->id))
+    if (id_map_get(&client->requests, f->id))
         return refusal_set(e, CODE(PROTOCOL), "the id of a request in progress was used again");
     operate(c);
     return 0;
 }
 
-static int take_frame(struct session *s, const uint8_t *data, size_t n, struct refusal *e)
+static int take_frame(struct client *client, const uint8_t *data, size_t n, struct refusal *e)
 {
     static const char *const faults[] = {
         [UNPACK_E_INVALID] = "a frame is not a message of the protocol",
@@ -175,7 +175,7 @@ static int take_frame(struct session *s, const uint8_t *data, size_t n, struct r
         [UNPACK_E_FIELDS] = "a frame has more fields than any request needs",
         [UNPACK_E_NOMEM] = "out of memory",
     };
-    struct session_call c = {.session = s};
+    struct client_call c = {.client = client};
     int r = unpack_request(&c.message, &nvllm__v1__client_frame__descriptor, data, n);
 
     if (r != UNPACK_OK)
@@ -193,31 +193,31 @@ enum { QUANTUM_US = 2000 };
 
 static bool may_take(void *owner)
 {
-    struct session *s = owner;
-    const uint64_t round = s->server->connections.round;
+    struct client *client = owner;
+    const uint64_t round = client->server->connections.round;
 
-    if (s->account->round != round) {
-        s->account->round = round;
-        s->account->round_us = 0;
+    if (client->account->round != round) {
+        client->account->round = round;
+        client->account->round_us = 0;
     }
-    return s->account->round_us < QUANTUM_US;
+    return client->account->round_us < QUANTUM_US;
 }
 
 static void on_frame(void *owner, const uint8_t *data, size_t n)
 {
-    struct session *s = owner;
+    struct client *client = owner;
     uint64_t begin_us = server_now_us();
     struct refusal e;
 
-    if (take_frame(s, data, n, &e) < 0)
-        refuse_session(s, &e);
-    s->account->round_us += server_now_us() - begin_us;
+    if (take_frame(client, data, n, &e) < 0)
+        refuse_client(client, &e);
+    client->account->round_us += server_now_us() - begin_us;
 }
 
 static void on_fault(void *owner, enum connection_fault fault)
 {
-    struct session *s = owner;
-    const struct options *o = s->server->parts.options;
+    struct client *client = owner;
+    const struct options *o = client->server->parts.options;
     struct refusal e;
 
     switch (fault) {
@@ -229,7 +229,7 @@ static void on_fault(void *owner, enum connection_fault fault)
         refusal_set(&e, CODE(PROTOCOL), "the length of a frame is invalid");
         break;
     case CONNECTION_TIMED_OUT:
-        if (s->greeted)
+        if (client->greeted)
             limit_refuse_text(&e, o, LIMIT_FRAME_TIMEOUT_S,
                               "a frame did not arrive in full within %" PRId64 " s",
                               o->frame_timeout_s);
@@ -240,28 +240,28 @@ static void on_fault(void *owner, enum connection_fault fault)
     case CONNECTION_SLOW:
         limit_refuse_text(&e, o, LIMIT_SLOW_READER_S,
                           "of %zu bytes of answers too few were read within %" PRId64 " s",
-                          connection_unread_bytes(s->connection), o->slow_reader_s);
+                          connection_unread_bytes(client->connection), o->slow_reader_s);
         break;
     case CONNECTION_NO_MEMORY:
         refusal_set(&e, CODE(INTERNAL), "out of memory");
         break;
     }
-    refuse_session(s, &e);
+    refuse_client(client, &e);
 }
 
 /* Charges the account for the connection's buffers. */
 static void on_buffers(void *owner, size_t bytes)
 {
-    struct session *s = owner;
+    struct client *client = owner;
 
-    account_sub(s->account, ACCOUNT_BUFFER_BYTES, s->buffer_bytes);
-    account_add(s->account, ACCOUNT_BUFFER_BYTES, bytes);
-    s->buffer_bytes = bytes;
+    account_sub(client->account, ACCOUNT_BUFFER_BYTES, client->buffer_bytes);
+    account_add(client->account, ACCOUNT_BUFFER_BYTES, bytes);
+    client->buffer_bytes = bytes;
 }
 
 static void on_settle(void *server)
 {
-    sessions_settle(server);
+    clients_settle(server);
 }
 
 static const struct connection_handler handler = {
@@ -274,7 +274,7 @@ static const struct connection_handler handler = {
 
 /* ---- all of them */
 
-void sessions_limits_changed(struct server *s)
+void clients_limits_changed(struct server *s)
 {
     const struct options *o = s->parts.options;
 
@@ -292,7 +292,7 @@ static int pack_answer(void *ctx, struct engine_packed *out, const struct engine
     return reply_pack(out, answer, tokenizer, atomic_load(&s->most_answer_bytes));
 }
 
-int sessions_init(struct server *s)
+int clients_init(struct server *s)
 {
     const struct engine_packer packer = {.pack = pack_answer, .ctx = s};
 
@@ -300,25 +300,25 @@ int sessions_init(struct server *s)
                                           .handler = &handler,
                                           .shared = s,
                                           .options = s->parts.options};
-    sessions_limits_changed(s);
+    clients_limits_changed(s);
     engine_set_packer(s->parts.engine, &packer);
     return connections_init(&s->connections);
 }
 
-static void free_session(struct session *s)
+static void free_client(struct client *client)
 {
-    list_remove(&s->link);
-    connection_free(s->connection); /* its buffers leave the account */
-    account_sub(s->account, ACCOUNT_CONNECTIONS, 1);
-    account_unref(s->account);
-    free(s);
+    list_remove(&client->link);
+    connection_free(client->connection); /* its buffers leave the account */
+    account_sub(client->account, ACCOUNT_CONNECTIONS, 1);
+    account_unref(client->account);
+    free(client);
 }
 
-void sessions_deinit(struct server *s)
+void clients_deinit(struct server *s)
 {
     requests_deinit(s);
-    while (!list_empty(&s->sessions))
-        free_session(CONTAINER_OF(s->sessions.next, struct session, link));
+    while (!list_empty(&s->clients))
+        free_client(CONTAINER_OF(s->clients.next, struct client, link));
     chat_session_store_close(s->store);
     chat_sessions_deinit(&s->accounts);
     accounts_deinit(&s->accounts);
@@ -359,7 +359,7 @@ static int refuse_connection(const struct server *s, const struct account *a, bo
 static int enter(struct server *s, int fd, struct account *account, const struct ucred *peer,
                  bool admin)
 {
-    struct session *one = calloc(1, sizeof(*one));
+    struct client *one = calloc(1, sizeof(*one));
 
     if (!one || connection_new(&one->connection, &s->connections, fd, one) < 0) {
         if (!one)
@@ -371,14 +371,14 @@ static int enter(struct server *s, int fd, struct account *account, const struct
     one->account = account;
     one->pid = peer->pid;
     one->admin = admin;
-    list_append(&s->sessions, &one->link);
+    list_append(&s->clients, &one->link);
     account_add(account, ACCOUNT_CONNECTIONS, 1);
     log_event(LOG_LEVEL_DEBUG, "connected", "uid=%u pid=%d admin=%d", (unsigned)peer->uid,
               (int)peer->pid, admin);
     return 0;
 }
 
-void sessions_accept(struct server *s, int fd, bool admin)
+void clients_accept(struct server *s, int fd, bool admin)
 {
     struct account *account = NULL;
     struct ucred peer = {0};
@@ -400,12 +400,12 @@ void sessions_accept(struct server *s, int fd, bool admin)
         account_unref(account);
 }
 
-void sessions_end_all(struct server *s, const struct refusal *why)
+void clients_end_all(struct server *s, const struct refusal *why)
 {
     struct error_frame f;
     const ProtobufCMessage *frame = reply_error_frame(&f, why);
 
-    LIST_EACH (struct session, one, link, &s->sessions)
+    LIST_EACH (struct client, one, link, &s->clients)
         connection_end(one->connection, frame);
 }
 
@@ -427,20 +427,20 @@ static struct account *largest_account(const struct server *s)
 }
 
 /* The connection of this account with the most bytes of buffers, or NULL. */
-static struct session *largest_session(const struct server *s, const struct account *account)
+static struct client *largest_client(const struct server *s, const struct account *account)
 {
-    struct session *largest = NULL;
+    struct client *largest = NULL;
 
-    LIST_EACH (struct session, one, link, &s->sessions)
+    LIST_EACH (struct client, one, link, &s->clients)
         if (one->account == account && one->buffer_bytes > (largest ? largest->buffer_bytes : 0))
             largest = one;
     return largest;
 }
 
 /* Drops a connection for its buffers. A client that has read all its answers gets an error. */
-static void shed(struct server *s, struct session *one, enum limit limit)
+static void shed(struct server *s, struct client *one, enum limit limit)
 {
-    const uint64_t n = log_due(&s->sessions_dropped, LOG_EVERY_MS);
+    const uint64_t n = log_due(&s->clients_dropped, LOG_EVERY_MS);
     struct error_frame f;
     struct refusal e;
 
@@ -450,7 +450,7 @@ static void shed(struct server *s, struct session *one, enum limit limit)
                   (unsigned)one->account->uid, (int)one->pid, one->buffer_bytes,
                   limit_option(limit), n);
     limit_refuse_text(&e, s->parts.options, limit, "the buffers of all connections are full");
-    session_abandon(one);
+    client_abandon(one);
     connection_drop(one->connection, reply_error_frame(&f, &e));
 }
 
@@ -469,14 +469,14 @@ static void shed_all(struct server *s)
         if (!one || (all <= most && buffer_bytes(one) <= per_uid))
             return;
         /* Its bytes are those of its connections: there is one. */
-        shed(s, largest_session(s, one),
+        shed(s, largest_client(s, one),
              all > most ? LIMIT_BUFFER_BYTES : LIMIT_BUFFER_BYTES_PER_UID);
     }
 }
 
-void sessions_settle(struct server *s)
+void clients_settle(struct server *s)
 {
-    struct session *one;
+    struct client *one;
 
     connections_flush(&s->connections);
     server_settled(s); /* frames taken while flushing count, too */
@@ -485,8 +485,8 @@ void sessions_settle(struct server *s)
     while ((one = connections_next_gone(&s->connections))) {
         log_event(LOG_LEVEL_DEBUG, "disconnected", "uid=%u pid=%d requests=%zu",
                   (unsigned)one->account->uid, (int)one->pid, one->requests.n);
-        session_abandon(one);
-        free_session(one);
+        client_abandon(one);
+        free_client(one);
     }
     if (s->phase == PHASE_FLUSHING && server_connections(s) == 0)
         event_base_loopbreak(s->base);

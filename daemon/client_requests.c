@@ -1,4 +1,4 @@
-/* session_requests.c - requests for the engine: limits, start, events, end. */
+/* client_requests.c - requests for the engine: limits, start, events, end. */
 #include <errno.h>
 #include <inttypes.h>
 #include <stdlib.h>
@@ -42,10 +42,10 @@ static bool charge(void *owner, size_t bytes)
     return false;
 }
 
-struct pending *pending_new(struct session *s, uint64_t client_id, const struct demand *d,
+struct pending *pending_new(struct client *client, uint64_t client_id, const struct demand *d,
                             struct unpacked *message)
 {
-    struct server *server = s->server;
+    struct server *server = client->server;
     struct pending *p = calloc(1, sizeof(*p));
 
     if (!p)
@@ -53,14 +53,15 @@ struct pending *pending_new(struct session *s, uint64_t client_id, const struct 
     *p = (struct pending){.id = ++server->last_id,
                           .client_id = client_id,
                           .server = server,
-                          .session = s,
-                          .account = s->account,
-                          .pid = s->pid,
+                          .client = client,
+                          .account = client->account,
+                          .pid = client->pid,
                           .inspect = d->inspect,
                           .queued_tokens = d->tokens,
                           .message = message,
                           .engine_bytes = d->engine_bytes};
-    if (id_map_put(&server->requests, p->id, p) < 0 || id_map_put(&s->requests, client_id, p) < 0) {
+    if (id_map_put(&server->requests, p->id, p) < 0 ||
+        id_map_put(&client->requests, client_id, p) < 0) {
         id_map_take(&server->requests, p->id);
         free(p);
         return NULL;
@@ -97,31 +98,31 @@ static void free_pending(struct pending *p)
 void pending_forget(struct pending *p)
 {
     must(id_map_take(&p->server->requests, p->id) == p);
-    if (p->session)
-        must(id_map_take(&p->session->requests, p->client_id) == p);
+    if (p->client)
+        must(id_map_take(&p->client->requests, p->client_id) == p);
     free_pending(p);
 }
 
-void session_abandon(struct session *s)
+void client_abandon(struct client *client)
 {
     struct pending *p;
     size_t at = 0;
 
-    while ((p = id_map_next(&s->requests, &at))) {
-        p->session = NULL;
-        engine_cancel(s->server->parts.engine, p->id);
+    while ((p = id_map_next(&client->requests, &at))) {
+        p->client = NULL;
+        engine_cancel(client->server->parts.engine, p->id);
     }
-    id_map_deinit(&s->requests);
+    id_map_deinit(&client->requests);
 }
 
 /* Finds a request by the daemon's number: 0, with *out NULL where there is none, or -EINVAL where
  * it is another user's and the client no admin. */
-static int find_request(const struct session *s, struct pending **out, uint64_t number,
+static int find_request(const struct client *client, struct pending **out, uint64_t number,
                         const char *operation, struct refusal *e)
 {
-    struct pending *p = id_map_get(&s->server->requests, number);
+    struct pending *p = id_map_get(&client->server->requests, number);
 
-    if (p && !s->admin && p->account != s->account)
+    if (p && !client->admin && p->account != client->account)
         return refusal_of_field(e, CODE(DENIED), "request",
                                 "%" PRIu64 " is another user's: only administrators may %s it",
                                 number, operation);
@@ -161,10 +162,10 @@ static int over(struct refusal *e, const struct options *o, enum limit l, uint64
     return -EINVAL;
 }
 
-int session_refuse(const struct session *s, const struct demand *d, struct refusal *e)
+int client_refuse(const struct client *client, const struct demand *d, struct refusal *e)
 {
-    const struct options *o = s->server->parts.options;
-    const struct account *sums[] = {&s->server->accounts.total, s->account};
+    const struct options *o = client->server->parts.options;
+    const struct account *sums[] = {&client->server->accounts.total, client->account};
     static const struct {
         enum limit requests, tokens, bytes;
     } limits[] = {
@@ -172,18 +173,18 @@ int session_refuse(const struct session *s, const struct demand *d, struct refus
         {LIMIT_REQUESTS_PER_UID, LIMIT_QUEUED_TOKENS_PER_UID, LIMIT_REQUEST_BYTES_PER_UID},
     };
     const uint64_t bytes = d->message_bytes + d->engine_bytes;
-    uint64_t reserve = s->admin ? (uint64_t)o->admin_requests : 0, n, most;
-    int r = refuse_state(s->server, d->new_work, e);
+    uint64_t reserve = client->admin ? (uint64_t)o->admin_requests : 0, n, most;
+    int r = refuse_state(client->server, d->new_work, e);
 
     if (r < 0)
         return r;
-    if (s->requests.n >= (size_t)o->max_requests_per_connection)
-        return limit_refuse(e, o, LIMIT_REQUESTS_PER_CONNECTION, "", s->requests.n + 1);
+    if (client->requests.n >= (size_t)o->max_requests_per_connection)
+        return limit_refuse(e, o, LIMIT_REQUESTS_PER_CONNECTION, "", client->requests.n + 1);
     for (int i = 0; i < 2; i++) {
         n = sums[i]->amounts[ACCOUNT_REQUESTS] + 1;
         if (n > limit_value(o, limits[i].requests) + reserve)
             return limit_refuse(e, o, limits[i].requests, "", n);
-        if (s->admin && !d->new_work)
+        if (client->admin && !d->new_work)
             continue; /* full queues must not keep an admin from looking */
         n = sums[i]->amounts[ACCOUNT_QUEUED_TOKENS];
         if (d->tokens && n + d->tokens > limit_value(o, limits[i].tokens))
@@ -193,7 +194,7 @@ int session_refuse(const struct session *s, const struct demand *d, struct refus
         if (n >= most || bytes > most - n)
             return over(e, o, limits[i].bytes, n, bytes);
     }
-    n = s->account->amounts[ACCOUNT_INSPECTS] + 1;
+    n = client->account->amounts[ACCOUNT_INSPECTS] + 1;
     if (d->inspect && n > limit_value(o, LIMIT_INSPECTS_PER_UID))
         return limit_refuse(e, o, LIMIT_INSPECTS_PER_UID, "", n);
     return 0;
@@ -202,10 +203,10 @@ int session_refuse(const struct session *s, const struct demand *d, struct refus
 /* ---- from the client */
 
 /* Checks that the request to be explained is there, and may be looked at. */
-static int check_about(const struct session_call *c, uint64_t number, struct refusal *e)
+static int check_about(const struct client_call *c, uint64_t number, struct refusal *e)
 {
     struct pending *about = NULL;
-    int r = find_request(c->session, &about, number, c->operation->name, e);
+    int r = find_request(c->client, &about, number, c->operation->name, e);
 
     return r < 0 || about ? r
                           : refusal_of_field(e, CODE(INVALID), "request",
@@ -213,18 +214,18 @@ static int check_about(const struct session_call *c, uint64_t number, struct ref
 }
 
 /* Starts a request that the limits allow: it owns the message then. */
-static int start(struct session_call *c, struct demand d, struct refusal *e)
+static int start(struct client_call *c, struct demand d, struct refusal *e)
 {
-    struct session *s = c->session;
-    const struct request_origin origin = {s->account->uid, s->admin, server_now_us()};
+    struct client *client = c->client;
+    const struct request_origin origin = {client->account->uid, client->admin, server_now_us()};
     struct chat_turn *turn = NULL;
     struct engine_request r;
     struct pending *p;
     bool computes;
-    int ret = session_refuse(s, &d, e); /* before it is parsed */
+    int ret = client_refuse(client, &d, e); /* before it is parsed */
 
     if (ret == 0)
-        ret = request_start(&r, c->frame, c->message, &s->server->rules, &origin, e);
+        ret = request_start(&r, c->frame, c->message, &client->server->rules, &origin, e);
     if (ret == 0 && r.query.kind == INSPECT_EXPLAIN_REQUEST)
         ret = check_about(c, r.query.request, e);
     if (ret < 0)
@@ -237,9 +238,9 @@ static int start(struct session_call *c, struct demand d, struct refusal *e)
     d.tokens = request_tokens(&r); /* of a turn: of the whole conversation */
     d.message_bytes = unpacked_bytes(c->message);
     if (computes)
-        d.engine_bytes = engine_request_bytes(s->server->parts.engine, &r);
-    ret = session_refuse(s, &d, e);
-    p = ret == 0 ? pending_new(s, c->frame->id, &d, c->message) : NULL;
+        d.engine_bytes = engine_request_bytes(client->server->parts.engine, &r);
+    ret = client_refuse(client, &d, e);
+    p = ret == 0 ? pending_new(client, c->frame->id, &d, c->message) : NULL;
     if (!p) {
         chat_turn_free(turn);
         return ret < 0 ? ret : -ENOMEM;
@@ -252,47 +253,47 @@ static int start(struct session_call *c, struct demand d, struct refusal *e)
     r.owner = p;
     r.release = release;
     r.charge = charge;
-    ret = engine_start(s->server->parts.engine, &r);
+    ret = engine_start(client->server->parts.engine, &r);
     if (ret < 0)
         pending_forget(p);
     return ret;
 }
 
-int session_start(struct session_call *c, struct refusal *e)
+int client_start(struct client_call *c, struct refusal *e)
 {
     return start(c, (struct demand){.new_work = true}, e);
 }
 
 /* Absent blocks are computed. */
-int session_pin(struct session_call *c, struct refusal *e)
+int client_pin(struct client_call *c, struct refusal *e)
 {
     const Nvllm__V1__PinCache *m = c->frame->pin_cache;
 
     return start(c, (struct demand){.new_work = !m->has_unpin || !m->unpin}, e);
 }
 
-int session_inspect(struct session_call *c, struct refusal *e)
+int client_inspect(struct client_call *c, struct refusal *e)
 {
     return start(c, (struct demand){.inspect = true}, e);
 }
 
 /* ---- answered at once */
 
-int session_cancel(struct session_call *c, struct refusal *e)
+int client_cancel(struct client_call *c, struct refusal *e)
 {
     const Nvllm__V1__Cancel *m = c->frame->cancel;
     Nvllm__V1__Cancelled answer = NVLLM__V1__CANCELLED__INIT;
     struct pending *p = NULL;
 
     if (!m->has_request)
-        p = id_map_get(&c->session->requests, m->target);
-    else if (find_request(c->session, &p, m->request, c->operation->name, e) < 0)
+        p = id_map_get(&c->client->requests, m->target);
+    else if (find_request(c->client, &p, m->request, c->operation->name, e) < 0)
         return -EINVAL;
     answer.has_found = true;
     answer.found = p && !p->reading && !p->answer.data; /* neither a reload nor what is written */
     if (answer.found)
         engine_cancel(p->server->parts.engine, p->id);
-    return reply_put(c->session->connection, c->frame->id, EVENT(CANCELLED), &answer);
+    return reply_put(c->client->connection, c->frame->id, EVENT(CANCELLED), &answer);
 }
 
 /* ---- from the engine */
@@ -331,7 +332,7 @@ static int tell_error(const struct pending *p, const struct engine_event *ev)
 {
     const struct refusal e = refusal_of(p, ev);
 
-    return reply_error(p->session->connection, p->client_id, &e);
+    return reply_error(p->client->connection, p->client_id, &e);
 }
 
 /* Counts how a generate or embed request ends, as its client is told: by why its first choice did,
@@ -353,7 +354,7 @@ static void count(struct pending *p, const struct engine_event *ev, bool is_larg
 
 static int tell(struct pending *p, struct engine_event *ev)
 {
-    struct connection *c = p->session->connection;
+    struct connection *c = p->client->connection;
 
     switch (ev->type) {
     case ENGINE_DELTA:
@@ -381,7 +382,7 @@ static int tell_no_memory(const struct pending *p)
     struct refusal e;
 
     refusal_set(&e, CODE(INTERNAL), "out of memory: the session is as before the turn");
-    return reply_error(p->session->connection, p->client_id, &e);
+    return reply_error(p->client->connection, p->client_id, &e);
 }
 
 /* An answer over limits.output_bytes ends its request, not the connection. */
@@ -395,14 +396,14 @@ static int refuse_answer(const struct pending *p)
                       o->max_output_bytes);
     e.code = CODE(TOO_LONG); /* waiting would not help */
     e.retry_after_ms = 0;
-    return reply_error(p->session->connection, p->client_id, &e);
+    return reply_error(p->client->connection, p->client_id, &e);
 }
 
 void requests_event(struct server *s, struct engine_event *ev)
 {
     const bool is_last = ev->type != ENGINE_DELTA && ev->type != ENGINE_TRACE;
     struct pending *p = id_map_get(&s->requests, ev->request);
-    struct session *one;
+    struct client *one;
     int r = CONNECTION_OK, saved = 0;
 
     if (!p)
@@ -412,7 +413,7 @@ void requests_event(struct server *s, struct engine_event *ev)
         chat_turn_take(p->turn, ev);
     else if (p->turn)
         saved = chat_end_turn(p, ev);
-    one = p->session;
+    one = p->client;
     if (one && saved < 0)
         r = tell_no_memory(p);
     else if (one && !saved)
@@ -422,14 +423,14 @@ void requests_event(struct server *s, struct engine_event *ev)
         r = refuse_answer(p);
         if (!is_last) { /* the client has its answer, the engine goes on */
             must(id_map_take(&one->requests, p->client_id) == p);
-            p->session = NULL;
+            p->client = NULL;
             engine_cancel(s->parts.engine, p->id);
         }
     }
     if (is_last && saved <= 0)
         pending_forget(p);
     if (one)
-        session_check_put(one, r); /* may abandon the rest of its requests */
+        client_check_put(one, r); /* may abandon the rest of its requests */
 }
 
 void requests_cancel_all(struct server *s)
@@ -457,11 +458,11 @@ void requests_fail_all(struct server *s, const struct refusal *e)
     size_t at = 0;
 
     while ((p = id_map_next(&s->requests, &at))) {
-        if (!p->session || p->answer.data)
+        if (!p->client || p->answer.data)
             continue;
-        (void)reply_error(p->session->connection, p->client_id, e);
-        must(id_map_take(&p->session->requests, p->client_id) == p);
-        p->session = NULL;
+        (void)reply_error(p->client->connection, p->client_id, e);
+        must(id_map_take(&p->client->requests, p->client_id) == p);
+        p->client = NULL;
     }
 }
 
@@ -470,7 +471,7 @@ void requests_deinit(struct server *s)
     struct pending *p;
     size_t at = 0;
 
-    LIST_EACH (struct session, one, link, &s->sessions)
+    LIST_EACH (struct client, one, link, &s->clients)
         id_map_deinit(&one->requests);
     while ((p = id_map_next(&s->requests, &at)))
         free_pending(p);
