@@ -33,9 +33,9 @@ static bool charge(void *owner, size_t bytes)
 
     account_add(p->account, ACCOUNT_REQUEST_BYTES, bytes);
     p->engine_bytes += bytes;
-    if (own->amounts[ACCOUNT_REQUEST_BYTES] > p->server->most_request_bytes_per_uid)
+    if (own->amounts[ACCOUNT_REQUEST_BYTES] > p->server->limit_request_bytes_per_uid)
         p->exceeded = LIMIT_REQUEST_BYTES_PER_UID;
-    else if (total->amounts[ACCOUNT_REQUEST_BYTES] > p->server->most_request_bytes)
+    else if (total->amounts[ACCOUNT_REQUEST_BYTES] > p->server->limit_request_bytes)
         p->exceeded = LIMIT_REQUEST_BYTES;
     else
         return true;
@@ -290,7 +290,7 @@ int client_cancel(struct client_call *c, struct refusal *e)
     else if (find_request(c->client, &p, m->request, c->operation->name, e) < 0)
         return -EINVAL;
     answer.has_found = true;
-    answer.found = p && !p->reading && !p->answer.data; /* neither a reload nor what is written */
+    answer.found = p && !p->reload && !p->answer.data; /* neither a reload nor what is written */
     if (answer.found)
         engine_cancel(p->server->parts.engine, p->id);
     return reply_put(c->client->connection, c->frame->id, EVENT(CANCELLED), &answer);

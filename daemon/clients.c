@@ -278,9 +278,9 @@ void clients_limits_changed(struct server *s)
 {
     const struct options *o = s->parts.options;
 
-    atomic_store(&s->most_answer_bytes, (size_t)o->max_output_bytes);
-    atomic_store(&s->most_request_bytes, (size_t)o->max_request_bytes);
-    atomic_store(&s->most_request_bytes_per_uid, (size_t)o->max_request_bytes_per_uid);
+    atomic_store(&s->limit_answer_bytes, (size_t)o->max_output_bytes);
+    atomic_store(&s->limit_request_bytes, (size_t)o->max_request_bytes);
+    atomic_store(&s->limit_request_bytes_per_uid, (size_t)o->max_request_bytes_per_uid);
 }
 
 /* On the tokenizer pool, because answers may be large. */
@@ -289,7 +289,7 @@ static int pack_answer(void *ctx, struct engine_packed *out, const struct engine
 {
     const struct server *s = ctx;
 
-    return reply_pack(out, answer, tokenizer, atomic_load(&s->most_answer_bytes));
+    return reply_pack(out, answer, tokenizer, atomic_load(&s->limit_answer_bytes));
 }
 
 int clients_init(struct server *s)

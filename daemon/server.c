@@ -22,10 +22,10 @@ enum {
     ACCEPT_BATCH = 64,     /* clients a wake-up, so that other events come between */
     ACCEPT_PAUSE_MS = 250, /* after descriptors or memory have run out */
     SOCKETS_MS = 1000,     /* until sockets whose files have changed, or are lost, are checked */
-    READING_MS = 200,      /* for options that are being read at the end */
+    RELOAD_MS = 200,       /* for options that are being read at the end */
     OWN_DESCRIPTORS = 256,
     WATCHDOG_US = 30000000, /* as the unit's WatchdogSec=, where systemd does not watch */
-    MOST_STILL = 2,         /* looks in a row that find the engine where it was */
+    MAX_STALLED_CHECKS = 2, /* in a row that find the engine where it was */
 };
 
 static void on_event(evutil_socket_t fd, short what, void *arg)
@@ -223,7 +223,7 @@ static void on_sockets(struct server *s)
             continue;
         if (!listener_intact(l))
             mend(s, i);
-        if (!listener_watch(l, s->files) || !listener_intact(l))
+        if (!listener_watch(l, s->inotify_fd) || !listener_intact(l))
             server_after(s, EVENT_SOCKETS, SOCKETS_MS);
         if (event_add(s->events[EVENT_CLIENTS + i], NULL) < 0 &&
             log_due(&s->sockets_lost, 60 * 1000))
@@ -232,11 +232,11 @@ static void on_sockets(struct server *s)
 }
 
 /* Whoever removes a socket may go on to remove its folder, which must be empty for that. */
-static void on_files(struct server *s)
+static void on_inotify(struct server *s)
 {
     char changes[4096];
 
-    while (read(s->files, changes, sizeof(changes)) > 0)
+    while (read(s->inotify_fd, changes, sizeof(changes)) > 0)
         ;
     server_after(s, EVENT_SOCKETS, SOCKETS_MS);
 }
@@ -268,19 +268,19 @@ void server_raise_descriptors(const struct options *o)
 }
 
 /* Each eighth of WatchdogSec=; where systemd does not watch, only while there are requests. One
- * look is not enough: the whole process may have been stopped since the last. */
+ * check is not enough: the whole process may have been stopped since the last. */
 static void on_watchdog(struct server *s)
 {
     struct engine_status status;
 
     engine_status(s->parts.engine, &status);
-    s->still = status.beat && status.beat == s->engine_beat ? s->still + 1 : 0;
+    s->stalled_checks = status.beat && status.beat == s->engine_beat ? s->stalled_checks + 1 : 0;
     s->engine_beat = status.beat;
-    if (s->ready && s->end != SERVER_FAILED && s->still >= MOST_STILL)
+    if (s->ready && s->end != SERVER_FAILED && s->stalled_checks >= MAX_STALLED_CHECKS)
         server_engine_failed(s, -ETIMEDOUT, "the engine has stalled");
-    if (s->fed)
+    if (s->systemd_watchdog)
         sd_notify(0, "WATCHDOG=1");
-    if (s->fed || s->requests.n > 0)
+    if (s->systemd_watchdog || s->requests.n > 0)
         server_watch(s);
 }
 
@@ -318,10 +318,11 @@ static int make_events(struct server *s)
         [EVENT_PHASE] = {-1, 0, server_on_phase},
         [EVENT_DRAIN] = {-1, 0, server_on_drain},
         [EVENT_RELOAD] = {-1, 0, server_on_reload},
-        [EVENT_REREAD] = {s->reading.fd, EV_READ | EV_PERSIST, server_on_reread},
+        [EVENT_RELOADED] = {s->reload.fd, EV_READ | EV_PERSIST, server_on_reloaded},
         [EVENT_STATUS] = {-1, 0, server_on_status},
         [EVENT_SOCKETS] = {-1, 0, on_sockets},
-        [EVENT_FILES] = {s->files, EV_READ | EV_PERSIST, s->files >= 0 ? on_files : NULL},
+        [EVENT_INOTIFY] = {s->inotify_fd, EV_READ | EV_PERSIST,
+                           s->inotify_fd >= 0 ? on_inotify : NULL},
         [EVENT_WATCHDOG] = {-1, 0, on_watchdog},
     };
 
@@ -345,11 +346,11 @@ int server_new(struct server **out, const struct server_parts *parts, struct err
         return err_set(e, -ENOMEM, "server: out of memory");
     s->parts = *parts;
     s->start_ms = server_now_us() / 1000;
-    s->last_percent = s->reading.fd = -1;
-    s->files = inotify_init1(IN_CLOEXEC | IN_NONBLOCK);
+    s->last_percent = s->reload.fd = -1;
+    s->inotify_fd = inotify_init1(IN_CLOEXEC | IN_NONBLOCK);
     list_init(&s->clients);
     if (!(s->base = event_base_new()) || clients_init(s) < 0 ||
-        (s->reading.fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) < 0 || make_events(s) < 0) {
+        (s->reload.fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) < 0 || make_events(s) < 0) {
         server_free(s);
         return err_set(e, -ENOMEM, "server: cannot set up its loop");
     }
@@ -382,22 +383,22 @@ void server_free(struct server *s)
             event_free(s->events[i]);
     if (s->base)
         event_base_free(s->base);
-    if (s->reading.fd >= 0)
-        close(s->reading.fd);
-    if (s->files >= 0)
-        close(s->files);
+    if (s->reload.fd >= 0)
+        close(s->reload.fd);
+    if (s->inotify_fd >= 0)
+        close(s->inotify_fd);
     free(s);
 }
 
 enum server_end server_run(struct server *s)
 {
-    struct pollfd reading = {.fd = s->reading.fd, .events = POLLIN};
+    struct pollfd reload = {.fd = s->reload.fd, .events = POLLIN};
     struct err why;
     int code;
 
     s->watchdog_us = WATCHDOG_US;
-    s->fed = sd_watchdog_enabled(0, &s->watchdog_us) > 0;
-    if (s->fed)
+    s->systemd_watchdog = sd_watchdog_enabled(0, &s->watchdog_us) > 0;
+    if (s->systemd_watchdog)
         server_watch(s);
     on_sockets(s);
     for (int i = 0; i < N_LISTENERS; i++)
@@ -419,9 +420,9 @@ enum server_end server_run(struct server *s)
         s->end = SERVER_STUCK;
     log_event(LOG_LEVEL_INFO, "ended", "connections=%" PRIu64 " requests=%zu",
               server_connections(s), s->requests.n);
-    if (s->end == SERVER_ENDED && s->reading.under_way) {
-        if (poll(&reading, 1, READING_MS) == 1)
-            server_on_reread(s);
+    if (s->end == SERVER_ENDED && s->reload.under_way) {
+        if (poll(&reload, 1, RELOAD_MS) == 1)
+            server_on_reloaded(s);
         else
             s->end = SERVER_STUCK;
     }

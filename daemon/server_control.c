@@ -99,7 +99,7 @@ void server_status_soon(struct server *s)
 
 /* ---- reload */
 
-/* Answers the reloads that wait for this reading or an earlier one: with the change, or with why
+/* Answers the requests that wait for this reload or an earlier one: with the change, or with why
  * nothing has changed where that is NULL. */
 static void answer_reloads(struct server *s, uint64_t number, const struct options_change *change,
                            const struct refusal *why)
@@ -118,7 +118,7 @@ static void answer_reloads(struct server *s, uint64_t number, const struct optio
         struct client *one = p->client;
         int r = CONNECTION_OK;
 
-        if (!p->reading || p->reading > number)
+        if (!p->reload || p->reload > number)
             continue;
         if (one)
             r = change ? reply_put(one->connection, p->client_id, EVENT(RELOADED), &m)
@@ -134,36 +134,36 @@ static void *reread(void *server)
 {
     const uint64_t one = 1;
     struct server *s = server;
-    struct reading *r = &s->reading;
+    struct reload *r = &s->reload;
 
     r->r = s->parts.reread(s->parts.reread_arg, &r->options, &r->why);
     must(write(r->fd, &one, sizeof(one)) == sizeof(one));
     return NULL;
 }
 
-/* Starts a reading, or has another follow the one in progress. */
-static int start_reading(struct server *s, struct err *e)
+/* Starts a reload, or has another follow the one in progress. */
+static int start_reload(struct server *s, struct err *e)
 {
-    struct reading *reading = &s->reading;
+    struct reload *reload = &s->reload;
     int r;
 
     if (s->phase != PHASE_SERVING)
         return err_set(e, -EBUSY, "the daemon is shutting down");
-    if (reading->under_way) {
-        reading->again = true;
+    if (reload->under_way) {
+        reload->again = true;
         return 0;
     }
-    r = thread_start(&reading->thread, "reload", reread, s);
+    r = thread_start(&reload->thread, "reload", reread, s);
     if (r < 0)
         return err_set(e, r, "cannot start a thread: %s", strerror(-r));
-    reading->under_way = true;
-    reading->number++;
+    reload->under_way = true;
+    reload->number++;
     if (s->ready) /* READY=1 follows, which must not end a start that goes on */
         sd_notifyf(0, "RELOADING=1\nMONOTONIC_USEC=%" PRIu64, server_now_us());
     return 0;
 }
 
-/* Refuses the reloads that wait for this reading or an earlier one, and logs why. */
+/* Refuses the requests that wait for this reload or an earlier one, and logs why. */
 static void refuse_reloads(struct server *s, uint64_t number, Nvllm__V1__ErrorCode code,
                            const char *why)
 {
@@ -190,12 +190,12 @@ static void take_over(struct server *s, struct options *fresh)
         log_event(LOG_LEVEL_INFO, "option_changed", "option=%s", change.changed[i]);
     for (int i = 0; i < change.n_needs_restart; i++)
         log_event(LOG_LEVEL_INFO, "option_needs_restart", "option=%s", change.needs_restart[i]);
-    answer_reloads(s, s->reading.number, &change, NULL);
+    answer_reloads(s, s->reload.number, &change, NULL);
 }
 
-void server_on_reread(struct server *s)
+void server_on_reloaded(struct server *s)
 {
-    struct reading *r = &s->reading;
+    struct reload *r = &s->reload;
     struct shares *shares = &r->options.shares;
     uint64_t count;
 
@@ -205,7 +205,7 @@ void server_on_reread(struct server *s)
     r->under_way = false;
     if (s->ready && s->phase == PHASE_SERVING)
         sd_notify(0, "READY=1");
-    if (s->phase != PHASE_SERVING) /* the reloads have been answered */
+    if (s->phase != PHASE_SERVING) /* the requests have been answered */
         r->again = false;
     else if (r->r < 0)
         refuse_reloads(s, r->number, CODE(INVALID), r->why.text);
@@ -220,13 +220,13 @@ void server_on_reread(struct server *s)
     r->again = false;
 }
 
-/* Reloads for SIGHUP, or for a reload that came during a reading. */
+/* Reloads for SIGHUP, or for what was asked for during a reload. */
 void server_on_reload(struct server *s)
 {
     struct err why;
 
-    if (start_reading(s, &why) < 0)
-        refuse_reloads(s, s->reading.number + 1, CODE(UNAVAILABLE), why.text);
+    if (start_reload(s, &why) < 0)
+        refuse_reloads(s, s->reload.number + 1, CODE(UNAVAILABLE), why.text);
 }
 
 void server_on_hangup(struct server *s)
@@ -318,9 +318,9 @@ static void begin_end(struct server *s, int number)
     server_tell_status(s);
     evtimer_del(s->events[EVENT_DRAIN]);
     stop_listening(s, true);
-    /* A reading may take long: reloads that wait for one, or for the next, end now. */
+    /* A reload may take long: requests that wait for it, or for the next, end now. */
     refusal_set(&e, CODE(UNAVAILABLE), "the daemon is shutting down; nothing was changed");
-    answer_reloads(s, s->reading.number + 1, NULL, &e);
+    answer_reloads(s, s->reload.number + 1, NULL, &e);
     server_after(s, EVENT_PHASE, (uint64_t)s->parts.options->drain_timeout_s * 1000);
 }
 
@@ -415,18 +415,18 @@ int control_reload(struct client_call *c, struct refusal *e)
 {
     struct client *client = c->client;
     const struct options *o = client->server->parts.options;
-    const struct reading *reading = &client->server->reading;
+    const struct reload *reload = &client->server->reload;
     struct pending *p;
     struct err why;
 
     if (client->requests.n >= (size_t)o->max_requests_per_connection)
         return limit_refuse(e, o, LIMIT_REQUESTS_PER_CONNECTION, "", client->requests.n + 1);
-    if (start_reading(client->server, &why) < 0)
+    if (start_reload(client->server, &why) < 0)
         return refusal_set(e, CODE(UNAVAILABLE), "%s; nothing was changed", why.text);
     p = pending_new(client, c->frame->id, &(struct demand){0}, NULL);
     if (!p)
         return -ENOMEM;
-    p->reading = reading->number + reading->again;
+    p->reload = reload->number + reload->again;
     return 0;
 }
 

@@ -32,14 +32,14 @@ enum server_event {
     EVENT_SIGTERM,
     EVENT_SIGINT,
     EVENT_SIGHUP,
-    EVENT_PHASE,  /* the next phase of the shutdown is due */
-    EVENT_DRAIN,  /* the timeout of an admin's drain */
-    EVENT_RELOAD, /* a moment after SIGHUP */
-    EVENT_REREAD, /* the options have been read */
-    EVENT_STORE,  /* files of chat sessions have been written: from READY on */
+    EVENT_PHASE,    /* the next phase of the shutdown is due */
+    EVENT_DRAIN,    /* the timeout of an admin's drain */
+    EVENT_RELOAD,   /* a moment after SIGHUP */
+    EVENT_RELOADED, /* the options have been read */
+    EVENT_STORE,    /* files of chat sessions have been written: from READY on */
     EVENT_STATUS,
     EVENT_SOCKETS, /* the sockets' files are to be checked */
-    EVENT_FILES,   /* likewise: they may have changed */
+    EVENT_INOTIFY, /* likewise: they may have changed */
     EVENT_WATCHDOG,
     N_SERVER_EVENTS,
 };
@@ -50,13 +50,13 @@ struct server_hook {
     void (*run)(struct server *s);
 };
 
-/* One reading of the options at a time, on a thread of its own: the file may be on a slow disk, and
- * user names may be looked up over a network. */
-struct reading {
+/* Reads the options again, one reload at a time, on a thread of its own: the file may be on a slow
+ * disk, and user names may be looked up over a network. */
+struct reload {
     int fd; /* eventfd: the thread is done */
     bool under_way;
-    bool again;      /* another reload came meanwhile, and may have missed changes */
-    uint64_t number; /* of the last reading */
+    bool again;      /* another was asked for meanwhile: this one may have missed changes */
+    uint64_t number; /* of the last one */
     pthread_t thread;
     int r; /* what follows is the thread's until fd is readable: 0, or a negative errno with why */
     struct err why;
@@ -74,13 +74,13 @@ struct server {
     enum sleep_level asleep; /* as last logged */
     bool drained;            /* by an admin, until resume */
     bool closed;             /* every request is refused */
-    struct reading reading;
-    int files; /* inotify; -1: there is none */
+    struct reload reload;
+    int inotify_fd; /* of the sockets' folders; -1: there is none */
     int last_percent;
-    uint64_t engine_beat; /* at the last look of the watchdog */
-    int still;            /* looks in a row that have found no other, while there was work */
-    uint64_t watchdog_us; /* systemd's, or one of the daemon's own */
-    bool fed;             /* systemd's watchdog expects WATCHDOG=1 */
+    uint64_t engine_beat;  /* at the last check of the watchdog */
+    int stalled_checks;    /* in a row that have found the same, while there was work */
+    uint64_t watchdog_us;  /* systemd's, or one of the daemon's own */
+    bool systemd_watchdog; /* it expects WATCHDOG=1 */
     uint64_t start_ms;
 
     struct request_rules rules; /* from READY on */
@@ -93,7 +93,7 @@ struct server {
     struct id_map requests; /* struct pending, by the daemon's id */
     uint64_t last_id;
     /* Limits that other threads read: output_bytes, request_bytes, request_bytes_per_uid. */
-    atomic_size_t most_answer_bytes, most_request_bytes, most_request_bytes_per_uid;
+    atomic_size_t limit_answer_bytes, limit_request_bytes, limit_request_bytes_per_uid;
 
     struct log_rate accepts_paused, sockets_lost, sessions_unsaved; /* lines of the log */
     struct log_rate turned_away, clients_refused, clients_dropped;  /* connections */
@@ -124,7 +124,7 @@ struct pending {
     pid_t pid;
     bool inspect;             /* counted as an inspect request */
     uint64_t queued_tokens;   /* charged until the first event */
-    uint64_t reading;         /* a reload: the reading that answers it; else 0 */
+    uint64_t reload;          /* the number of the one that answers it; 0: asks for none */
     bool traces;              /* a trace, which ends when the daemon does */
     uint64_t dropped;         /* of its records */
     bool computes;            /* generate and embed */
@@ -172,7 +172,7 @@ static inline uint64_t server_connections(const struct server *s)
 void server_after(struct server *s, enum server_event timer, uint64_t ms);
 uint64_t server_now_us(void);
 
-/* Has the watchdog look at the engine in a while, and again for as long as there are requests. */
+/* Starts the watchdog timer, which checks the engine for as long as there are requests. */
 void server_watch(struct server *s);
 
 /* ---- server_control.c */
@@ -200,7 +200,7 @@ void server_on_drain(struct server *s);
 void server_on_status(struct server *s);
 void server_on_hangup(struct server *s);
 void server_on_reload(struct server *s);
-void server_on_reread(struct server *s);
+void server_on_reloaded(struct server *s);
 
 /* The operations of admins, see struct operation. */
 int control_drain(struct client_call *c, struct refusal *e);
