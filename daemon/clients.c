@@ -298,7 +298,7 @@ int clients_init(struct server *s)
 
     s->connections = (struct connections){.base = s->base,
                                           .handler = &handler,
-                                          .shared = s,
+                                          .settle_ctx = s,
                                           .options = s->parts.options};
     clients_limits_changed(s);
     engine_set_packer(s->parts.engine, &packer);

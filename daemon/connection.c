@@ -249,11 +249,11 @@ static void on_again(evutil_socket_t fd, short what, void *arg)
         else
             list_append(&kept, &c->waiting);
     }
-    list_move(&kept, &shared->waiting);
+    list_move(&kept, &shared->waiting); /* the kept ones go first */
     list_move(&shared->waiting, &kept);
     if (list_empty(&shared->waiting))
         evtimer_del(shared->again);
-    shared->handler->settle(shared->shared);
+    shared->handler->settle(shared->settle_ctx);
 }
 
 int connections_init(struct connections *shared)
@@ -308,7 +308,7 @@ static void on_event(evutil_socket_t fd, short what, void *arg)
     } else {
         timed_out(c);
     }
-    shared->handler->settle(shared->shared);
+    shared->handler->settle(shared->settle_ctx);
 }
 
 int connection_new(struct connection **out, struct connections *shared, int fd, void *owner)

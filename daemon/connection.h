@@ -35,7 +35,7 @@ struct connection_handler {
     void (*frame)(void *owner, const uint8_t *data, size_t n);
     void (*fault)(void *owner, enum connection_fault fault);
     void (*buffers)(void *owner, size_t bytes);
-    void (*settle)(void *shared);
+    void (*settle)(void *ctx);
     bool (*may_take)(void *owner); /* before each frame: is the owner within its quantum? */
 };
 
@@ -43,7 +43,7 @@ struct connection_handler {
 struct connections {
     struct event_base *base;
     const struct connection_handler *handler;
-    void *shared;                  /* for settle */
+    void *settle_ctx;
     const struct options *options; /* limits; a new frame_bytes is for new connections only */
     struct list dirty;             /* with something to write, or ending */
     struct list gone;              /* to be freed; connections_next_gone */
