@@ -16,7 +16,7 @@
 
 enum { LOG_EVERY_MS = 60 * 1000 };
 
-/* Of the clock, since 1970: unlike server_now_us() it goes on after a restart. */
+/* Of the clock, since 1970: unlike clock_us() it goes on after a restart. */
 static uint64_t now_us(void)
 {
     struct timespec t;

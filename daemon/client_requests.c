@@ -4,6 +4,7 @@
 #include <stdlib.h>
 
 #include "daemon/server_private.h"
+#include "engine/util/clock.h"
 #include "engine/util/must.h"
 
 /* ---- the record */
@@ -217,7 +218,7 @@ static int check_about(const struct client_call *c, uint64_t number, struct refu
 static int start(struct client_call *c, struct demand d, struct refusal *e)
 {
     struct client *client = c->client;
-    const struct request_origin origin = {client->account->uid, client->admin, server_now_us()};
+    const struct request_origin origin = {client->account->uid, client->admin, clock_us()};
     struct chat_turn *turn = NULL;
     struct engine_request r;
     struct pending *p;

@@ -7,6 +7,7 @@
 
 #include "daemon/log.h"
 #include "daemon/server_private.h"
+#include "engine/util/clock.h"
 
 /* Log lines that clients can cause; each counts the connections since the last one. */
 enum { LOG_EVERY_MS = 1000 };
@@ -206,12 +207,12 @@ static bool may_take(void *owner)
 static void on_frame(void *owner, const uint8_t *data, size_t n)
 {
     struct client *client = owner;
-    uint64_t begin_us = server_now_us();
+    uint64_t begin_us = clock_us();
     struct refusal e;
 
     if (take_frame(client, data, n, &e) < 0)
         refuse_client(client, &e);
-    client->account->round_us += server_now_us() - begin_us;
+    client->account->round_us += clock_us() - begin_us;
 }
 
 static void on_fault(void *owner, enum connection_fault fault)

@@ -6,6 +6,7 @@
 #include <stdio.h>
 
 #include "daemon/server_private.h"
+#include "engine/util/clock.h"
 #include "proto/report_fields.h"
 
 /* What rows name as `from`: where fields come from, and room for messages inside the report. */

@@ -15,12 +15,12 @@
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
-#include <time.h>
 #include <unistd.h>
 
 #include <systemd/sd-daemon.h>
 
 #include "daemon/log_ids.h"
+#include "engine/util/clock.h"
 #include "proto/utf8.h"
 
 static _Atomic enum log_level log_level = LOG_LEVEL_INFO;
@@ -261,11 +261,8 @@ void log_text(enum log_level level, const char *event, const char *text, const c
 
 uint64_t log_due(struct log_rate *r, uint64_t interval_ms)
 {
-    struct timespec ts;
-    uint64_t now, n = ++r->n;
+    const uint64_t now = clock_us() / 1000, n = ++r->n;
 
-    clock_gettime(CLOCK_MONOTONIC, &ts);
-    now = (uint64_t)ts.tv_sec * 1000 + (uint64_t)ts.tv_nsec / 1000000;
     if (r->last_ms && now - r->last_ms < interval_ms)
         return 0;
     *r = (struct log_rate){.last_ms = now ? now : 1};

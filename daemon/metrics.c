@@ -22,6 +22,7 @@
 #include "daemon/listener.h"
 #include "daemon/log.h"
 #include "daemon/metrics_text.h"
+#include "engine/util/clock.h"
 #include "engine/util/file.h"
 #include "engine/util/must.h"
 #include "engine/util/thread.h"
@@ -104,18 +105,10 @@ static void find_devices(struct metrics *m)
         log_event(LOG_LEVEL_WARNING, "no_nvml", "metrics=%s", m->parts.options->metrics_path);
 }
 
-static uint64_t now_us(void)
-{
-    struct timespec t;
-
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (uint64_t)t.tv_sec * 1000000u + (uint64_t)t.tv_nsec / 1000u;
-}
-
 static void write_text(struct metrics *m, struct exposition *x)
 {
     find_devices(m);
-    metrics_write(x, &m->parts, &m->counts, m->nvml, now_us() - m->start_us);
+    metrics_write(x, &m->parts, &m->counts, m->nvml, clock_us() - m->start_us);
 }
 
 /* ---- the file */
@@ -330,7 +323,7 @@ static void write_again(struct metrics *m, uint64_t now)
 /* Waits for something to do, and sets what may be read or written. */
 static void wait_for_some(const struct metrics *m, struct pollfd polled[2 + N_CLIENTS])
 {
-    const uint64_t now = now_us();
+    const uint64_t now = clock_us();
     uint64_t until = MIN(m->write_us, now + 60000000); /* poll() takes an int */
 
     polled[0] = (struct pollfd){.fd = m->stop_fd, .events = POLLIN};
@@ -362,7 +355,7 @@ static void *serve(void *arg)
         wait_for_some(m, polled);
         if (polled[0].revents)
             break;
-        now = now_us();
+        now = clock_us();
         for (int i = 0; i < N_CLIENTS; i++) {
             struct client *c = &m->clients[i];
 
@@ -421,7 +414,7 @@ int metrics_new(struct metrics **out, const struct metrics_parts *parts, struct 
     if (!m)
         return err_set(e, -ENOMEM, "metrics: out of memory");
     m->parts = *parts;
-    m->start_us = now_us();
+    m->start_us = clock_us();
     atomic_store(&m->counts.state, NVLLM__V1__STATE__STATE_LOADING);
     for (int i = 0; i < N_CLIENTS; i++)
         m->clients[i].fd = -1;

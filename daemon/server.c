@@ -9,13 +9,13 @@
 #include <sys/inotify.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
-#include <time.h>
 #include <unistd.h>
 
 #include <systemd/sd-daemon.h>
 
 #include "daemon/log.h"
 #include "daemon/server_private.h"
+#include "engine/util/clock.h"
 #include "engine/util/must.h"
 
 enum {
@@ -43,14 +43,6 @@ void server_after(struct server *s, enum server_event timer, uint64_t ms)
     struct timeval tv = {.tv_sec = (time_t)(ms / 1000), .tv_usec = (suseconds_t)(ms % 1000 * 1000)};
 
     evtimer_add(s->events[timer], &tv);
-}
-
-uint64_t server_now_us(void)
-{
-    struct timespec t;
-
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (uint64_t)t.tv_sec * 1000000u + (uint64_t)t.tv_nsec / 1000u;
 }
 
 /* ---- engine */
@@ -345,7 +337,7 @@ int server_new(struct server **out, const struct server_parts *parts, struct err
     if (!s)
         return err_set(e, -ENOMEM, "server: out of memory");
     s->parts = *parts;
-    s->start_ms = server_now_us() / 1000;
+    s->start_ms = clock_us() / 1000;
     s->last_percent = s->reload.fd = -1;
     s->inotify_fd = inotify_init1(IN_CLOEXEC | IN_NONBLOCK);
     list_init(&s->clients);

@@ -15,6 +15,7 @@
 
 #include "daemon/log.h"
 #include "daemon/server_private.h"
+#include "engine/util/clock.h"
 #include "engine/util/must.h"
 #include "engine/util/thread.h"
 
@@ -159,7 +160,7 @@ static int start_reload(struct server *s, struct err *e)
     reload->under_way = true;
     reload->number++;
     if (s->ready) /* READY=1 follows, which must not end a start that goes on */
-        sd_notifyf(0, "RELOADING=1\nMONOTONIC_USEC=%" PRIu64, server_now_us());
+        sd_notifyf(0, "RELOADING=1\nMONOTONIC_USEC=%" PRIu64, clock_us());
     return 0;
 }
 

@@ -170,7 +170,6 @@ static inline uint64_t server_connections(const struct server *s)
 }
 
 void server_after(struct server *s, enum server_event timer, uint64_t ms);
-uint64_t server_now_us(void);
 
 /* Starts the watchdog timer, which checks the engine for as long as there are requests. */
 void server_watch(struct server *s);

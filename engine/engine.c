@@ -6,20 +6,12 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "engine/model/tensor_table.h"
+#include "engine/util/clock.h"
 #include "engine/util/must.h"
 #include "engine/util/thread.h"
-
-uint64_t engine_now_us(void)
-{
-    struct timespec t;
-
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (uint64_t)t.tv_sec * 1000000u + (uint64_t)t.tv_nsec / 1000u;
-}
 
 int engine_new(struct engine **out, const struct engine_options *options, struct err *e)
 {
@@ -293,7 +285,7 @@ int engine_start(struct engine *g, const struct engine_request *r)
     list_init(&j->work.link);
     list_init(&j->link);
     j->engine = g;
-    j->arrival_us = engine_now_us();
+    j->arrival_us = clock_us();
     j->request = *r;
     if (r->kind == ENGINE_INSPECT)
         j->request.client = r->query.viewer;

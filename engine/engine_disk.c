@@ -9,6 +9,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "engine/util/clock.h"
+
 enum {
     RESTORE_US = 10000, /* by which restoring may delay READY */
 };
@@ -61,7 +63,7 @@ int engine_open_disk(struct engine *g, struct err *e)
 int engine_start_disk(struct engine *g, struct err *e)
 {
     const int32_t max = core_max_copies(g->core);
-    const uint64_t until = engine_now_us() + RESTORE_US;
+    const uint64_t until = clock_us() + RESTORE_US;
     int r = disk_tier_start(g->disk, max, e);
 
     g->copies = calloc(2 * (size_t)max, sizeof(*g->copies));
@@ -86,8 +88,8 @@ bool engine_restore(struct engine *g, uint64_t until_us)
         return false;
     if (!disk_tier_is_read(g->disk, g->in_flight > 0 ? 0 : 1))
         return true;
-    while (g->restoring && engine_now_us() < until_us) {
-        const uint64_t now_us = engine_now_us();
+    while (g->restoring && clock_us() < until_us) {
+        const uint64_t now_us = clock_us();
 
         for (int i = 0; i < 64 && g->restoring; i++) {
             const struct node_record *r = disk_tier_next_record(g->disk, &block);

@@ -4,6 +4,8 @@
  * works while no step of the model is in flight. */
 #include "engine/engine_private.h"
 
+#include "engine/util/clock.h"
+
 int engine_open_drafter(struct engine *g, struct err *e)
 {
     const struct engine_options *o = &g->options;
@@ -18,7 +20,7 @@ int engine_open_drafter(struct engine *g, struct err *e)
 
 int engine_draft(struct engine *g, struct err *e)
 {
-    const uint64_t begin_us = engine_now_us();
+    const uint64_t begin_us = clock_us();
     struct core_wish wishes[DRAFTER_SEQS];
     struct draft drafts[DRAFTER_SEQS];
     const int32_t n = g->drafter ? core_wishes(g->core, wishes) : 0;
@@ -32,7 +34,7 @@ int engine_draft(struct engine *g, struct err *e)
     for (int32_t i = 0; i < n; i++)
         (void)core_answer_wish(g->core, wishes[i].request, wishes[i].choice, drafts[i].tokens,
                                drafts[i].n, drafts[i].n_read);
-    g->drafting_us = engine_now_us() - begin_us;
+    g->drafting_us = clock_us() - begin_us;
     if (r > 0) {
         step_cost_learn_model(&g->cost, (double)g->drafting_us / r);
         core_set_cost(g->core, &g->cost);

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "engine/util/clock.h"
 #include "engine/util/must.h"
 
 /* Appends the generate requests that have not reached the core: all of them, or the one that is to
@@ -113,7 +114,7 @@ static int compute(struct engine *g, struct job *j)
         .sampling = &greedy,
         .cache_salt = j->request.query.cache_salt,
     };
-    int r = core_admit(g->core, &cr, engine_now_us());
+    int r = core_admit(g->core, &cr, clock_us());
 
     if (r == CORE_OK)
         engine_trace_queued(g, j);
@@ -138,7 +139,7 @@ void engine_answer(struct engine *g, struct job *j, const struct core_event *com
         r = -ENOMEM;
         break;
     default:
-        r = core_inspect(&report, g->core, q, j->prompt.ids, (int32_t)j->prompt.n, engine_now_us());
+        r = core_inspect(&report, g->core, q, j->prompt.ids, (int32_t)j->prompt.n, clock_us());
     }
     if (g->disk && q->kind == INSPECT_CACHE_CLEAR)
         engine_forget_cleared(g);
@@ -194,7 +195,7 @@ int engine_answer_next(struct engine *g, struct err *e)
 
     if (list_empty(&g->inspects.works))
         return 0;
-    began_us = engine_now_us();
+    began_us = clock_us();
     if (busy && began_us < g->inspect_us)
         return 0;
     j = CONTAINER_OF(work_queue_take(&g->inspects), struct job, work);
@@ -204,7 +205,7 @@ int engine_answer_next(struct engine *g, struct err *e)
         return 0;
     }
     r = answer(g, j, e);
-    ended_us = engine_now_us();
+    ended_us = clock_us();
     if (busy && kind != INSPECT_SLEEP && kind != INSPECT_WAKE && kind != INSPECT_CACHE_PIN)
         g->inspect_us = ended_us + (ended_us - began_us) * REST;
     return r < 0 ? r : 1;

@@ -11,6 +11,7 @@
 #include <sys/resource.h>
 #include <time.h>
 
+#include "engine/util/clock.h"
 #include "engine/util/must.h"
 #include "engine/util/thread.h"
 
@@ -93,9 +94,9 @@ static void collect(struct engine *g)
             const struct engine_end *end = &g->ends[i];
 
             if (end->lost)
-                core_cancel(g->core, end->id, CORE_REASON_CANCELLED, engine_now_us());
+                core_cancel(g->core, end->id, CORE_REASON_CANCELLED, clock_us());
             else
-                core_stop(g->core, end->id, end->choice, engine_now_us());
+                core_stop(g->core, end->id, end->choice, clock_us());
         }
     } while (n_ends);
 }
@@ -149,7 +150,7 @@ static int submit(struct engine *g, const struct batch *batch, struct err *e)
     if (g->disk)
         engine_begin_copies(g, batch);
     g->batches[i] = batch;
-    g->submitted_us[i] = engine_now_us();
+    g->submitted_us[i] = clock_us();
     r = g->options.backend->submit(g->backend, batch, e);
     if (r < 0)
         return r;
@@ -162,7 +163,7 @@ static int copy_wait_ms(const struct engine *g, uint64_t step)
 {
     const size_t i = step % BACKEND_IN_FLIGHT;
 
-    return g->batches[i]->n_tokens == 0 && engine_now_us() - g->submitted_us[i] < 1000 ? 1 : 0;
+    return g->batches[i]->n_tokens == 0 && clock_us() - g->submitted_us[i] < 1000 ? 1 : 0;
 }
 
 static int finish_oldest(struct engine *g, struct err *e)
@@ -220,12 +221,11 @@ int engine_store_down(struct engine *g, bool to_sleep, uint64_t until_us, struct
     int r = 0, next = CORE_WAIT;
 
     core_store_all(g->core, to_sleep);
-    while (r == 0 && next != CORE_IDLE && engine_now_us() < until_us &&
-           !(to_sleep && is_called(g))) {
+    while (r == 0 && next != CORE_IDLE && clock_us() < until_us && !(to_sleep && is_called(g))) {
         g->beat += 2;
         next = CORE_WAIT;
         if (g->in_flight < BACKEND_IN_FLIGHT)
-            next = core_next(g->core, &batch, engine_now_us());
+            next = core_next(g->core, &batch, clock_us());
         if (next == CORE_OK)
             r = submit(g, batch, e);
         else if (g->in_flight > 0)
@@ -239,7 +239,7 @@ int engine_store_down(struct engine *g, bool to_sleep, uint64_t until_us, struct
 /* With nothing to do: until a request, a cancel, a deadline or the end, or the time to sleep. */
 static int rest(struct engine *g, uint64_t deadline_us, struct err *e)
 {
-    const uint64_t sleep_us = engine_sleep_time(g), now_us = engine_now_us();
+    const uint64_t sleep_us = engine_sleep_time(g), now_us = clock_us();
     const uint64_t idle_us = now_us + (uint64_t)g->status.backend.idle_s * 1000000u;
 
     if (g->trace && (!deadline_us || g->trace_end_us < deadline_us))
@@ -264,19 +264,19 @@ static int iterate(struct engine *g, struct err *e)
 
     g->beat++;
     if (engine_wait_for_room(g))
-        g->resumed_us = engine_now_us();
+        g->resumed_us = clock_us();
     g->beat++;
     engine_spend(g, N_ENGINE_PARTS);
     r = engine_take_in(g, e);
     if (r < 0)
         return r;
-    deadline_us = core_expire(g->core, engine_now_us());
+    deadline_us = core_expire(g->core, clock_us());
     collect(g);
     r = engine_draft(g, e);
     if (r < 0)
         return r;
     if (r == 0 && g->in_flight < BACKEND_IN_FLIGHT)
-        next = core_next(g->core, &batch, engine_now_us());
+        next = core_next(g->core, &batch, clock_us());
     engine_spend(g, ENGINE_PART_SCHEDULE);
     r = 0;
     if (next == CORE_OK) {
@@ -285,7 +285,7 @@ static int iterate(struct engine *g, struct err *e)
     }
     if (r < 0)
         return r;
-    restored = engine_restore(g, engine_now_us() + RESTORE_US);
+    restored = engine_restore(g, clock_us() + RESTORE_US);
     answered = engine_answer_next(g, e);
     if (g->trace && next != CORE_OK && g->in_flight == 0)
         engine_tend_trace(g, true);
@@ -317,7 +317,7 @@ static int iterate(struct engine *g, struct err *e)
  * tier down, and then by the next. */
 static void store_all(struct engine *g)
 {
-    const uint64_t until_us = engine_now_us() + STORE_US;
+    const uint64_t until_us = clock_us() + STORE_US;
     struct core_stats stats;
     int r = 0;
     struct err e;
@@ -378,7 +378,7 @@ void *engine_main(void *engine)
          * threads exist already and do not inherit it. Without permission nothing changes. */
         (void)setpriority(PRIO_PROCESS, 0, ENGINE_NICE); /* 0: this thread, on Linux */
         engine_publish_state(g, ENGINE_READY);
-        g->committed_us = engine_now_us();
+        g->committed_us = clock_us();
         while (!g->quit && r >= 0)
             r = iterate(g, &e);
         if (r >= 0 && g->disk)

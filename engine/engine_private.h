@@ -134,7 +134,6 @@ struct engine {
 };
 
 /* engine.c */
-uint64_t engine_now_us(void); /* CLOCK_MONOTONIC */
 /* Hands events over; out is empty afterwards. It is never refused: producers call
  * engine_wait_for_room() before they make more, so that the limit of event_bytes is never exceeded
  * by more than one batch of each producer. */

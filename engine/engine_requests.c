@@ -6,6 +6,7 @@
 #include <errno.h>
 #include <stdio.h>
 
+#include "engine/util/clock.h"
 #include "engine/util/must.h"
 
 _Static_assert(SAMPLING_MAX_REQUEST_STOP_IDS + MODEL_MAX_EOS <= SAMPLING_MAX_STOP_IDS,
@@ -138,7 +139,7 @@ static int admit(struct engine *g, struct job *j, struct err *e)
         ret = new_answer(g, j);
     }
     if (ret == CORE_OK)
-        ret = core_admit(g->core, &cr, engine_now_us());
+        ret = core_admit(g->core, &cr, clock_us());
     if (ret != CORE_OK) {
         refuse(g, j, ret, &cr);
     } else {
@@ -148,7 +149,7 @@ static int admit(struct engine *g, struct job *j, struct err *e)
             ret = guide_begin(g, j, sampling.stop_ids, sampling.n_stop_ids);
         if (ret < 0) {
             generation_fail(j->generation, 0, ret);
-            core_cancel(g->core, r->id, CORE_REASON_CANCELLED, engine_now_us());
+            core_cancel(g->core, r->id, CORE_REASON_CANCELLED, clock_us());
         }
     }
     return 1;
@@ -207,7 +208,7 @@ void engine_finish_embedding(struct engine *g, struct job *j, const struct core_
 static void finish_unadmitted(struct engine *g, struct job *j)
 {
     struct core_event ev = {.type = CORE_CHOICE_DONE, .reason = CORE_REASON_CANCELLED};
-    struct core_usage usage = {.end_us = engine_now_us()};
+    struct core_usage usage = {.end_us = clock_us()};
 
     if (j->request.kind != ENGINE_GENERATE) {
         job_fail(j, &g->out, ENGINE_E_CANCELLED, NULL, "cancelled");
@@ -262,7 +263,7 @@ int engine_take_in(struct engine *g, struct err *e)
         } else if (j == g->trace_job) {
             engine_end_trace(g);
         } else {
-            core_cancel(g->core, j->request.id, CORE_REASON_CANCELLED, engine_now_us());
+            core_cancel(g->core, j->request.id, CORE_REASON_CANCELLED, clock_us());
         }
     }
     return r < 0 ? r : 0;

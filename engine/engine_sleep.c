@@ -8,6 +8,8 @@
 #include <errno.h>
 #include <stdlib.h>
 
+#include "engine/util/clock.h"
+
 static void publish_level(struct engine *g, enum sleep_level level)
 {
     engine_read_memory(g);
@@ -42,7 +44,7 @@ static void forget_device(struct engine *g, struct inspect_report *out)
 static int go_to_sleep(struct engine *g, enum sleep_level level, bool may_lose,
                        struct inspect_report *out, struct err *e)
 {
-    const uint64_t begin_us = engine_now_us(), before = taken_bytes(g);
+    const uint64_t begin_us = clock_us(), before = taken_bytes(g);
     struct core_stats stats;
     int r = engine_finish_steps(g, e);
 
@@ -70,7 +72,7 @@ static int go_to_sleep(struct engine *g, enum sleep_level level, bool may_lose,
         return r;
     out->level = g->asleep;
     out->freed_bytes = before - taken_bytes(g);
-    out->took_us = engine_now_us() - begin_us;
+    out->took_us = clock_us() - begin_us;
     return 1;
 }
 
@@ -106,7 +108,7 @@ static int wake(struct engine *g, struct err *e)
         r = err_set(e, -ESTALE, "the model's files have changed since they were opened");
     if (r < 0)
         return r;
-    g->committed_us = engine_now_us(); /* it is idle from now on */
+    g->committed_us = clock_us(); /* it is idle from now on */
     publish_level(g, SLEEP_NONE);
     engine_spend(g, ENGINE_PART_OTHER); /* not part of the step that it woke for */
     return 0;
@@ -147,7 +149,7 @@ static int sleep_for(struct engine *g, struct job *j, struct inspect_report *out
 int engine_answer_sleep(struct engine *g, struct job *j, struct err *e)
 {
     struct inspect_report *report = calloc(1, sizeof(*report));
-    const uint64_t begin_us = engine_now_us();
+    const uint64_t begin_us = clock_us();
     int r;
 
     if (!report) {
@@ -159,7 +161,7 @@ int engine_answer_sleep(struct engine *g, struct job *j, struct err *e)
         r = sleep_for(g, j, report, e);
     } else {
         r = engine_wake_for(g, j, e);
-        report->took_us = engine_now_us() - begin_us;
+        report->took_us = clock_us() - begin_us;
     }
     if (r <= 0) {
         inspect_report_free(report);

@@ -7,6 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "engine/util/clock.h"
+
 enum { HAND_OVER = 256 }; /* records of one event, while more come */
 
 static void count(struct engine *g, enum engine_histogram which, uint64_t value)
@@ -22,7 +24,7 @@ static void count_time(struct engine *g, enum engine_histogram which, uint64_t f
 
 void engine_spend(struct engine *g, enum engine_part part)
 {
-    const uint64_t now_us = engine_now_us(), took_us = now_us - g->lap_us;
+    const uint64_t now_us = clock_us(), took_us = now_us - g->lap_us;
 
     if (part != N_ENGINE_PARTS) {
         g->counts.part_us[part] += took_us;
@@ -79,7 +81,7 @@ static void count_step(struct engine *g, const struct batch *b, uint64_t begin_u
 void engine_count_step(struct engine *g, uint64_t step)
 {
     const struct batch *b = g->batches[step % BACKEND_IN_FLIGHT];
-    const uint64_t submitted = g->submitted_us[step % BACKEND_IN_FLIGHT], now = engine_now_us();
+    const uint64_t submitted = g->submitted_us[step % BACKEND_IN_FLIGHT], now = clock_us();
     const uint64_t before = g->committed_us, begin = submitted > before ? submitted : before;
     const int32_t n_decodes = batch_decode_rows(b);
     const uint64_t drafting_us = g->drafting_us;
@@ -100,7 +102,7 @@ void engine_count_step(struct engine *g, uint64_t step)
 
 void engine_trace_queued(struct engine *g, const struct job *j)
 {
-    const uint64_t now_us = g->trace ? engine_now_us() : 0;
+    const uint64_t now_us = g->trace ? clock_us() : 0;
 
     trace_add(g->trace, &(struct trace_record){.kind = TRACE_QUEUED,
                                                .request = j->request.id,
@@ -121,7 +123,7 @@ void engine_begin_trace(struct engine *g, struct job *j)
         return;
     }
     g->trace_job = j;
-    g->trace_begin_us = engine_now_us();
+    g->trace_begin_us = clock_us();
     g->trace_end_us = g->trace_begin_us + (uint64_t)j->request.query.duration_ms * 1000;
     core_set_trace(g->core, g->trace);
 }
@@ -156,7 +158,7 @@ void engine_end_trace(struct engine *g)
     core_set_trace(g->core, NULL);
     if (report) {
         report->kind = INSPECT_TRACE;
-        report->took_us = engine_now_us() - g->trace_begin_us;
+        report->took_us = clock_us() - g->trace_begin_us;
         report->dropped = g->trace->dropped;
         j->terminal.report = report;
         j->terminal.bytes += sizeof(*report);
@@ -171,7 +173,7 @@ void engine_end_trace(struct engine *g)
 
 void engine_tend_trace(struct engine *g, bool all)
 {
-    if (engine_now_us() >= g->trace_end_us)
+    if (clock_us() >= g->trace_end_us)
         engine_end_trace(g);
     else if (g->trace->n >= HAND_OVER || (all && g->trace->n > 0))
         hand_over(g);

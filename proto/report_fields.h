@@ -79,7 +79,7 @@
     F(TEXT,  device,        q->backend.devices[0].name,  device,          device) \
     F(TEXT,  driver,        q->backend.driver,           driver,          driver) \
     F(TEXT,  server,        SERVER_NAME,                 server,          server) \
-    F(COUNT, uptime_ms,     server_now_us() / 1000 - from->server->start_ms, uptime_ms, uptime_ms) \
+    F(COUNT, uptime_ms,     clock_us() / 1000 - from->server->start_ms, uptime_ms, uptime_ms) \
     F(GROUP, blocks,        blocks,                      status_blocks,   blocks) \
     F(GROUP, host_memory,   host,                        status_host,     host_memory) \
     F(GROUP, disk,          disk,                        status_disk,     disk) \

@@ -6,9 +6,9 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
+#include "engine/util/clock.h"
 #include "tests/sim/rng.h"
 #include "tests/sim/sim_backend.h"
 #include "tests/unit/engine_rig.h"
@@ -334,14 +334,6 @@ static void ask_alone(struct engine *g)
 
 /* ---- the storm */
 
-static uint64_t in_us(int32_t us)
-{
-    struct timespec t;
-
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (uint64_t)t.tv_sec * 1000000 + (uint64_t)t.tv_nsec / 1000 + (uint64_t)us;
-}
-
 static void ask_answer(struct engine *g, struct rng *rng)
 {
     const int prompt = rng_range(rng, 0, N_PROMPTS - 1);
@@ -351,7 +343,7 @@ static void ask_answer(struct engine *g, struct rng *rng)
     r.client += rng_below(rng, 3);
     r.stream = !rng_one_in(rng, 5);
     if (rng_one_in(rng, 8))
-        r.deadline_us = in_us(rng_range(rng, 0, 5000));
+        r.deadline_us = clock_us() + (uint64_t)rng_range(rng, 0, 5000);
     if (rng_one_in(rng, 8))
         r.priority = rng_one_in(rng, 2) ? CORE_LOW : CORE_HIGH;
     if (rng_one_in(rng, 8))
