@@ -222,7 +222,6 @@ static int start(struct client_call *c, struct demand d, struct refusal *e)
     struct chat_turn *turn = NULL;
     struct engine_request r;
     struct pending *p;
-    bool computes;
     int ret = client_refuse(client, &d, e); /* before it is parsed */
 
     if (ret == 0)
@@ -231,14 +230,13 @@ static int start(struct client_call *c, struct demand d, struct refusal *e)
         ret = check_about(c, r.query.request, e);
     if (ret < 0)
         return ret;
-    computes = r.kind == ENGINE_GENERATE || r.kind == ENGINE_EMBED;
     if (c->frame->op_case == OP(GENERATE) && c->frame->generate->session)
         ret = chat_begin_turn(&turn, c, &r, e);
     if (ret < 0)
         return ret;
     d.tokens = request_tokens(&r); /* of a turn: of the whole conversation */
     d.message_bytes = unpacked_bytes(c->message);
-    if (computes)
+    if (engine_computes(r.kind))
         d.engine_bytes = engine_request_bytes(client->server->parts.engine, &r);
     ret = client_refuse(client, &d, e);
     p = ret == 0 ? pending_new(client, c->frame->id, &d, c->message) : NULL;
@@ -248,7 +246,7 @@ static int start(struct client_call *c, struct demand d, struct refusal *e)
     }
     c->message = NULL;
     p->turn = turn;
-    p->computes = computes;
+    p->computes = engine_computes(r.kind);
     p->traces = r.kind == ENGINE_INSPECT && r.query.kind == INSPECT_TRACE;
     r.id = p->id;
     r.owner = p;

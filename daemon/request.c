@@ -541,8 +541,7 @@ static uint64_t text_tokens(size_t n_bytes)
 
 uint64_t request_tokens(const struct engine_request *r)
 {
-    if (r->kind == ENGINE_INSPECT && r->query.kind != INSPECT_CACHE_PIN &&
-        r->query.kind != INSPECT_EXPLAIN_PROMPT)
+    if (r->kind == ENGINE_INSPECT && !inspect_has_prompt(r->query.kind))
         return 0;
     switch (r->input) {
     case ENGINE_PROMPT:

@@ -269,9 +269,7 @@ static size_t input_bytes(const struct engine_request *r)
 
 int engine_start(struct engine *g, const struct engine_request *r)
 {
-    const enum inspect_kind looks = r->query.kind;
-    const bool in_pool =
-        r->kind != ENGINE_INSPECT || looks == INSPECT_CACHE_PIN || looks == INSPECT_EXPLAIN_PROMPT;
+    const bool in_pool = r->kind != ENGINE_INSPECT || inspect_has_prompt(r->query.kind);
     const enum engine_state state = engine_state(g);
     struct event_list out = {0};
     struct job *j = calloc(1, sizeof(*j));

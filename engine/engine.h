@@ -79,6 +79,12 @@ enum engine_kind {
     ENGINE_INSPECT,    /* see inspect.h; of a request id, input, query, owner and release count */
 };
 
+/* The core computes it for the client. */
+static inline bool engine_computes(enum engine_kind kind)
+{
+    return kind == ENGINE_GENERATE || kind == ENGINE_EMBED;
+}
+
 enum engine_input { ENGINE_PROMPT, ENGINE_PROMPT_IDS, ENGINE_CHAT };
 
 enum { ENGINE_MAX_STOPS = 16 };

@@ -147,12 +147,6 @@ int engine_load(struct engine *g, struct err *e);
 void engine_publish_state(struct engine *g, enum engine_state state); /* wakes the loop */
 void engine_read_memory(struct engine *g); /* the backend's figures into the status */
 
-/* The core computes it for the client. */
-static inline bool engine_computes(enum engine_kind kind)
-{
-    return kind == ENGINE_GENERATE || kind == ENGINE_EMBED;
-}
-
 /* engine_jobs.c */
 void job_run(struct work *w);
 void job_release(struct job *j); /* releases the input; may be called again */

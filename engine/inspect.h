@@ -44,6 +44,12 @@ enum inspect_kind {
     INSPECT_TRACE,
 };
 
+/* Whether the request's input is a prompt. */
+static inline bool inspect_has_prompt(enum inspect_kind kind)
+{
+    return kind == INSPECT_CACHE_PIN || kind == INSPECT_EXPLAIN_PROMPT;
+}
+
 enum sleep_level { SLEEP_NONE, SLEEP_WEIGHTS, SLEEP_ALL }; /* the protocol's numbers */
 
 enum { INSPECT_MAX_ENTRIES = 10000, INSPECT_HEAD_IDS = 32, INSPECT_OTHER_IDS = 8 };
