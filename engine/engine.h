@@ -97,7 +97,7 @@ struct engine_request {
     enum engine_kind kind;
     enum engine_input input;
     struct text prompt;
-    const int32_t *prompt_ids;
+    const int32_t *prompt_ids; /* checked by the caller: each is in 0 .. vocab_size - 1 */
     size_t n_prompt_ids;
     const struct chat *chat;
     struct transcript_prompt *turn; /* of a chat: keeps what was said, and stays until the terminal
