@@ -5,7 +5,7 @@
  * with a value; those of the command inside %commands, else the common ones) and %end are repeated
  * for each; in any line @program@, @command@, @about@, @option@, @help@, … are replaced, see
  * put_word(). “%option NAME” is the entry of an option in a man page, of the commands that the
- * section's title names, or a key of the configuration.
+ * title of the section or subsection names, or a key of the configuration.
  *
  * A man page may add text below an entry. It must have an entry for each option of the program, or
  * key of the configuration; one that is missing or not known ends the program with a message. Used
@@ -29,9 +29,9 @@ struct page {
     const struct usage_option *option;   /* likewise */
     char *lines[MAX_LINES];              /* [n_lines] of the template */
     size_t n_lines;
-    char title[200];      /* of the section, in lower case */
-    bool skipping;        /* to the end of a block, without output */
-    void *options, *keys; /* that have an entry: trees of tsearch() */
+    char section[100], subsection[100]; /* their titles, in lower case */
+    bool skipping;                      /* to the end of a block, without output */
+    void *options, *keys;               /* that have an entry: trees of tsearch() */
 };
 
 /* ---- words */
@@ -166,17 +166,17 @@ static void put_entry_of(const struct usage_option *o)
     putchar('\n');
 }
 
-/* Whether the section's title names the command; “Options” names all of them. */
+/* Whether a title names the command; “Options” names all of them. */
 static bool is_titled(const struct page *page, const struct usage_command *c)
 {
-    char padded[sizeof(page->title) + 8], word[64];
+    char padded[sizeof(page->section) + sizeof(page->subsection) + 8], word[64];
 
-    snprintf(padded, sizeof(padded), ", %s,", page->title);
+    snprintf(padded, sizeof(padded), ", %s, %s,", page->section, page->subsection);
     snprintf(word, sizeof(word), " %s,", c->name);
-    return strcmp(page->title, "options") == 0 || strstr(padded, word);
+    return strcmp(page->section, "options") == 0 || strstr(padded, word);
 }
 
-/* Of each command that the title names; of no command, a common option. */
+/* Of each command that a title names; of no command, a common option. */
 static void put_entry(struct page *page, const char *name)
 {
     const struct usage_option *const common[] = {page->program->common, NULL};
@@ -197,7 +197,8 @@ static void put_entry(struct page *page, const char *name)
     if (!first && (first = usage_find_option(common, name)))
         tsearch(first, &page->options, by_address);
     if (!first)
-        errx(1, "section “%s”: there is no option --%s", page->title, name);
+        errx(1, "section “%s”, “%s”: there is no option --%s", page->section, page->subsection,
+             name);
     put_entry_of(first);
 }
 
@@ -226,12 +227,20 @@ static void check_page(const struct page *page)
 
 /* ---- templates */
 
+static void take_title(char out[100], const char *text)
+{
+    snprintf(out, 100, "%s", text);
+    for (; *out; out++)
+        *out = (char)tolower((unsigned char)*out);
+}
+
 static void put_line(struct page *page, const char *line)
 {
     if (strncmp(line, "# ", 2) == 0) {
-        snprintf(page->title, sizeof(page->title), "%s", line + 2);
-        for (char *p = page->title; *p; p++)
-            *p = (char)tolower((unsigned char)*p);
+        take_title(page->section, line + 2);
+        take_title(page->subsection, "");
+    } else if (strncmp(line, "## ", 3) == 0) {
+        take_title(page->subsection, line + 3);
     }
     if (strncmp(line, "%option ", 8) == 0) {
         put_entry(page, line + 8);
