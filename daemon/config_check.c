@@ -28,24 +28,24 @@ enum level { OK, NOTE, WRONG };
 
 enum {
     PATH_ROOM = 4096,
-    HEAD_ROOM = 1024,                      /* of a command without its last word */
-    MEND_ROOM = HEAD_ROOM + 4 * PATH_ROOM, /* each letter of that a quote, at worst */
+    HEAD_ROOM = 1024,                     /* of a command without its last word */
+    FIX_ROOM = HEAD_ROOM + 4 * PATH_ROOM, /* each letter of that a quote, at worst */
 };
 
 struct checking {
     const struct config_check *check;
     json_t *findings;
     int n_wrong;
-    const char *about;    /* the model that is checked, or its draft model, for say_line() */
-    const char *folder;   /* of that */
-    char mend[MEND_ROOM]; /* of command() */
+    const char *about;  /* the model that is checked, or its draft model, for say_line() */
+    const char *folder; /* of that */
+    char fix[FIX_ROOM]; /* of command() */
 };
 
 /* ---- findings */
 
-/* Prints or collects one finding. about is a word; mend is a command, or NULL. */
+/* Prints or collects one finding. about is a word; fix is a command, or NULL. */
 __attribute__((format(printf, 5, 6))) static void
-say(struct checking *c, enum level level, const char *about, const char *mend, const char *fmt, ...)
+say(struct checking *c, enum level level, const char *about, const char *fix, const char *fmt, ...)
 {
     static const char *const names[] = {"ok", "note", "wrong"};
     char text[2 * PATH_ROOM];
@@ -59,13 +59,13 @@ say(struct checking *c, enum level level, const char *about, const char *mend, c
     c->n_wrong += level == WRONG;
     if (!c->check->json) {
         printf("%-5s  %-7s  %s\n", names[level], about, text);
-        if (mend && !program_has_control(mend))
-            printf("%16s%s\n", "", mend);
+        if (fix && !program_has_control(fix))
+            printf("%16s%s\n", "", fix);
         return;
     }
     o = json_pack("{ssssss}", "level", names[level], "about", about, "text", text);
-    if (mend)
-        json_object_set_new(o, "mend", json_string(mend)); /* not UTF-8: it is left out */
+    if (fix)
+        json_object_set_new(o, "fix", json_string(fix)); /* not UTF-8: it is left out */
     json_array_append_new(c->findings, o);
 }
 
@@ -83,12 +83,12 @@ command(struct checking *c, const char *word, const char *fmt, ...)
     int n;
 
     va_start(args, fmt);
-    n = vsnprintf(c->mend, HEAD_ROOM, fmt, args);
+    n = vsnprintf(c->fix, HEAD_ROOM, fmt, args);
     va_end(args);
     if (n < 0 || (size_t)n >= HEAD_ROOM)
         return NULL;
-    program_quote(c->mend + n, sizeof(c->mend) - (size_t)n, word);
-    return c->mend;
+    program_quote(c->fix + n, sizeof(c->fix) - (size_t)n, word);
+    return c->fix;
 }
 
 /* The command that opens the file, at the line if it is known; without a file, --help. */
@@ -110,16 +110,16 @@ static void say_why(struct checking *c)
 {
     const char *file = c->check->file, *text = c->check->why->text;
     size_t n = file ? strlen(file) : 0;
-    const char *mend;
+    const char *fix;
     struct stat st;
 
     if (file && access(file, R_OK) < 0 && errno == EACCES && stat(file, &st) == 0)
-        mend = command(c, file, "sudo chmod o+r ");
+        fix = command(c, file, "sudo chmod o+r ");
     else
-        mend = edit(c, n && strncmp(text, file, n) == 0 && text[n] == ':'
-                           ? strtol(text + n + 1, NULL, 10)
-                           : 0);
-    say(c, WRONG, "config", mend, "%s", text);
+        fix = edit(c, n && strncmp(text, file, n) == 0 && text[n] == ':'
+                          ? strtol(text + n + 1, NULL, 10)
+                          : 0);
+    say(c, WRONG, "config", fix, "%s", text);
 }
 
 /* Whether a daemon serves the socket: it may have most of the device's memory. */
@@ -165,7 +165,7 @@ static bool may_be_given(const char *folder)
 }
 
 /* The command that fixes an error of listener_check. */
-static const char *mend_socket(struct checking *c, int code, const struct listener_options *l)
+static const char *fix_socket(struct checking *c, int code, const struct listener_options *l)
 {
     struct passwd *me = getpwuid(geteuid());
     const char *name = me ? me->pw_name : "", *folder;
@@ -200,7 +200,7 @@ static void check_socket(struct checking *c, const char *about, const struct lis
     else if (r == -ENOENT && is_made_by_systemd(l->path))
         say(c, NOTE, about, NULL, "%s: systemd creates its folder when it starts nvllmd", l->path);
     else
-        say(c, WRONG, about, mend_socket(c, r, l), "%s", e.text);
+        say(c, WRONG, about, fix_socket(c, r, l), "%s", e.text);
 }
 
 static void check_admins(struct checking *c)
@@ -244,14 +244,14 @@ static void check_metrics(struct checking *c)
         say(c, NOTE, "metrics", NULL, "%s: systemd creates its folder when it starts nvllmd",
             o->metrics_path);
     else
-        say(c, WRONG, "metrics", mend_socket(c, r, &place), "%s", e.text);
+        say(c, WRONG, "metrics", fix_socket(c, r, &place), "%s", e.text);
 }
 
 /* The folder of the cache's files, and the secret in it. */
 static void check_cache(struct checking *c)
 {
     const struct options *o = c->check->options;
-    const char *folder = options_state_folder(o), *mend = edit(c, 0);
+    const char *folder = options_state_folder(o), *fix = edit(c, 0);
     char file[PATH_ROOM];
     struct err e;
     int r;
@@ -259,21 +259,21 @@ static void check_cache(struct checking *c)
     if (!folder && o->disk && program_has_service())
         say(c, NOTE, "cache", NULL, "systemd names its folder when it starts nvllmd");
     else if (!folder && o->disk)
-        say(c, WRONG, "cache", mend, "cache.disk: there is no folder; set cache.folder");
+        say(c, WRONG, "cache", fix, "cache.disk: there is no folder; set cache.folder");
     if (!folder)
         return;
     r = cache_secret_check(folder, &e);
     snprintf(file, sizeof(file), "%s/cache-secret", folder);
     if (r == -ENOENT)
-        mend = command(c, folder, "%sinstall -d -m 0700 ", geteuid() == 0 ? "" : "sudo ");
+        fix = command(c, folder, "%sinstall -d -m 0700 ", geteuid() == 0 ? "" : "sudo ");
     else if (r == -EPERM)
-        mend = command(c, file, "%schmod go= ", sudo_for(file));
+        fix = command(c, file, "%schmod go= ", sudo_for(file));
     else if (r == -EINVAL)
-        mend = command(c, file, "%srm -d ", sudo_for(folder));
+        fix = command(c, file, "%srm -d ", sudo_for(folder));
     if (r == 0)
         say(c, OK, "cache", NULL, "%s", folder);
     else
-        say(c, WRONG, "cache", mend, "%s", e.text);
+        say(c, WRONG, "cache", fix, "%s", e.text);
 }
 
 /* Reports a line of “nvllmd check” that is more than right. */
@@ -337,12 +337,12 @@ static bool check_reach(struct checking *c, const char *path)
     bool last;
 
     if (home) {
-        snprintf(c->mend, sizeof(c->mend),
+        snprintf(c->fix, sizeof(c->fix),
                  "sudo mkdir -p /etc/systemd/system/%s.d && printf "
                  "'[Service]\\nProtectHome=read-only\\n' | sudo tee "
                  "/etc/systemd/system/%s.d/home.conf && sudo systemctl daemon-reload",
                  c->check->unit, c->check->unit);
-        say(c, WRONG, c->about, c->mend, "%s: %s is hidden from %s (ProtectHome=)", path, home,
+        say(c, WRONG, c->about, c->fix, "%s: %s is hidden from %s (ProtectHome=)", path, home,
             c->check->unit);
         return false;
     }

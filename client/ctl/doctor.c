@@ -88,7 +88,7 @@ bool doctor_say(struct doctor *d, enum level level, const char *fix, const char 
     if (d->findings) {
         json_array_append_new(d->findings,
                               json_pack("{ssssso so*}", "level", levels[level].name, "about",
-                                        d->about, "text", ctl_json_text(nvllm_str(text)), "mend",
+                                        d->about, "text", ctl_json_text(nvllm_str(text)), "fix",
                                         fix ? ctl_json_text(nvllm_str(fix)) : NULL));
     } else {
         printf("%s%-5s%s  %-7s  ", show_colour(STDOUT_FILENO, levels[level].colour),

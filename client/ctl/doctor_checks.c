@@ -115,7 +115,7 @@ static void say_finding(struct doctor *d, json_t *f)
     const char *name, *about, *text, *fix = NULL;
     enum level level;
 
-    json_unpack(f, "{sssssss?s}", "level", &name, "about", &about, "text", &text, "mend", &fix);
+    json_unpack(f, "{sssssss?s}", "level", &name, "about", &about, "text", &text, "fix", &fix);
     level = strcmp(name, "wrong") == 0 ? WRONG : strcmp(name, "note") == 0 ? NOTE : OK;
     if (fix && strncmp(fix, "nvllmd ", 7) == 0)
         fix = doctor_format(d, "%s %s", doctor_quote(d, d->nvllmd), fix + 7);

@@ -305,7 +305,7 @@ class ExitCodes(Case):
         found = json.loads(fake.ctl("doctor", "--json").stdout)["findings"]
         wrong, = (f for f in found if f["about"] == "daemon")
         self.assertIn("install the same release", wrong["text"])
-        self.assertNotIn("stop", wrong["mend"])
+        self.assertNotIn("stop", wrong["fix"])
 
     def test_socket_of_another_kind(self):
         """No daemon has been reached, and none has a log that says why."""

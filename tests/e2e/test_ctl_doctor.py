@@ -1,4 +1,4 @@
-"""nvllmctl doctor: what is broken is named, with the command that mends it."""
+"""nvllmctl doctor: what is broken is named, with the command that fixes it."""
 
 import json
 import os
@@ -74,8 +74,8 @@ class Doctor(Case):
         out = json.loads(done.stdout)
         self.assertEqual(out["wrong"], sum(f["level"] == "wrong" for f in out["findings"]))
         for f in out["findings"]:
-            if "mend" in f:
-                self.check_command(f["mend"])
+            if "fix" in f:
+                self.check_command(f["fix"])
             elif f["level"] == "wrong":  # no command can know the model
                 self.assertIn("a model folder for --model", f["text"])
         return out["findings"], done.returncode
@@ -93,19 +93,19 @@ class Doctor(Case):
         """The command for the one thing about this that is wrong in these words."""
         findings, status = self.doctor(*args, **options)
         self.assertIn(status, (1, 3) if what in ("socket", "daemon") else (1,))
-        mends = [f["mend"] for f in about(findings, what, "wrong")
+        fixes = [f["fix"] for f in about(findings, what, "wrong")
                  if all(w in f["text"] for w in words)]
-        self.assertEqual(len(mends), 1, findings)
-        return mends[0]
+        self.assertEqual(len(fixes), 1, findings)
+        return fixes[0]
 
-    def mended(self, what, words, *args, **options):
+    def fixed(self, what, words, *args, **options):
         """Likewise, and that nothing is wrong in these words once the command has run."""
-        mend = self.wrong(what, words, *args, **options)
-        subprocess.run(mend, shell=True, check=True)
+        fix = self.wrong(what, words, *args, **options)
+        subprocess.run(fix, shell=True, check=True)
         findings, _ = self.doctor(*args, **options)
         after = about(findings, what)
         self.assertEqual([f for f in after if all(w in f["text"] for w in words)], [])
-        return mend, after
+        return fix, after
 
     def need(self, alone):
         if not shutil.which(alone[0]) or subprocess.run([*alone, "true"],
@@ -158,7 +158,7 @@ class Doctor(Case):
         findings, status = self.doctor("--model", MODEL)
         self.assertEqual(status, 3 if sum(f["level"] == "wrong" for f in findings) == 1 else 1)
         wrong, = about(findings, "socket", "wrong")
-        self.assertIn("nvllmd", wrong["mend"])
+        self.assertIn("nvllmd", wrong["fix"])
         self.assertEqual([f["level"] for f in about(findings, "model")], ["ok"], findings)
         self.assertTrue(about(findings, "memory"))
         self.assertTrue(about(findings, "limits"))
@@ -169,17 +169,17 @@ class Doctor(Case):
             self.skipTest(f"nvllm is installed here: {INSTALLED} is looked at, too")
         path = self.folder() / "socket"
         wrong, = about(self.doctor(path=path)[0], "socket", "wrong")
-        self.assertNotIn("mend", wrong)
+        self.assertNotIn("fix", wrong)
         with socket.socket(socket.AF_UNIX) as s:
             s.bind(str(path))
         wrong, = about(self.doctor(path=path)[0], "daemon", "wrong")
-        self.assertNotIn("mend", wrong)
+        self.assertNotIn("fix", wrong)
 
     def test_folder_in_place_of_the_socket(self):
         path = self.folder() / "socket"
         path.mkdir()
-        mend = self.wrong("socket", ["not a socket"], "--config", self.configuration(path), path=path)
-        subprocess.run(mend.split(" && ")[0], shell=True, check=True)
+        fix = self.wrong("socket", ["not a socket"], "--config", self.configuration(path), path=path)
+        subprocess.run(fix.split(" && ")[0], shell=True, check=True)
         self.assertFalse(path.exists())
 
     def test_daemon_that_hangs(self):
@@ -194,10 +194,10 @@ class Doctor(Case):
             wrong, = about(findings, "daemon", "wrong")
             self.assertIn("does not answer", wrong["text"])
             if not os.path.exists("/run/systemd/system"):
-                self.assertTrue(wrong["mend"].startswith(f"kill -KILL {d.process.pid} && "), wrong)
+                self.assertTrue(wrong["fix"].startswith(f"kill -KILL {d.process.pid} && "), wrong)
             self.assertEqual(status, 1)
             note, = about(hasty, "daemon")  # whoever is well might not have answered in that time
-            self.assertEqual((note["level"], note.get("mend")), ("note", None))
+            self.assertEqual((note["level"], note.get("fix")), ("note", None))
             self.assertIn("give a longer --timeout", note["text"])
 
     def test_other_program_that_is_silent(self):
@@ -207,8 +207,8 @@ class Doctor(Case):
             s.bind(str(path))
             subprocess.run([sys.executable, "-c", "import socket; socket.socket(fileno=0).listen(9)"],
                            stdin=s, check=True)
-            mend = self.wrong("daemon", [], "--model", MODEL, path=path)
-            self.assertEqual(mend.removeprefix("sudo "), f"ss -xlp | grep -F '{path}'")
+            fix = self.wrong("daemon", [], "--model", MODEL, path=path)
+            self.assertEqual(fix.removeprefix("sudo "), f"ss -xlp | grep -F '{path}'")
         path.unlink()
         with socket.socket(socket.AF_UNIX) as s:
             s.bind(str(path))
@@ -228,9 +228,9 @@ class Doctor(Case):
                 s.bind(str(path))
                 if listener == 0:
                     s.listen(9)
-                mend = self.wrong("daemon", ["does not answer"], "--timeout", 2, "--model", MODEL,
-                                  path=path, run_by=run_by, stdin=s)
-                self.assertEqual(mend, f"ss -xlp | grep -F '{path}'")
+                fix = self.wrong("daemon", ["does not answer"], "--timeout", 2, "--model", MODEL,
+                                 path=path, run_by=run_by, stdin=s)
+                self.assertEqual(fix, f"ss -xlp | grep -F '{path}'")
 
     def test_whose_model_it_is(self):
         """The model is for whom listens, but not for whom systemd is, which passes sockets on."""
@@ -262,7 +262,7 @@ class Doctor(Case):
             self.assertIn(f"{folder}/model", about(findings, "model", "ok")[0]["text"])
 
     def test_folder_that_is_closed(self):
-        """The folder above that keeps the daemon out is named, and opened by what mends it."""
+        """The folder above that keeps the daemon out is named, and opened by what fixes it."""
         top = self.folder()
         model = top / "closed" / "model"
         shutil.copytree(MODEL, model)
@@ -270,11 +270,10 @@ class Doctor(Case):
             path.chmod(0o755)
         (top / "closed").chmod(0o700)
         args = "--model", model, "--user", NOBODY
-        mend, _ = self.mended(
-            "model", [f"user nobody may not enter {top}/closed (mode 0700)"], *args)
-        self.assertEqual(mend, f"chmod o+x '{top}/closed'")
+        fix, _ = self.fixed("model", [f"user nobody may not enter {top}/closed (mode 0700)"], *args)
+        self.assertEqual(fix, f"chmod o+x '{top}/closed'")
         (model / "tokenizer.json").chmod(0o640)
-        _, after = self.mended("model", ["may not read"], *args)
+        _, after = self.fixed("model", ["may not read"], *args)
         self.assertEqual([f["level"] for f in after], ["ok"], after)
 
     def test_files_of_a_model(self):
@@ -282,7 +281,7 @@ class Doctor(Case):
         index = json.dumps({"weight_map": {"a": "one.safetensors", "b": "two.safetensors",
                                            "c": "one.safetensors"}})
         one, two = ({f"{name}.safetensors": "x" * 5000} for name in ("one", "two"))
-        for changes, others, words, mend in (
+        for changes, others, words, fix in (
                 ({"config": None}, {}, "/config.", ""),
                 ({"tokenizer": None}, {}, "/tokenizer.", ""),
                 ({"model": None}, {}, "/model.", ""),
@@ -296,7 +295,7 @@ class Doctor(Case):
                 folder = model_folder(self.folder() / "it's", **changes)
                 for name, content in others.items():
                     (folder / name).write_text(content)
-                self.assertIn(mend, self.wrong("model", [words], "--model", folder))
+                self.assertIn(fix, self.wrong("model", [words], "--model", folder))
 
     def test_model_without_a_chat_template(self):
         """It can be served, but chats with it are refused: that is noted."""
@@ -323,7 +322,7 @@ class Doctor(Case):
         self.assertIn(str(MODEL), about(findings, "model", "ok")[0]["text"])
         self.assertEqual(about(findings, "config", "ok")[0]["text"], str(path))
         self.assertEqual(sum(f["level"] == "wrong" for f in findings), 1)  # nobody listens
-        self.assertIn(f"--config '{path}'", about(findings, "socket", "wrong")[0]["mend"])
+        self.assertIn(f"--config '{path}'", about(findings, "socket", "wrong")[0]["fix"])
         self.wrong("config", ["none: No such file"], "--config", self.folder() / "none")
         self.assertIn(INSTALLED, run_command([config.nvllmd, "--help"]).stdout.decode())
         if not os.path.exists(INSTALLED):
@@ -337,7 +336,7 @@ class Doctor(Case):
         with socket.socket(socket.AF_UNIX) as s:
             s.bind(f"{folder}/stale")
         model = f"[model]\npath = {MODEL}\n[daemon]\n"
-        for text, path, what, words, mend in (
+        for text, path, what, words, fix in (
                 ("[cache]\nkv_memory = lots\n", None, "config", ["kv_memory", ":2:"], ""),
                 ("[cache]\nkv_memry = 1G\n", None, "config",
                  ["kv_memry", "did you mean", ":2:"], ""),
@@ -355,7 +354,7 @@ class Doctor(Case):
                 (folder / "nvllmd.conf").write_text(text)
                 at = {"path": folder / path} if path else {}
                 found = self.wrong(what, words, "--config", folder / "nvllmd.conf", **at)
-                self.assertTrue(found.startswith(mend), found)
+                self.assertTrue(found.startswith(fix), found)
 
     def test_configuration_changed_meanwhile(self):
         """That a daemon serves the socket now does not hide what the next one would end at."""
@@ -368,16 +367,16 @@ class Doctor(Case):
         """Who asks at another socket than the configured one is told which that is."""
         findings, _ = self.doctor("--config", self.configuration("/tmp/a b"))
         note, = about(findings, "socket", "note")
-        self.assertEqual(note["mend"], "export NVLLM_SOCKET='/tmp/a b'")
+        self.assertEqual(note["fix"], "export NVLLM_SOCKET='/tmp/a b'")
 
     def test_configuration_that_may_not_be_read(self):
-        """An editor does not mend that."""
+        """An editor does not fix that."""
         if os.geteuid() != 0:
             self.skipTest("only root can look as somebody else")
         path = self.configuration("/tmp/s")
         path.chmod(0o600)
-        _, after = self.mended("config", ["user nobody may not read"], "--config", path, "--user",
-                               NOBODY)
+        _, after = self.fixed("config", ["user nobody may not read"], "--config", path, "--user",
+                              NOBODY)
         self.assertEqual([f["level"] for f in after], ["ok"])
 
     def test_rights_of_the_daemons_user(self):
@@ -392,7 +391,7 @@ class Doctor(Case):
         args = "socket", ["folder"], "--config", path, "--user", NOBODY
         self.assertEqual(self.wrong(*args), f"${{EDITOR:-vi}} '{path}'")  # root's is not given away
         os.chown(folder, 12345, -1)
-        self.assertEqual(self.mended(*args)[0], f"chown {NOBODY} '{folder}'")
+        self.assertEqual(self.fixed(*args)[0], f"chown {NOBODY} '{folder}'")
 
     def test_name_that_moves_a_terminal(self):
         """No command is printed that would; JSON has it, for there it is harmless."""
@@ -404,7 +403,7 @@ class Doctor(Case):
                 self.assertIn(b"wrong", done.stdout)
                 self.assertNotRegex(done.stdout, rb"[\x00-\x09\x0b-\x1f\x7f]")
                 self.assertNotRegex(done.stdout, rb"(?m)^b")
-        self.assertTrue(about(self.doctor("--model", model)[0], "model", "wrong")[0]["mend"])
+        self.assertTrue(about(self.doctor("--model", model)[0], "model", "wrong")[0]["fix"])
 
     def test_daemon_that_does_not_say(self):
         """A check that hangs is not waited for longer than --timeout, and does not stay."""
@@ -430,14 +429,14 @@ class Doctor(Case):
             d.ctl("drain")
             for user, sudo in (nobody, "sudo "), (0, ""):
                 found, _ = run("doctor", "--json", "--socket", d.socket, user=user)
-                self.assertEqual(about(found, "daemon", "note")[0]["mend"],
+                self.assertEqual(about(found, "daemon", "note")[0]["fix"],
                                  f"{sudo}'{program}' --socket '{d.socket}' resume")
         closed = folder / "nvllmd.conf"
         closed.touch(0o600)
         (folder / "nvllmd").symlink_to("/bin/false")  # never run: it could not read the file
         found, _ = run("doctor", "--json", "--socket", folder / "s", "--config", closed,
                        "--user", "root", user=nobody)
-        self.assertEqual(about(found, "config", "note")[0]["mend"],
+        self.assertEqual(about(found, "config", "note")[0]["fix"],
                          f"sudo '{program}' --socket '{folder}/s' doctor "
                          f"--config '{closed}' --user 'root'")
         with Daemon(SMALL, "daemon.socket_mode=0600") as d:
@@ -449,18 +448,18 @@ class Doctor(Case):
             found, status = run("doctor", "--json", "--socket", d.socket, user=nobody)
             self.assertEqual(status, 1)
             wrong, = about(found, "socket", "wrong")
-            self.assertEqual(wrong["mend"], f"sudo chmod o+x '{d.folder}'")
+            self.assertEqual(wrong["fix"], f"sudo chmod o+x '{d.folder}'")
         outer = self.folder()
         (outer / "run").mkdir()
         with Daemon(SMALL, folder=outer / "run") as d:
             outer.chmod(0o700)
             note, = about(run("doctor", "--json", "--socket", d.socket)[0], "socket")
-            self.assertEqual((note["level"], note["mend"]), ("note", f"chmod o+x '{outer}'"))
+            self.assertEqual((note["level"], note["fix"]), ("note", f"chmod o+x '{outer}'"))
             found, status = run("doctor", "--json", "--socket", d.socket, user=nobody)
             self.assertEqual(status, 1)
             wrong, = about(found, "socket", "wrong")
             self.assertIn(f"may not enter {outer} (mode 0700)", wrong["text"])
-            subprocess.run(wrong["mend"].removeprefix("sudo "), shell=True, check=True)
+            subprocess.run(wrong["fix"].removeprefix("sudo "), shell=True, check=True)
             for user in nobody, None:
                 found, _ = run("doctor", "--json", "--socket", d.socket, user=user)
                 self.assertEqual([f["level"] for f in about(found, "socket")], ["ok"])

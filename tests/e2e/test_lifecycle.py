@@ -334,7 +334,7 @@ class Refusals(Case):
         def wrong(text):
             path.write_text(text)
             out = self.check_config("--config", path)
-            return {f["about"]: (f["text"], f.get("mend")) for f in out["findings"]
+            return {f["about"]: (f["text"], f.get("fix")) for f in out["findings"]
                     if f["level"] == "wrong"}
 
         name = f"'{folder}/it'\\''s.conf'"
@@ -350,8 +350,8 @@ class Refusals(Case):
                          f"install -d -o {me} -m 0755 '{folder}/no/such'")
         self.assertEqual(found["admins"][1].removeprefix("sudo "), "groupadd --system 'no-such-group'")
         self.assertIn("none.so", found["backend"][0])
-        for mend in found["backend"][1], found["model"][1]:
-            self.assertTrue(mend, found)
+        for fix in found["backend"][1], found["model"][1]:
+            self.assertTrue(fix, found)
         model = f"[model]\npath = {MODEL}\n[daemon]\nbackend = cpu\n"
         subprocess.run(["sh", "-c", f"install -d -m 0755 '{folder}/no/such'"], check=True)
         self.assertEqual(wrong(model + f"socket = {folder}/no/such/s\n"), {})
@@ -374,25 +374,25 @@ class Refusals(Case):
             args = [arg for option in options for arg in ("--set", option)]
             out = self.check_config("--model", MODEL, "--backend", "cpu", "--socket", folder / "s",
                                     *args)
-            return [(f["level"], f["text"], f.get("mend")) for f in out["findings"]
+            return [(f["level"], f["text"], f.get("fix")) for f in out["findings"]
                     if f["about"] == "cache"]
 
         self.assertEqual(found(), [])
         (level, text, _), = found("cache.disk=1G")
         self.assertIn("cache.disk", text) if level == "wrong" else self.assertIn("systemd", text)
-        (level, text, mend), = found("cache.disk=1G", f"cache.folder={folder}/none")
+        (level, text, fix), = found("cache.disk=1G", f"cache.folder={folder}/none")
         self.assertEqual((level, text), ("wrong", f"cache.folder: {folder}/none: "
                                                   "No such file or directory"))
-        self.assertIn(f"install -d -m 0700 '{folder}/none'", mend)
+        self.assertIn(f"install -d -m 0700 '{folder}/none'", fix)
         self.assertEqual(found(f"cache.folder={folder}"), [("ok", str(folder), None)])
         self.assertEqual(list(folder.iterdir()), [])
         secret.write_bytes(b"short")
         secret.chmod(0o600)
-        (level, text, mend), = found(f"cache.folder={folder}")
-        self.assertEqual((level, mend), ("wrong", f"rm -d '{secret}'"))
+        (level, text, fix), = found(f"cache.folder={folder}")
+        self.assertEqual((level, fix), ("wrong", f"rm -d '{secret}'"))
         secret.chmod(0o644)
-        (level, text, mend), = found(f"cache.folder={folder}")
-        self.assertEqual((level, mend), ("wrong", f"chmod go= '{secret}'"))
+        (level, text, fix), = found(f"cache.folder={folder}")
+        self.assertEqual((level, fix), ("wrong", f"chmod go= '{secret}'"))
         self.assertIn("mode 644", text)
 
     def test_configuration_file(self):

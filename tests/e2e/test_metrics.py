@@ -448,7 +448,7 @@ class Start(Case):
             self.assertIn(str(good), self.check(f"metrics.path={good}")["ok"]["text"])
             wrong = self.check(f"metrics.path={bad}")["wrong"]
             self.assertIn("folder", wrong["text"])
-            self.assertIn(str(bad.parent), wrong["mend"])
+            self.assertIn(str(bad.parent), wrong["fix"])
             wrong = self.check(f"metrics.path={good}", "metrics.group=no-such-group")["wrong"]
             self.assertIn("metrics.group", wrong["text"])
         same = self.check(f"metrics.path={self.folder / 'n.sock'}")["wrong"]
