@@ -207,8 +207,8 @@ int chat_turn_begin(struct chat_turn **out, struct chat_session *c, struct engin
     c->busy = true;
     r->chat = &t->chat;
     r->turn = &t->prompt;
-    if (most && (r->most_prompt_tokens == 0 || most < (uint64_t)r->most_prompt_tokens))
-        r->most_prompt_tokens = (int32_t)most;
+    if (most && (r->prompt_tokens_limit == 0 || most < (uint64_t)r->prompt_tokens_limit))
+        r->prompt_tokens_limit = (int32_t)most;
     *out = t;
     return 0;
 }

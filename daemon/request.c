@@ -278,12 +278,12 @@ static void take_max_tokens(struct checker *c, struct engine_request *out,
 {
     const int32_t longest = c->rules->max_seq_len;
 
-    out->most_tokens = (int32_t)c->rules->options->max_max_tokens;
+    out->max_tokens_limit = (int32_t)c->rules->options->max_max_tokens;
     if (!g->has_max_tokens)
         return; /* as many as fit */
     if (g->max_tokens == 0)
         refuse(c, CODE(INVALID), "max_tokens", "must be at least 1");
-    if (out->most_tokens)
+    if (out->max_tokens_limit)
         check_limit(c, LIMIT_MAX_TOKENS, g->max_tokens, "max_tokens");
     if (g->max_tokens > (uint32_t)longest)
         refuse(c, CODE(TOO_LONG), "max_tokens",
@@ -325,7 +325,7 @@ static void take_common(struct checker *c, struct engine_request *r, Nvllm__V1__
     take_salt(c, &r->cache_salt, salt);
     if (deadline_ms)
         r->deadline_us = c->origin->now_us + (uint64_t)deadline_ms * 1000;
-    r->most_prompt_tokens = (int32_t)c->rules->options->max_prompt_tokens;
+    r->prompt_tokens_limit = (int32_t)c->rules->options->max_prompt_tokens;
 }
 
 /* The messages that a turn appends to its session, and which of its tools the answer may call. */

@@ -112,7 +112,7 @@ struct engine_request {
 
     /* GENERATE and EMBED */
     enum core_priority priority;
-    int32_t most_prompt_tokens; /* a longer prompt is ENGINE_E_PROMPT_LIMIT; 0: no limit */
+    int32_t prompt_tokens_limit; /* a longer prompt is ENGINE_E_PROMPT_LIMIT; 0: no limit */
     struct text cache_salt;
     uint64_t deadline_us; /* CLOCK_MONOTONIC; 0: none */
 
@@ -121,8 +121,8 @@ struct engine_request {
     bool ignore_eos;
     struct text stops[ENGINE_MAX_STOPS];
     int32_t n_stops;
-    int32_t max_tokens;  /* 0: as many as fit, up to most_tokens */
-    int32_t most_tokens; /* 0: no limit */
+    int32_t max_tokens;       /* 0: as many as fit, up to max_tokens_limit */
+    int32_t max_tokens_limit; /* 0: no limit */
     int32_t n;
     bool stream; /* false: one ENGINE_DELTA a choice, at its end */
     bool keep_special;
@@ -138,7 +138,7 @@ struct engine_request {
 enum engine_error {
     ENGINE_E_INVALID,      /* a bad value; message says which */
     ENGINE_E_TOO_LONG,     /* prompt and max_tokens can never fit */
-    ENGINE_E_PROMPT_LIMIT, /* more than most_prompt_tokens: usage.prompt_tokens */
+    ENGINE_E_PROMPT_LIMIT, /* more than prompt_tokens_limit: usage.prompt_tokens */
     ENGINE_E_UNAVAILABLE,  /* loading; asleep, without the memory to wake; not idle, to sleep */
     ENGINE_E_UNSUPPORTED,  /* no chat template, no embeddings, no LM head */
     ENGINE_E_DENIED,       /* inspect: the object belongs to another client */

@@ -359,7 +359,7 @@ static int make_guide(struct job *j, const char **field, struct err *e)
 static int run_encode(struct job *j, const char **field, struct event_list *out, struct err *e)
 {
     struct engine *g = j->engine;
-    const int32_t most = j->request.most_prompt_tokens;
+    const int32_t most = j->request.prompt_tokens_limit;
     int r = 0;
 
     if (!j->cancelled) {

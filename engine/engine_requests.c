@@ -111,8 +111,8 @@ static int admit(struct engine *g, struct job *j, struct err *e)
     } else {
         if (!r->max_tokens)
             cr.max_tokens = room_for(g, &cr);
-        if (!r->max_tokens && r->most_tokens && cr.max_tokens > r->most_tokens)
-            cr.max_tokens = r->most_tokens;
+        if (!r->max_tokens && r->max_tokens_limit && cr.max_tokens > r->max_tokens_limit)
+            cr.max_tokens = r->max_tokens_limit;
         if (cr.max_tokens < 1)
             cr.max_tokens = 1; /* the core tells which limit is exceeded */
         sampling.n_stop_ids = join_stop_ids(stop_ids, g, r);
