@@ -383,7 +383,6 @@ void rank_info(const struct rank *b, struct backend_info *out)
         .block_bytes = b->block_bytes,
         .kv_dtype = b->forward.kv.fp8 ? KV_DTYPE_FP8 : KV_DTYPE_BF16,
         .masks = true,
-        .drafts = true,
         .sum_dim = b->config.hidden_dim,
         .copies = b->host != NULL,
         .offloads = rank_offloads(b),

@@ -17,7 +17,7 @@
 #include "engine/model/model.h"
 
 enum {
-    BACKEND_ABI = 14,        /* changes when a struct of batch.h or this file does */
+    BACKEND_ABI = 15,        /* changes when a struct of batch.h or this file does */
     BACKEND_IN_FLIGHT = 2,   /* steps submitted and not yet waited for, at most */
     BACKEND_MAX_DEVICES = 8, /* of one backend */
 };
@@ -94,8 +94,7 @@ struct backend_info {
     uint64_t block_bytes;   /* of one block, all layers, on all devices */
     enum kv_dtype kv_dtype; /* never AUTO */
     bool masks;             /* wanted rows may have one */
-    bool drafts;            /* sequences may have drafts */
-    int32_t sum_dim;        /* hidden_dim where it sums hidden states, as batches may ask; else 0 */
+    int32_t sum_dim;        /* hidden_dim: values of a sum of hidden states */
     bool copies;            /* blocks may be copied between the tiers that there are */
     bool offloads;          /* sequences may have their blocks in the host tier, all of them; */
     bool may_offload;       /* from now on: its memory is ready */

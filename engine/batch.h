@@ -112,7 +112,7 @@ struct batch {
     int32_t n_history, n_bias, n_stop_ids; /* of all updates */
     int32_t n_masks;                       /* of the rows */
     int32_t n_copies;
-    int32_t n_sums;  /* at most max_seqs; 0 where the backend has none */
+    int32_t n_sums;  /* at most max_seqs */
     uint32_t unused; /* 0 */
     uint64_t tokens_at, positions_at, slots_at, q_start_at, kv_len_at, block_table_at, rows_at;
     uint64_t updates_at, history_at, bias_at, stop_ids_at, copies_at, sums_at;

@@ -174,6 +174,7 @@ static void forget_all(struct drafter *d)
 static int take_memory(struct drafter *d)
 {
     struct backend_info info;
+    int r;
 
     d->ops->info(d->backend, &info);
     d->n_blocks = info.tiers[TIER_DEVICE].n_blocks;
@@ -183,8 +184,9 @@ static int take_memory(struct drafter *d)
                             .n_rows = d->options.max_seqs,
                             .n_updates = DRAFTER_SEQS,
                             .max_blocks = d->max_blocks};
-    if (!info.drafts || batch_layout(&d->max) < 0)
-        return -ENOTSUP;
+    r = batch_layout(&d->max);
+    if (r < 0)
+        return r;
     d->tables = calloc(DRAFTER_SEQS * (size_t)d->max_blocks, sizeof(*d->tables));
     d->free_blocks = calloc((size_t)d->n_blocks, sizeof(*d->free_blocks));
     d->unread = calloc((size_t)d->options.max_seq_len, sizeof(*d->unread));

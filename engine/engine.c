@@ -449,12 +449,12 @@ static int new_core(struct engine *g, struct err *e)
         .prefix_cache = g->options.prefix_cache,
         .share_all = g->options.share_all,
         .replay = o->invariant,
+        .speculate = g->options.speculate,
         .cache_secret = g->options.cache_secret,
     };
     int r;
 
-    g->speculates = options.speculate = g->options.speculate && info->drafts;
-    if (g->speculates && g->drafter) {
+    if (g->drafter) {
         options.draft_seqs = DRAFTER_SEQS;
         options.draft_len = drafter_max_len(g->drafter);
     }

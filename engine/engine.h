@@ -39,7 +39,7 @@ struct engine_options {
     int32_t max_step_ms; /* what a step with prompts aims at, see step_cost.h; 0: any */
     bool prefix_cache;
     bool share_all;
-    bool speculate;                            /* drafts, where the backend takes them */
+    bool speculate;                            /* propose draft tokens */
     const char *draft_folder;                  /* of a model that makes some; NULL: none */
     uint8_t cache_secret[PREFIX_CACHE_SECRET]; /* of cache_secret_load() */
     uint64_t disk_bytes;                       /* of KV blocks on disk; 0: none */

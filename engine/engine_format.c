@@ -221,7 +221,7 @@ static size_t words_of(const struct engine *g)
 
 static int32_t max_drafts_of(const struct engine *g, const struct engine_request *r)
 {
-    return g->speculates && !sampling_needs_history(&r->sampling) ? MAX_DRAFTS : 0;
+    return g->options.speculate && !sampling_needs_history(&r->sampling) ? MAX_DRAFTS : 0;
 }
 
 /* Words of the masks of one choice. */

@@ -310,9 +310,6 @@ static int check_kind(const struct job *j, const char **field, struct err *e)
         return err_set(
             e, -ENOTSUP,
             "this model cannot make embeddings: its folder has no modules.json to describe them");
-    if (dim == 0)
-        return err_set(e, -ENOTSUP, "the %s backend makes no embeddings yet",
-                       g->options.backend->name);
     if (j->request.dimensions <= dim)
         return 0;
     *field = "dimensions";

@@ -77,8 +77,7 @@ struct engine {
     struct tokenizer *tokenizer;
     struct chat_template *chat_template; /* NULL: none, chat_why says why */
     struct err chat_why;
-    bool speculates; /* asked for, and the backend takes drafts */
-    bool has_masks;  /* the backend has */
+    bool has_masks; /* the backend has */
 
     pthread_mutex_t vocabulary_lock;
     struct vocabulary *vocabulary; /* made for the first response format */

@@ -329,7 +329,7 @@ static void fill_info(struct backend *b)
         snprintf(ranks, sizeof(ranks), " in %d ranks", b->info.tp_size);
     snprintf(b->info.devices[0].name, sizeof(b->info.devices[0].name), "%s, %d thread%s%s, %s", cpu,
              n_threads, n_threads == 1 ? "" : "s", ranks, b->ops->name);
-    b->info.masks = b->info.drafts = b->info.copies = true;
+    b->info.masks = b->info.copies = true;
     b->info.sum_dim = b->config.hidden_dim;
     b->info.block_bytes = b->kv.block_bytes;
     b->info.kv_dtype = b->options.kv_dtype == KV_DTYPE_AUTO ? KV_DTYPE_F32 : b->options.kv_dtype;

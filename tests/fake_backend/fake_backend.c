@@ -48,7 +48,7 @@ static int size_pools(struct backend_info *info, const struct model_config *c,
         info->tiers[t] =
             (struct backend_tier){.n_blocks = (int32_t)n, .bytes = n * info->block_bytes};
     }
-    info->masks = info->drafts = info->copies = true;
+    info->masks = info->copies = true;
     info->sum_dim = SIM_SUM_DIM;
     return 0;
 }

@@ -110,7 +110,6 @@ static int sim_open(struct backend **out, const struct model *model,
                                     .tp_size = 1,
                                     .block_bytes = BLOCK_BYTES,
                                     .masks = true,
-                                    .drafts = true,
                                     .copies = true,
                                     .offloads = sim.n_blocks[TIER_HOST] > 0,
                                     .may_offload = sim.n_blocks[TIER_HOST] > 0};
