@@ -85,7 +85,27 @@ static void embed(struct core_request *cr, struct sampling *s, const struct embe
     cr->pooling = how->pooling == POOLING_MEAN ? CORE_POOL_ALL : CORE_POOL_LAST;
 }
 
-/* 1, also where the job has failed; 0: it has, for the model cannot wake; or a negative errno. */
+/* As core_fits(), once offloading is allowed where it is needed and ready. -EAGAIN: it is needed,
+ * not ready yet, and the job has failed. */
+static int fits(struct engine *g, struct job *j, const struct core_request *cr)
+{
+    int r = core_fits(g->core, cr);
+
+    if (r != CORE_E_NEVER_FITS || !g->status.backend.offloads)
+        return r;
+    if (!g->status.backend.may_offload)
+        engine_read_memory(g);
+    core_set_offload(g->core, g->status.backend.may_offload);
+    r = core_fits(g->core, cr);
+    if (r != CORE_E_NEVER_FITS || g->status.backend.may_offload)
+        return r;
+    job_fail(j, &g->out, ENGINE_E_UNAVAILABLE, NULL,
+             "cache.host_memory is not ready yet, and the request is too long for the device; try "
+             "again in a few seconds");
+    return -EAGAIN;
+}
+
+/* 0, also where the job has failed; or a negative errno. */
 static int admit(struct engine *g, struct job *j, struct err *e)
 {
     const struct engine_request *r = &j->request;
@@ -118,19 +138,9 @@ static int admit(struct engine *g, struct job *j, struct err *e)
         sampling.n_stop_ids = join_stop_ids(stop_ids, g, r);
         sampling.stop_ids = stop_ids;
     }
-    ret = core_fits(g->core, &cr);
-    if (ret == CORE_E_NEVER_FITS && g->status.backend.offloads) {
-        if (!g->status.backend.may_offload)
-            engine_read_memory(g);
-        core_set_offload(g->core, g->status.backend.may_offload);
-        ret = core_fits(g->core, &cr);
-        if (ret == CORE_E_NEVER_FITS && !g->status.backend.may_offload) {
-            job_fail(j, &g->out, ENGINE_E_UNAVAILABLE, NULL,
-                     "cache.host_memory is not ready yet, and the request is too long for the "
-                     "device; try again in a few seconds");
-            return 1;
-        }
-    }
+    ret = fits(g, j, &cr);
+    if (ret == -EAGAIN)
+        return 0;
     if (ret == CORE_OK) {
         const int woken = engine_wake_for(g, j, e);
 
@@ -152,7 +162,7 @@ static int admit(struct engine *g, struct job *j, struct err *e)
             core_cancel(g->core, r->id, CORE_REASON_CANCELLED, clock_us());
         }
     }
-    return 1;
+    return 0;
 }
 
 void engine_finish(struct engine *g, struct job *j, const struct core_usage *usage)
@@ -241,7 +251,7 @@ int engine_take_in(struct engine *g, struct err *e)
 {
     struct job *j;
     bool is_new;
-    int r = 1;
+    int r = 0;
 
     pthread_mutex_lock(&g->lock);
     if (g->new_shares) {
@@ -250,7 +260,7 @@ int engine_take_in(struct engine *g, struct err *e)
         g->new_shares = false;
     }
     pthread_mutex_unlock(&g->lock);
-    while (r >= 0 && (j = engine_next_job(g, &is_new))) {
+    while (r == 0 && (j = engine_next_job(g, &is_new))) {
         if (is_new && j->cancelled) {
             finish_unadmitted(g, j);
         } else if (is_new && j->request.kind == ENGINE_INSPECT) {
@@ -266,5 +276,5 @@ int engine_take_in(struct engine *g, struct err *e)
             core_cancel(g->core, j->request.id, CORE_REASON_CANCELLED, clock_us());
         }
     }
-    return r < 0 ? r : 0;
+    return r;
 }
