@@ -1,7 +1,7 @@
-/* batch.h - one step of work as one block of memory: all that a backend is told; and its answer.
+/* batch.h - one step of work as one block of memory: all that a backend is given; and its answer.
  *
  * A batch is a head and, behind it, arrays that the head finds by byte offset. It holds no pointer
- * that reaches out of it, so ranks and followers can be told a step by one broadcast. The accessors
+ * that reaches out of it, so one broadcast brings a step to ranks and followers. The accessors
  * below give the arrays; batch_layout() lays a batch out, batch_check() checks one received.
  *
  * Sequences with one row that continue a generation (decodes) come first, then sequences with draft

@@ -23,9 +23,9 @@ struct text_read {
     int32_t n_table;
 };
 
-/* A wish that is being answered. */
+/* A draft request that is being answered. */
 struct turn {
-    const struct core_wish *wish;
+    const struct core_draft_request *request;
     struct draft *draft;
     struct text_read *text;
     int32_t first, n_rows;          /* positions that are read in the first step */
@@ -297,20 +297,20 @@ static struct text_read *oldest(struct drafter *d, bool with_blocks)
     return found;
 }
 
-static struct text_read *text_of(struct drafter *d, const struct core_wish *w)
+static struct text_read *text_of(struct drafter *d, const struct core_draft_request *r)
 {
     struct text_read *t;
 
     for (int32_t i = 0; i < DRAFTER_SEQS; i++) {
         t = &d->texts[i];
-        if (t->last_call > 0 && t->request == w->request && t->choice == w->choice)
+        if (t->last_call > 0 && t->request == r->request && t->choice == r->choice)
             return t;
     }
     t = oldest(d, false);
     must(t); /* a call asks for no more */
     let_go(d, t);
-    t->request = w->request;
-    t->choice = w->choice;
+    t->request = r->request;
+    t->choice = r->choice;
     return t;
 }
 
@@ -331,37 +331,37 @@ static bool take_blocks(struct drafter *d, struct text_read *t, int32_t n)
 
 /* What is written of a text without a break: as it was read, and the drafts that were right. */
 static int32_t n_written(const struct drafter *d, const struct text_read *t,
-                         const struct core_wish *w)
+                         const struct core_draft_request *r)
 {
     int32_t n = 0;
 
-    while (n < t->n_drafts && t->n + n < w->n_tokens && t->drafts[n] == d->unread[n])
+    while (n < t->n_drafts && t->n + n < r->n_tokens && t->drafts[n] == d->unread[n])
         n++;
-    return t->n + n < w->n_tokens ? t->n + n : w->n_tokens - 1;
+    return t->n + n < r->n_tokens ? t->n + n : r->n_tokens - 1;
 }
 
-/* Whether there is room for a wish's text and drafts. */
-static bool fits(const struct drafter *d, const struct core_wish *w)
+/* Whether there is room for a request's text and drafts. */
+static bool fits(const struct drafter *d, const struct core_draft_request *r)
 {
-    return w->n_tokens + w->n_drafts <= d->options.max_seq_len;
+    return r->n_tokens + r->n_drafts <= d->options.max_seq_len;
 }
 
-/* Begins to answer a wish with at most `room` rows of a step. False: it gets no drafts. */
-static bool begin_turn(struct turn *turn, struct drafter *d, const struct core_wish *w,
+/* Begins to answer a request with at most `room` rows of a step. False: it gets no drafts. */
+static bool begin_turn(struct turn *turn, struct drafter *d, const struct core_draft_request *r,
                        struct text_read *t, int32_t room)
 {
     const int32_t vocab_size = model_config(d->model)->vocab_size;
-    const int32_t before = t->n < w->n_tokens ? t->n : w->n_tokens - 1; /* asked again: the last */
+    const int32_t before = t->n < r->n_tokens ? t->n : r->n_tokens - 1; /* asked again: the last */
 
-    core_wish_tokens(w, before, d->unread);
-    t->n = n_written(d, t, w);
+    core_draft_request_tokens(r, before, d->unread);
+    t->n = n_written(d, t, r);
     t->n_drafts = 0;
-    if (room == 0 || !take_blocks(d, t, w->n_tokens + w->n_drafts))
+    if (room == 0 || !take_blocks(d, t, r->n_tokens + r->n_drafts))
         return false;
-    turn->wish = w;
+    turn->request = r;
     turn->text = t;
     turn->first = t->n;
-    turn->n_rows = w->n_tokens - t->n;
+    turn->n_rows = r->n_tokens - t->n;
     turn->ends = turn->n_rows <= room;
     turn->n_rows = turn->ends ? turn->n_rows : room;
     for (int32_t i = 0; i < turn->n_rows; i++)
@@ -438,13 +438,13 @@ static struct batch *build_first(struct drafter *d, struct turn *turns, int32_t 
 
             if (kind_of(t) != kind)
                 continue;
-            core_wish_tokens(t->wish, t->first, d->unread);
+            core_draft_request_tokens(t->request, t->first, d->unread);
             put(b, &f, d, t, t->first, t->n_rows, d->unread, kind == DRAFTED ? t->n_rows : t->ends,
-                t->wish->counter);
+                t->request->counter);
             if (!t->ends)
                 continue;
             updates[f.n_updates] = (struct sampler_update){.state = (int32_t)(t->text - d->texts),
-                                                           .sampling = *t->wish->sampling};
+                                                           .sampling = *t->request->sampling};
             updates[f.n_updates].sampling.bias = NULL;
             updates[f.n_updates].sampling.n_bias = 0;
             updates[f.n_updates].sampling.stop_ids = NULL;
@@ -457,7 +457,7 @@ static struct batch *build_first(struct drafter *d, struct turn *turns, int32_t 
 /* The number of a draft in a turn's step: a decode of what the step before sampled. */
 static bool goes_on(const struct turn *t, int32_t number)
 {
-    return t->ends && number < t->wish->n_drafts;
+    return t->ends && number < t->request->n_drafts;
 }
 
 static struct batch *build_next(struct drafter *d, struct turn *turns, int32_t n, int32_t number)
@@ -480,8 +480,8 @@ static struct batch *build_next(struct drafter *d, struct turn *turns, int32_t n
         const int32_t token = ~t->row[(d->step - 1) % BACKEND_IN_FLIGHT];
 
         if (goes_on(t, number))
-            put(b, &f, d, t, t->wish->n_tokens + number - 1, 1, &token, 1,
-                t->wish->counter + (uint32_t)number);
+            put(b, &f, d, t, t->request->n_tokens + number - 1, 1, &token, 1,
+                t->request->counter + (uint32_t)number);
     }
     return b;
 }
@@ -527,8 +527,8 @@ static int run(struct drafter *d, struct turn *turns, int32_t n, int32_t n_steps
     return r;
 }
 
-int drafter_ask(struct drafter *d, const struct core_wish *wishes, int32_t n, int32_t vocab_size,
-                struct draft *out, struct err *e)
+int drafter_ask(struct drafter *d, const struct core_draft_request *requests, int32_t n,
+                int32_t vocab_size, struct draft *out, struct err *e)
 {
     struct text_read *texts[DRAFTER_SEQS];
     struct turn turns[DRAFTER_SEQS];
@@ -539,7 +539,7 @@ int drafter_ask(struct drafter *d, const struct core_wish *wishes, int32_t n, in
     must(n <= DRAFTER_SEQS);
     d->call++;
     for (int32_t i = 0; i < n; i++) { /* before any takes another's blocks */
-        texts[i] = fits(d, &wishes[i]) ? text_of(d, &wishes[i]) : NULL;
+        texts[i] = fits(d, &requests[i]) ? text_of(d, &requests[i]) : NULL;
         if (texts[i])
             texts[i]->last_call = d->call;
     }
@@ -549,12 +549,12 @@ int drafter_ask(struct drafter *d, const struct core_wish *wishes, int32_t n, in
 
         out[i].n = out[i].n_read = 0;
         *t = (struct turn){.draft = &out[i]};
-        if (!texts[i] || !begin_turn(t, d, &wishes[i], texts[i], room))
+        if (!texts[i] || !begin_turn(t, d, &requests[i], texts[i], room))
             continue;
         n_turns++;
         room -= t->n_rows;
         reads |= t->n_rows > CATCH_UP;
-        steps = t->ends ? wishes[i].n_drafts : 1;
+        steps = t->ends ? requests[i].n_drafts : 1;
         n_steps = steps > n_steps ? steps : n_steps;
     }
     r = n_turns > 0 ? run(d, turns, n_turns, n_steps, vocab_size, e) : 0;

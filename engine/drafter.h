@@ -43,12 +43,13 @@ struct draft {
     int32_t n_read; /* tokens of the text that it has read by now; -1: it cannot read it */
 };
 
-/* Drafts for n wishes, at most DRAFTER_SEQS, of tokens below vocab_size: as many as are wished, or
- * fewer; none where the text is too long for it, or has not been read to its end yet, for it reads
- * one step's rows a call. Returns the steps that it took, 0 where it had more to read than what it
- * had just proposed; or a negative errno, after which only drafter_free() may follow. */
-int drafter_ask(struct drafter *d, const struct core_wish *wishes, int32_t n, int32_t vocab_size,
-                struct draft *out, struct err *e);
+/* Answers n draft requests, at most DRAFTER_SEQS, with tokens below vocab_size: n_drafts of each,
+ * or fewer. A text has none if it is too long for the model, or is not yet read to its end: each
+ * call reads at most the rows of one step. Returns how many steps the model took, but 0 where it
+ * had more to read than what it had just proposed; or a negative errno, after which only
+ * drafter_free() may follow. */
+int drafter_ask(struct drafter *d, const struct core_draft_request *requests, int32_t n,
+                int32_t vocab_size, struct draft *out, struct err *e);
 
 int32_t drafter_max_len(const struct drafter *d);  /* of a text with its drafts */
 uint64_t drafter_bytes(const struct drafter *d);   /* that it has taken, of the ledger */

@@ -1,5 +1,5 @@
-/* embedding.c - the answer to one embed request: adds the sums of hidden states that the core tells
- * and makes the embedding of them. Engine thread only. */
+/* embedding.c - the answer to one embed request: adds the sums of hidden states that the core
+ * reports and makes the embedding of them. Engine thread only. */
 #include "engine/engine_private.h"
 
 #include <math.h>

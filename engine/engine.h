@@ -31,7 +31,7 @@ struct engine_event;
 
 struct engine_options {
     const char *model_folder;
-    enum dtype quantize;                    /* what model_quantize() is told */
+    enum dtype quantize;                    /* as for model_quantize() */
     const char *chat_template;              /* a file instead of the folder's; NULL: none */
     const struct backend_ops *backend;      /* stays valid until engine_free */
     struct backend_options backend_options; /* progress: the engine's; max_seq_len 0: the model's */

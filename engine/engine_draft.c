@@ -1,4 +1,4 @@
-/* engine_draft.c - asks the draft model for what the core wishes, between two steps.
+/* engine_draft.c - answers the core's draft requests, between two steps.
  *
  * Both models share a device, and kernels of either may need all of it at once. So the draft model
  * works while no step of the model is in flight. */
@@ -21,19 +21,19 @@ int engine_open_drafter(struct engine *g, struct err *e)
 int engine_draft(struct engine *g, struct err *e)
 {
     const uint64_t begin_us = clock_us();
-    struct core_wish wishes[DRAFTER_SEQS];
+    struct core_draft_request requests[DRAFTER_SEQS];
     struct draft drafts[DRAFTER_SEQS];
-    const int32_t n = g->drafter ? core_wishes(g->core, wishes) : 0;
+    const int32_t n = g->drafter ? core_draft_requests(g->core, requests) : 0;
     int r;
 
     if (n == 0 || g->in_flight > 0)
         return n > 0;
-    r = drafter_ask(g->drafter, wishes, n, model_config(g->model)->vocab_size, drafts, e);
+    r = drafter_ask(g->drafter, requests, n, model_config(g->model)->vocab_size, drafts, e);
     if (r < 0)
         return r;
     for (int32_t i = 0; i < n; i++)
-        (void)core_answer_wish(g->core, wishes[i].request, wishes[i].choice, drafts[i].tokens,
-                               drafts[i].n, drafts[i].n_read);
+        (void)core_set_model_drafts(g->core, requests[i].request, requests[i].choice,
+                                    drafts[i].tokens, drafts[i].n, drafts[i].n_read);
     g->drafting_us = clock_us() - begin_us;
     if (r > 0) {
         step_cost_learn_model(&g->cost, (double)g->drafting_us / r);

@@ -306,7 +306,7 @@ static int32_t draft(struct engine *g, struct job *j, int32_t choice, int32_t *d
     uint32_t *mask = u->masks + (size_t)choice * masks_of(g, u->max_drafts);
     int32_t proposed[CORE_MAX_DRAFTS], place = u->places[choice], n = 0;
     int32_t n_proposed = 0; /* of a worn format none: they may be wrong, and teach it in vain */
-    const int32_t n_certain = core_certain(g->core, j->request.id, choice, u->max_drafts);
+    const int32_t n_forced = core_n_forced_drafts(g->core, j->request.id, choice, u->max_drafts);
 
     if (!u->kept->is_worn)
         n_proposed = core_propose(g->core, j->request.id, choice, proposed, u->max_drafts);
@@ -317,7 +317,7 @@ static int32_t draft(struct engine *g, struct job *j, int32_t choice, int32_t *d
             n_proposed = 0; /* what follows was for another text */
         if (token < 0 && n_proposed > 0 && mask[proposed[n] / 32] >> proposed[n] % 32 & 1)
             token = proposed[n];
-        if (token < 0 || is_end(u, token) || (n_proposed == 0 && n >= n_certain))
+        if (token < 0 || is_end(u, token) || (n_proposed == 0 && n >= n_forced))
             break;
         place = format_step(f, place, token);
         if (place == GRAMMAR_DEAD || format_is_over(f, place) ||

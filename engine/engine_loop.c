@@ -134,7 +134,8 @@ static void wait_for_work(struct engine *g, uint64_t deadline_us)
     g->beat++;
 }
 
-/* To the step that has just become the oldest one: what its masks follow from has been told. */
+/* To the step that has just become the oldest one: what its masks follow from has been committed.
+ */
 static int give_masks(struct engine *g, struct err *e)
 {
     const uint32_t *const *masks = core_masks(g->core);

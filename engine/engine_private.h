@@ -196,14 +196,14 @@ int engine_answer_next(struct engine *g, struct err *e);
 /* engine_draft.c */
 /* Before the model's backend, which takes what memory is left. */
 int engine_open_drafter(struct engine *g, struct err *e);
-/* Gives the core drafts of the model that it wishes. 1: it will, once the steps in flight have
- * ended, and none may be planned before; 0; or a negative errno. */
+/* Answers the core's draft requests with drafts of the draft model. 1: there are some, but steps
+ * are in flight: commit these first and plan none; 0; or a negative errno. */
 int engine_draft(struct engine *g, struct err *e);
 
 /* engine_watch.c */
 /* Counts the time since the last call as that of a part; N_ENGINE_PARTS: of none. */
 void engine_spend(struct engine *g, enum engine_part part);
-/* Counts a token; it is told at now_us. */
+/* Counts a token, which is reported at now_us. */
 void engine_count_token(struct engine *g, struct job *j, const struct core_event *ev,
                         uint64_t now_us);
 void engine_count_end(struct engine *g, const struct job *j); /* with its terminal usage */

@@ -1,4 +1,4 @@
-/* commit.c - what a step gave: tokens to tell, blocks to list, sequences to let go. */
+/* commit.c - takes a step's result: reports tokens, lists blocks, lets sequences go. */
 #include <math.h>
 #include <string.h>
 
@@ -32,7 +32,7 @@ static void emit_token(struct core *c, const struct sequence *s, const struct st
         .type = CORE_TOKEN,
         .choice = s->choice,
         .token = r->ids[row],
-        .last_us = s->told_us,
+        .last_us = s->committed_us,
         .reason = reason,
     };
 
@@ -82,7 +82,7 @@ static void commit_token(struct core *c, struct sequence *s, const struct step_r
     else if (s->n_generated == q->max_tokens)
         reason = CORE_REASON_LENGTH;
     emit_token(c, s, r, row, reason);
-    s->told_us = now_us;
+    s->committed_us = now_us;
     if (PLANT(PLANT_PREEMPT_LOSES) && s->state == SEQ_PREEMPTED)
         s->n_generated--;
     if (reason != CORE_REASON_NONE)
@@ -118,7 +118,7 @@ static void commit_rows(struct core *c, const struct step_entry *e, const struct
         s->n_charged = least(s->n_charged, s->n_planned);
     }
     if (e->by_model)
-        core_judge_model(c, s, i, e->n_drafts);
+        core_update_acceptance(c, s, i, e->n_drafts);
     if (s->state != SEQ_ENDED)
         core_speculate(c, s);
 }
@@ -131,7 +131,7 @@ static bool all_finite(const float *x, int32_t n)
     return true;
 }
 
-/* Tells the sum of an entry's hidden states, of a sequence that is alive. */
+/* Reports the sum of an entry's hidden states, of a sequence that is alive. */
 static void commit_sum(struct core *c, const struct step_entry *e, const struct step_result *r,
                        uint64_t now_us)
 {

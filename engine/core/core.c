@@ -64,7 +64,7 @@ int core_new(struct core **out, const struct core_options *options)
     if (!c)
         return -ENOMEM;
     c->options = *options;
-    c->model_chance = core_first_chance;
+    c->model_acceptance = core_first_acceptance;
     if (options->tier_blocks[TIER_HOST] > INT32_MAX / options->block_len - options->n_blocks)
         c->options.offload = false; /* slots are int32 */
     c->max_blocks =

@@ -5,8 +5,8 @@
  *
  *     core_next(&batch) -> backend submit -> … -> backend wait -> core_commit(result)
  *
- * with up to BACKEND_IN_FLIGHT steps between next and commit, committed in order. What requests
- * are told comes out as events, taken after each call with core_events().
+ * with up to BACKEND_IN_FLIGHT steps between next and commit, committed in order. What
+ * happens to requests comes out as events, taken after each call with core_events().
  *
  * Invariants, checked in tests by tests/sim/core_verify.c: refs of a block = number of tables and
  * of copies under way that hold it, and one more if it is pinned; free + cached + used = all; a
@@ -51,7 +51,7 @@ struct core_options {
     const uint8_t *cache_secret;  /* [PREFIX_CACHE_SECRET], copied; NULL, for tests: zeros */
 };
 
-/* Whose hidden states a request without an answer is told. */
+/* Which hidden states are summed for a request without an answer. */
 enum core_pooling {
     CORE_POOL_NONE,
     CORE_POOL_LAST, /* of the prompt's last token */
@@ -96,7 +96,7 @@ struct core_usage {
     int32_t cached_tokens; /* prompt tokens that the first choice to run found in the cache */
     int32_t completion_tokens;
     int32_t preemptions;
-    int32_t draft_tokens, accepted_tokens; /* drafts computed, and those told as tokens */
+    int32_t draft_tokens, accepted_tokens; /* drafts computed, and those reported as tokens */
     int32_t model_draft_tokens, model_accepted_tokens; /* of these, by the draft model */
     uint64_t arrival_us;                               /* core_admit */
     uint64_t start_us;                                 /* first slot taken; 0: never ran */
@@ -185,16 +185,16 @@ enum { CORE_MAX_DRAFTS = 15 }; /* a device takes little longer for 16 rows than 
 int32_t core_draft(struct core *c, uint64_t id, int32_t choice, const int32_t *tokens, int32_t n);
 
 /* With options.speculate: the drafts [most <= CORE_MAX_DRAFTS] that the core would propose now for
- * a choice of a request with masks, for which it does not call core_draft() itself. Returns how
- * many. */
+ * a choice of a request with masks, whose drafts are left to the caller. Returns how many. */
 int32_t core_propose(struct core *c, uint64_t id, int32_t choice, int32_t *tokens, int32_t most);
-/* The same of tokens that are certain to come: how many drafts would pay now. Both say at most 1
- * while the next token is being sampled: core_draft() would keep none. */
-int32_t core_certain(struct core *c, uint64_t id, int32_t choice, int32_t most);
+/* How many drafts would pay now if all were accepted, as those that a response format forces are.
+ * Of both functions the result is at most 1 while the next token is being sampled, when
+ * core_draft() would keep none. */
+int32_t core_n_forced_drafts(struct core *c, uint64_t id, int32_t choice, int32_t most);
 
-/* With options.draft_seqs: a choice of which nothing is in flight, and whose next tokens the draft
- * model should be asked for. It holds until the next call of any other core function. */
-struct core_wish {
+/* With options.draft_seqs: asks for the draft model's tokens that come next in a choice, which has
+ * no row in flight. Valid until the next call of any other core function. */
+struct core_draft_request {
     uint64_t request;
     int32_t choice;
     int32_t n_drafts; /* at most CORE_MAX_DRAFTS */
@@ -203,21 +203,23 @@ struct core_wish {
     const struct sampling *sampling;
     const struct sequence *sequence;
 };
-/* All there are [draft_seqs]; how many. While there are some and a step is in flight, the caller
- * commits it and looks again; then it calls core_answer_wish() for each, before core_next(). */
-int32_t core_wishes(const struct core *c, struct core_wish *out);
+/* The draft requests [draft_seqs] that there are now; returns how many. With a step in flight the
+ * caller commits it and calls again; without, it calls core_set_model_drafts() for each before
+ * core_next(). */
+int32_t core_draft_requests(const struct core *c, struct core_draft_request *out);
 /* Copies the tokens [from, n_tokens) of the text. */
-void core_wish_tokens(const struct core_wish *w, int32_t from, int32_t *out);
-/* As core_draft(), of a wish: with the model's drafts, maybe none, and how many tokens of the text
- * the model has read by now; -1: it cannot read it. */
-int32_t core_answer_wish(struct core *c, uint64_t id, int32_t choice, const int32_t *tokens,
-                         int32_t n, int32_t n_read);
+void core_draft_request_tokens(const struct core_draft_request *r, int32_t from, int32_t *out);
+/* Answers a draft request, as core_draft(), with the model's drafts, maybe none. n_read: how many
+ * tokens of the text the model has read by now; -1: it cannot read it. */
+int32_t core_set_model_drafts(struct core *c, uint64_t id, int32_t choice, const int32_t *tokens,
+                              int32_t n, int32_t n_read);
 
 /* Sets which tokens may come next in a choice of a request with masks: masks [n][mask_words] as in
  * backend.h, the first for the next token, the others for those after its drafts. The first is due
  * when core_masks() is called for the step that samples the token; drafts are planned only as far
- * as masks are there. The memory is the caller's and must stay until the choice is told a token or
- * ends. False: an unknown choice, or its next token is being sampled and has masks. */
+ * as masks are there. The memory is the caller's and must stay until the choice's next token is
+ * reported, or it ends. False: an unknown choice, or its next token is being sampled and has masks.
+ */
 bool core_set_mask(struct core *c, uint64_t id, int32_t choice, const uint32_t *masks, int32_t n);
 
 /* The masks of the oldest step in flight, as mask() of backend.h takes them; valid until the next

@@ -104,12 +104,12 @@ struct core {
 
     /* The schedule's memory from one step to the next. */
     struct step_cost cost;
-    int32_t n_short;        /* blocks that the step being planned needs and did not get */
-    int32_t n_ahead;        /* decoding sequences that may have two steps in flight */
-    double model_chance;    /* that a token of the draft model comes, in all sequences */
-    int32_t n_alone;        /* of the same, those for which the draft model is never asked */
-    int32_t n_model_blocks; /* that it would have of their texts */
-    int32_t watermark;      /* blocks kept free on admission, after a preemption */
+    int32_t n_short;         /* blocks that the step being planned needs and did not get */
+    int32_t n_ahead;         /* decoding sequences that may have two steps in flight */
+    int32_t n_alone;         /* decoding sequences for which the draft model is never asked */
+    int32_t n_model_blocks;  /* blocks of the draft model that all decoding texts would take */
+    double model_acceptance; /* rate at which drafts of the draft model are accepted */
+    int32_t watermark;       /* blocks kept free on admission, after a preemption */
 
     struct trace *trace; /* NULL: none */
 
@@ -250,13 +250,13 @@ int32_t core_n_drafts(const struct step *st, const struct sequence *s);
 void core_want_rows(struct step *st, struct step_entry *e, int32_t n_drafts);
 
 /* speculation.c */
-extern const double core_first_chance; /* of the draft model */
-/* The draft model may be asked for s, were it to pay. */
-bool core_may_wish(const struct core *c, const struct sequence *s);
-/* Its blocks that the text of s takes, with drafts. */
+extern const double core_first_acceptance; /* of the draft model, before it was asked */
+/* The draft model can draft for s, if that pays. */
+bool core_may_ask_model(const struct core *c, const struct sequence *s);
+/* Blocks of the draft model that the text of s takes, with drafts. */
 int32_t core_model_blocks(const struct core *c, const struct sequence *s);
-/* Of n drafts of the draft model so many were right. */
-void core_judge_model(struct core *c, struct sequence *s, int32_t n_right, int32_t n);
+/* Counts n drafts of the draft model, of which the first n_right were right. */
+void core_update_acceptance(struct core *c, struct sequence *s, int32_t n_right, int32_t n);
 /* A token has been added to the text of s. */
 void core_learn(struct core *c, struct sequence *s);
 /* After a commit: proposes drafts for s, unless it has masks. */

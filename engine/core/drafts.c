@@ -2,7 +2,7 @@
  *
  * Both are for one place in the text. Drafts are rows of a step, so a sequence that waits for them
  * is planned only when all that it sampled is committed. A row's mask can come later: when its step
- * is the oldest in flight, so that all before it has been told. */
+ * is the oldest in flight, so that all before it has been committed. */
 #include "engine/core/core_impl.h"
 
 int32_t core_set_drafts(struct sequence *s, const int32_t *tokens, int32_t n)

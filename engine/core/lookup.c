@@ -14,8 +14,8 @@ enum {
     LONG_COPY = 16, /* that goes on behind a wrong token */
 };
 
-static const double first_chance = 0.5;
-static const double newest = 0.125; /* the share of the last prediction in the chance */
+static const double first_acceptance = 0.5;
+static const double newest = 0.125; /* the share of the last prediction in it */
 
 struct lookup *lookup_new(int32_t n_prompt, int32_t max_tokens)
 {
@@ -28,7 +28,7 @@ struct lookup *lookup_new(int32_t n_prompt, int32_t max_tokens)
     l = calloc(1, sizeof(*l) + n * sizeof(*l->last));
     if (!l)
         return NULL;
-    l->chance = first_chance;
+    l->acceptance = first_acceptance;
     l->n_last = n;
     return l;
 }
@@ -55,12 +55,12 @@ static void compare(struct lookup *l, int32_t token)
 {
     const bool right = l->predicted[0] == token;
 
-    l->chance += newest * (right - l->chance);
+    l->acceptance += newest * (right - l->acceptance);
     l->n_predicted = right ? l->n_predicted - 1 : 0;
     memmove(l->predicted, l->predicted + 1, sizeof(l->predicted) - sizeof(*l->predicted));
 }
 
-void lookup_told(struct lookup *l, const struct sequence *s)
+void lookup_add_token(struct lookup *l, const struct sequence *s)
 {
     const int32_t n = sequence_n_tokens(s), token = sequence_token(s, n - 1);
     const int32_t stop = least(n - 1, l->n_indexed + INDEX_AT_ONCE);

@@ -4,8 +4,8 @@
  * is the prediction. Where they occurred several times, the last one counts. It goes on behind that
  * place until it was wrong, so a copied passage is looked up once; and past one wrong token behind
  * a long one, as where a name or a number was replaced. The caller may predict by other means.
- * Either way each prediction is compared with the token that came, and chance says how often it was
- * right lately: without a step in which it was tried.
+ * Either way each prediction is compared with the token that came, and acceptance says how often it
+ * was right lately: without a step in which it was tried.
  *
  * The text itself is the sequence's. Plain data, 8 to 128 KiB of each running sequence; owned by
  * the engine thread. */
@@ -19,12 +19,12 @@
 
 struct sequence;
 
-/* With 2 too much matches by chance, and behind an edit of a copied passage as many tokens go by
+/* With 2 too much matches by accident, and behind an edit of a copied passage as many tokens go by
  * without a prediction. */
 enum { LOOKUP_MATCH = 3 };
 
 struct lookup {
-    double chance;     /* that a predicted token comes */
+    double acceptance; /* rate at which predicted tokens are right */
     int32_t n_indexed; /* tokens of the text that the index has */
     int32_t at;        /* where the text is likely to go on as it did; 0: nowhere */
     int32_t n_copied;  /* tokens before that which were the same */
@@ -38,7 +38,7 @@ struct lookup *lookup_new(int32_t n_prompt, int32_t max_tokens); /* NULL: no mem
 
 /* A token has been added to the text. At most 4096 tokens are indexed at a time, so behind a long
  * prompt predictions begin some tokens late. */
-void lookup_told(struct lookup *l, const struct sequence *s);
+void lookup_add_token(struct lookup *l, const struct sequence *s);
 
 /* Predicts what follows at `at`, if that is anywhere; a text that runs in a circle goes on so. */
 void lookup_predict(struct lookup *l, const struct sequence *s);

@@ -413,7 +413,7 @@ static void count_running(struct core *c, const struct step *st)
     c->n_ahead = c->n_alone = c->n_model_blocks = 0;
     SEQUENCE_EACH (s, &c->decoding) {
         c->n_ahead += !s->waits;
-        c->n_alone += !core_may_wish(c, s);
+        c->n_alone += !core_may_ask_model(c, s);
         c->n_model_blocks += core_model_blocks(c, s);
         if (!may_decode(st, s))
             continue;

@@ -40,23 +40,23 @@ struct sequence {
     int32_t *generated; /* [cap_generated] */
     int32_t n_generated, cap_generated;
     int32_t n_preempted;
-    uint64_t told_us;   /* when its last token was committed; 0: it has none */
-    int32_t n_charged;  /* positions charged to the user */
-    int32_t n_loads;    /* copies that it has begun since it ran last */
-    int32_t n_loading;  /* in SEQ_LOADING: blocks that it will have; 0: it waits for room */
-    uint64_t waits_for; /* the last node that it waits for; 0: for room */
+    uint64_t committed_us; /* when its last token was committed; 0: it has none */
+    int32_t n_charged;     /* positions charged to the user */
+    int32_t n_loads;       /* copies that it has begun since it ran last */
+    int32_t n_loading;     /* in SEQ_LOADING: blocks that it will have; 0: it waits for room */
+    uint64_t waits_for;    /* the last node that it waits for; 0: for room */
 
-    /* What the host says of the tokens after generated. */
+    /* What the host has set for the tokens after generated. */
     int32_t drafts[CORE_MAX_DRAFTS];
     int32_t n_drafts;
-    bool wishes;           /* the draft model is to be asked for the next tokens */
-    bool by_model;         /* the drafts are its */
-    double model_chance;   /* that one of its tokens comes */
-    int32_t n_modelled;    /* tokens of the text that it has seen */
-    struct lookup *lookup; /* while it runs, from its next token on; NULL: none */
-    bool waits;            /* has drafts or is to have some: one step in flight at a time */
-    const uint32_t *masks; /* [n_masks, mask_words] of the next token that is told, and of those
-                            * after its drafts: the caller's; NULL: not said yet */
+    bool wants_model_drafts; /* the draft model is to be asked for the next tokens */
+    bool by_model;           /* the drafts are the draft model's */
+    double model_acceptance; /* rate at which the model's drafts are accepted */
+    int32_t n_modelled;      /* tokens of the text that the model has read */
+    struct lookup *lookup;   /* while it runs, from its next token on; NULL: none */
+    bool waits;              /* has drafts or is to have some: one step in flight at a time */
+    const uint32_t *masks;   /* [n_masks, mask_words] of the next token to be reported, and of
+                              * those after its drafts: the caller's; NULL: not set yet */
     int32_t n_masks;
 
     /* While it has a slot: running, or draining. */

@@ -5,19 +5,20 @@
  * that gives no drafts, a draft model may be asked, if there is one.
  *
  * How many of it become drafts follows one rule: as many as give the most tokens a microsecond.
- * With k drafts, each of which comes with chance p if those before it came, a step gives 1 + p + ..
- * + p^k tokens of each sequence, and has (1 + k) rows of each; the others are taken to do the same,
- * for they judge alike. What such a step takes is learnt (step_cost.h). So drafts get longer while
- * they are right and stop where they are not; they stop under load, where a row costs what a token
- * costs; and the loss of the second step in flight counts, because it lengthens the steps that are
- * measured. Where others keep two in flight, a sequence with drafts has a part in every second step
- * alone. What a response format forces says nothing of the others, and a draft's mask keeps them
- * waiting: there the rule counts the gain of one sequence among all. Beside a prompt's chunks none
- * are proposed: the time is the prompt's.
+ * With k drafts, each of which is accepted with probability p if those before it are, a step gives
+ * 1 + p + .. + p^k tokens of each sequence, and has (1 + k) rows of each; the others are taken to
+ * do the same, for they judge alike. What such a step takes is learnt (step_cost.h). So drafts get
+ * longer while they are right and stop where they are not; they stop under load, where a row costs
+ * what a token costs; and the loss of the second step in flight counts, because it lengthens the
+ * steps that are measured. Where others keep two in flight, a sequence with drafts has a part in
+ * every second step alone. What a response format forces says nothing of the others, and a draft's
+ * mask keeps them waiting: there the rule counts the gain of one sequence among all. Beside a
+ * prompt's chunks none are proposed: the time is the prompt's.
  *
- * A draft model is asked while no step is in flight, for all sequences at once. So a wish for it
- * counts what its steps take, with what it has still to read of the text; and there are none where
- * a sequence decodes that would only wait for it, or its memory does not hold all their texts. */
+ * A draft model is asked while no step is in flight, for all sequences at once. So the rule counts
+ * what its steps take, and the tokens of the text that it has yet to read; and it is not asked
+ * where a sequence decodes that would only wait for it, or its memory does not hold all their
+ * texts. */
 #include <string.h>
 
 #include "engine/core/core_impl.h"
@@ -26,9 +27,10 @@ enum { MAX_CONTINUATIONS = 8 }; /* of a prefix, that are compared with the text 
 
 static const double least_gain = 1.05; /* below, the estimate may be wrong */
 
-/* A sequence's chance with the draft model begins at what it was in others, and returns there while
- * it has no such drafts; that one begins high, and returns there, so that both are tried again. */
-const double core_first_chance = 0.8;
+/* The acceptance rate of a sequence's model drafts begins at that of all sequences, and returns to
+ * it; that of all begins high, and returns there more slowly: so a model that was wrong is asked
+ * again. */
+const double core_first_acceptance = 0.8;
 static const double newest = 0.125;        /* the share of the last draft in both */
 static const double returns = 0.001953125; /* with each token */
 static const double all_return = 0.000244140625;
@@ -63,7 +65,7 @@ static bool predict_cached(struct core *c, struct sequence *s)
 
 /* Who makes drafts, and what that takes beside the step: each, and for each token of the answer. */
 struct source {
-    double chance, draft_us, token_us;
+    double acceptance, draft_us, token_us;
     bool holds_others; /* they have no second step in flight either */
 };
 
@@ -80,7 +82,7 @@ static int32_t best_length(const struct core *c, const struct sequence *s,
     for (int32_t k = 1; k <= most && n + n_alike * k <= c->steps[0].max.n_seqs; k++) {
         double us = step_cost_draft_us(&c->cost, n, n_alike * k), gain;
 
-        part *= from->chance;
+        part *= from->acceptance;
         tokens += part;
         us += k * from->draft_us + tokens * from->token_us;
         gain = (n - n_alike + n_alike * (others_ahead ? tokens / 2 : tokens)) / n;
@@ -113,13 +115,14 @@ static int32_t predict(struct core *c, struct sequence *s, int32_t most)
     if (!predict_cached(c, s))
         lookup_predict(l, s);
     most = least(most, least(l->n_predicted, tokens_left(s)));
-    return may_have_drafts(c, s) ? best_length(c, s, &(struct source){.chance = l->chance}, most)
-                                 : 0;
+    return may_have_drafts(c, s)
+               ? best_length(c, s, &(struct source){.acceptance = l->acceptance}, most)
+               : 0;
 }
 
 /* ---- the draft model */
 
-bool core_may_wish(const struct core *c, const struct sequence *s)
+bool core_may_ask_model(const struct core *c, const struct sequence *s)
 {
     return s->lookup && !s->request->masks && !core_is_offloaded(s) &&
            sequence_n_tokens(s) < c->options.draft_len;
@@ -136,9 +139,11 @@ static int32_t model_length(const struct core *c, const struct sequence *s)
 {
     const double draft_us = step_cost_model_us(&c->cost), one_us = step_cost_us(&c->cost, 1, 0);
     const int32_t n = sequence_n_tokens(s), left = tokens_left(s);
-    struct source model = {.chance = s->model_chance, .draft_us = draft_us, .holds_others = true};
+    struct source model = {.acceptance = s->model_acceptance,
+                           .draft_us = draft_us,
+                           .holds_others = true};
 
-    if (c->n_decoding > c->options.draft_seqs || c->n_alone > 0 || !core_may_wish(c, s) ||
+    if (c->n_decoding > c->options.draft_seqs || c->n_alone > 0 || !core_may_ask_model(c, s) ||
         c->n_model_blocks > core_blocks_for(c, c->options.draft_len) || !may_have_drafts(c, s) ||
         left <= 0)
         return 0;
@@ -147,54 +152,55 @@ static int32_t model_length(const struct core *c, const struct sequence *s)
     return best_length(c, s, &model, least(CORE_MAX_DRAFTS, least(left, c->options.draft_len - n)));
 }
 
-int32_t core_wishes(const struct core *c, struct core_wish *out)
+int32_t core_draft_requests(const struct core *c, struct core_draft_request *out)
 {
     int32_t n = 0;
 
     SEQUENCE_EACH (s, &c->decoding)
-        if (!core_may_wish(c, s)) /* since the last step was planned */
+        if (!core_may_ask_model(c, s)) /* since the last step was planned */
             return 0;
     SEQUENCE_EACH (s, &c->decoding) {
-        const int32_t n_drafts = s->wishes && s->n_sampling == 0 ? model_length(c, s) : 0;
+        const int32_t n_drafts =
+            s->wants_model_drafts && s->n_sampling == 0 ? model_length(c, s) : 0;
 
         if (n_drafts > 0)
-            out[n++] = (struct core_wish){.request = s->request->id,
-                                          .choice = s->choice,
-                                          .n_drafts = n_drafts,
-                                          .n_tokens = sequence_n_tokens(s),
-                                          .counter = (uint32_t)s->n_generated,
-                                          .sampling = &s->sampling,
-                                          .sequence = s};
+            out[n++] = (struct core_draft_request){.request = s->request->id,
+                                                   .choice = s->choice,
+                                                   .n_drafts = n_drafts,
+                                                   .n_tokens = sequence_n_tokens(s),
+                                                   .counter = (uint32_t)s->n_generated,
+                                                   .sampling = &s->sampling,
+                                                   .sequence = s};
     }
     return n;
 }
 
-void core_wish_tokens(const struct core_wish *w, int32_t from, int32_t *out)
+void core_draft_request_tokens(const struct core_draft_request *r, int32_t from, int32_t *out)
 {
-    sequence_copy_tokens(w->sequence, from, w->n_tokens - from, out);
+    sequence_copy_tokens(r->sequence, from, r->n_tokens - from, out);
 }
 
-int32_t core_answer_wish(struct core *c, uint64_t id, int32_t choice, const int32_t *tokens,
-                         int32_t n, int32_t n_read)
+int32_t core_set_model_drafts(struct core *c, uint64_t id, int32_t choice, const int32_t *tokens,
+                              int32_t n, int32_t n_read)
 {
     struct sequence *s = core_choice(c, id, choice);
 
-    if (!s || !s->wishes)
+    if (!s || !s->wants_model_drafts)
         return 0;
     if (n_read < 0)
-        s->model_chance = 0;
+        s->model_acceptance = 0;
     else
         s->n_modelled = n_read;
-    s->wishes = false;
+    s->wants_model_drafts = false;
     s->by_model = true;
     return core_set_drafts(s, tokens, n);
 }
 
-void core_judge_model(struct core *c, struct sequence *s, int32_t n_right, int32_t n)
+void core_update_acceptance(struct core *c, struct sequence *s, int32_t n_right, int32_t n)
 {
     for (int32_t i = 0; i < n && i <= n_right; i++) {
-        s->model_chance += newest * ((i < n_right) - s->model_chance);
-        c->model_chance += newest * ((i < n_right) - c->model_chance);
+        s->model_acceptance += newest * ((i < n_right) - s->model_acceptance);
+        c->model_acceptance += newest * ((i < n_right) - c->model_acceptance);
     }
 }
 
@@ -206,11 +212,11 @@ void core_learn(struct core *c, struct sequence *s)
         !sampling_needs_history(&s->sampling))
         s->lookup = lookup_new(s->request->n_prompt, s->request->max_tokens);
     if (s->lookup)
-        lookup_told(s->lookup, s);
+        lookup_add_token(s->lookup, s);
     if (s->n_generated == 1)
-        s->model_chance = c->model_chance;
-    s->model_chance += returns * (c->model_chance - s->model_chance);
-    c->model_chance += all_return * (core_first_chance - c->model_chance);
+        s->model_acceptance = c->model_acceptance;
+    s->model_acceptance += returns * (c->model_acceptance - s->model_acceptance);
+    c->model_acceptance += all_return * (core_first_acceptance - c->model_acceptance);
 }
 
 void core_speculate(struct core *c, struct sequence *s)
@@ -222,8 +228,8 @@ void core_speculate(struct core *c, struct sequence *s)
     n = predict(c, s, CORE_MAX_DRAFTS);
     (void)core_set_drafts(s, s->lookup->predicted, n);
     s->by_model = false;
-    s->wishes = n == 0 && model_length(c, s) > 0;
-    s->waits |= s->wishes;
+    s->wants_model_drafts = n == 0 && model_length(c, s) > 0;
+    s->waits |= s->wants_model_drafts;
 }
 
 /* With a row in flight it matters only whether there would be any: none is kept. */
@@ -242,11 +248,11 @@ int32_t core_propose(struct core *c, uint64_t id, int32_t choice, int32_t *token
     return in_time(s, n);
 }
 
-int32_t core_certain(struct core *c, uint64_t id, int32_t choice, int32_t most)
+int32_t core_n_forced_drafts(struct core *c, uint64_t id, int32_t choice, int32_t most)
 {
     const struct sequence *s = core_choice(c, id, choice);
 
     return s && may_have_drafts(c, s)
-               ? in_time(s, best_length(c, s, &(struct source){.chance = 1}, most))
+               ? in_time(s, best_length(c, s, &(struct source){.acceptance = 1}, most))
                : 0;
 }

@@ -21,7 +21,7 @@ extern int sim_plant; /* of the simulation alone */
     X(NO_COMPARE, "a hit is decided by a short hash alone")                                        \
     X(SHARE_NO_REF, "a shared block is not counted for the second holder")                         \
     X(KEEP_DISCARDED, "a row of an ended choice is reported")                                      \
-    X(PREEMPT_LOSES, "a token sampled while its sequence is preempted is told and lost")           \
+    X(PREEMPT_LOSES, "a token sampled while its sequence is preempted is reported and lost")       \
     X(LOST_WAKE, "a sequence that waits for a prefix is not woken when it is ready")               \
     X(STALE_ROW, "a skipped decode names a row of a step already committed")                       \
     X(SHORT_HASH, "no bug: hashes collide all the time, and nothing may come of it")               \
@@ -52,7 +52,7 @@ extern int sim_plant; /* of the simulation alone */
     X(DRAFT_AFTER_MISMATCH, "drafts are accepted behind one that was wrong")                       \
     X(DRAFT_PUBLISHED, "what rejected drafts wrote counts as written")                             \
     X(DRAFT_COUNTER, "the second row of drafts samples with the first one's counter")              \
-    X(DRAFT_ORDER, "sequences with drafts are not told from prefill chunks")                       \
+    X(DRAFT_ORDER, "sequences with drafts are taken for prefill chunks")                           \
     X(MASK_ROW, "a mask is that of the row before")                                                \
     X(MASK_STALE, "a mask stays for the token after the next one")                                 \
     X(HOST_IN_FLIGHT, "a sequence with drafts has two rows in flight")                             \

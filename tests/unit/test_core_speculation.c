@@ -161,7 +161,7 @@ TEST(one_of_many_gains_too_little)
     id = rig_ask(&r);
     ck_assert(core_set_mask(rig.core, id, 0, mask, 1));
     rig_step();
-    ck_assert_int_eq(core_certain(rig.core, id, 0, 4), 4);
+    ck_assert_int_eq(core_n_forced_drafts(rig.core, id, 0, 4), 4);
     for (int i = 0; i < 7; i++)
         rig_ask_for(2, 10, N);
     for (int i = 0; rig.core->n_decoding < 8; i++) {
@@ -169,11 +169,11 @@ TEST(one_of_many_gains_too_little)
         ck_assert(core_set_mask(rig.core, id, 0, mask, 1));
         rig_step();
     }
-    ck_assert_int_eq(core_certain(rig.core, id, 0, 4), 0);
+    ck_assert_int_eq(core_n_forced_drafts(rig.core, id, 0, 4), 0);
     for (int i = 0; i < 60; i++)
         step_cost_learn_drafts(&cost, 8 + 4, 100);
     core_set_cost(rig.core, &cost);
-    ck_assert_int_eq(core_certain(rig.core, id, 0, 4), 4);
+    ck_assert_int_eq(core_n_forced_drafts(rig.core, id, 0, 4), 4);
     core_cancel(rig.core, id, CORE_REASON_CANCELLED, rig.now_us);
     run();
 }
@@ -248,24 +248,25 @@ static int32_t n_asked; /* for how many sequences the model was asked in the las
 /* As run(), with a draft model that proposes the tokens of `answer`, or what they are not. */
 static int run_with_model(uint64_t answer, bool right)
 {
-    struct core_wish wishes[8];
+    struct core_draft_request requests[8];
     int32_t drafts[CORE_MAX_DRAFTS];
     int in_flight = 0, n = 0;
 
     n_asked = 0;
     while (in_flight > 0 || core_busy(rig.core)) {
-        const int32_t n_wishes = core_wishes(rig.core, wishes);
+        const int32_t n_requests = core_draft_requests(rig.core, requests);
 
-        for (int32_t i = 0; i < n_wishes && in_flight == 0; i++, n_asked++) {
-            ck_assert_int_eq(wishes[i].n_tokens, 10 + (int32_t)wishes[i].counter);
-            ck_assert_int_ge(wishes[i].n_drafts, 1);
-            for (int32_t k = 0; k < wishes[i].n_drafts; k++)
-                drafts[k] = rig_token(answer, 0, (int32_t)wishes[i].counter + k) + !right;
-            ck_assert_int_eq(core_answer_wish(rig.core, wishes[i].request, wishes[i].choice, drafts,
-                                              wishes[i].n_drafts, wishes[i].n_tokens),
-                             wishes[i].n_drafts);
+        for (int32_t i = 0; i < n_requests && in_flight == 0; i++, n_asked++) {
+            ck_assert_int_eq(requests[i].n_tokens, 10 + (int32_t)requests[i].counter);
+            ck_assert_int_ge(requests[i].n_drafts, 1);
+            for (int32_t k = 0; k < requests[i].n_drafts; k++)
+                drafts[k] = rig_token(answer, 0, (int32_t)requests[i].counter + k) + !right;
+            ck_assert_int_eq(core_set_model_drafts(rig.core, requests[i].request,
+                                                   requests[i].choice, drafts, requests[i].n_drafts,
+                                                   requests[i].n_tokens),
+                             requests[i].n_drafts);
         }
-        n += advance(&in_flight, n_wishes == 0 || in_flight == 0);
+        n += advance(&in_flight, n_requests == 0 || in_flight == 0);
     }
     return n;
 }
@@ -345,13 +346,13 @@ TEST(a_slow_model_is_not_asked)
     ck_assert_int_gt(n_asked, 0);
 }
 
-static void check_no_wishes(int n_steps)
+static void check_no_draft_requests(int n_steps)
 {
-    struct core_wish wishes[8];
+    struct core_draft_request requests[8];
 
     for (int i = 0; i < n_steps; i++) {
         rig_step();
-        ck_assert_int_eq(core_wishes(rig.core, wishes), 0);
+        ck_assert_int_eq(core_draft_requests(rig.core, requests), 0);
     }
 }
 
@@ -368,24 +369,24 @@ TEST(nobody_waits_for_the_model)
     rig_ask(&r);
     rig.sampling.presence_penalty = 0;
     ask_anew('b');
-    check_no_wishes(N);
+    check_no_draft_requests(N);
     rig_run();
     r = rig_request(4, 2 * N, N);
     rig_ask(&r);
     ask_anew('c');
-    check_no_wishes(N / 2);
+    check_no_draft_requests(N / 2);
     rig_run();
     for (int i = 0; i < 5; i++)
         rig_ask_for(10 + i, 10, TOKENS);
     while (rig.core->n_decoding < 5)
         rig_step();
-    check_no_wishes(TOKENS / 2);
+    check_no_draft_requests(TOKENS / 2);
     rig_run();
     for (int i = 0; i < 2; i++)
         rig_ask_for(20 + i, N + 10, TOKENS);
     while (rig.core->n_decoding < 2)
         rig_step();
-    check_no_wishes(TOKENS / 2);
+    check_no_draft_requests(TOKENS / 2);
     rig_run();
 }
 
@@ -393,16 +394,16 @@ TEST(nobody_waits_for_the_model)
  * cannot read it. */
 static int count_waits(bool reads)
 {
-    struct core_wish wishes[8];
+    struct core_draft_request requests[8];
     int in_flight = 0, n_waits = 0;
 
     restart_with_model();
     rig_ask_for(1, 10, N);
     while (in_flight > 0 || core_busy(rig.core)) {
-        const int32_t n = core_wishes(rig.core, wishes);
+        const int32_t n = core_draft_requests(rig.core, requests);
 
         if (n > 0 && in_flight == 0)
-            core_answer_wish(rig.core, 1, 0, NULL, 0, reads ? 1 + n_waits : -1);
+            core_set_model_drafts(rig.core, 1, 0, NULL, 0, reads ? 1 + n_waits : -1);
         n_waits += n > 0 && in_flight == 0;
         advance(&in_flight, n == 0 || in_flight == 0);
     }

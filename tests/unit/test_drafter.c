@@ -74,20 +74,20 @@ static struct sequence *new_text(int i, int32_t n, float temperature)
     return &requests[i]->choices[0];
 }
 
-static struct core_wish wish_of(const struct sequence *s, int32_t n_drafts)
+static struct core_draft_request draft_request_of(const struct sequence *s, int32_t n_drafts)
 {
-    return (struct core_wish){.request = s->request->id,
-                              .n_drafts = n_drafts,
-                              .n_tokens = sequence_n_tokens(s),
-                              .counter = (uint32_t)s->n_generated,
-                              .sampling = &s->sampling,
-                              .sequence = s};
+    return (struct core_draft_request){.request = s->request->id,
+                                       .n_drafts = n_drafts,
+                                       .n_tokens = sequence_n_tokens(s),
+                                       .counter = (uint32_t)s->n_generated,
+                                       .sampling = &s->sampling,
+                                       .sequence = s};
 }
 
 static int ask(const struct sequence *s, int32_t n, struct draft *out)
 {
-    const struct core_wish w = wish_of(s, n);
-    const int r = drafter_ask(drafter, &w, 1, VOCAB, out, &e);
+    const struct core_draft_request request = draft_request_of(s, n);
+    const int r = drafter_ask(drafter, &request, 1, VOCAB, out, &e);
 
     ck_assert_msg(r >= 0, "%s", e.text);
     return r;
@@ -166,7 +166,7 @@ TEST(texts_share_its_memory)
 {
     enum { AT_ONCE = 5, DRAFTS = 4 };
     struct draft alone[N_TEXTS], drafts[DRAFTER_SEQS];
-    struct core_wish wishes[DRAFTER_SEQS];
+    struct core_draft_request asked[DRAFTER_SEQS];
 
     for (int i = 0; i < N_TEXTS; i++) {
         new_text(i, 20 + 3 * i % 70, i % 2 ? 0.8f : 0.0f);
@@ -177,8 +177,9 @@ TEST(texts_share_its_memory)
         const int n = 1 + rand() % AT_ONCE, first = rand() % N_TEXTS;
 
         for (int i = 0; i < n; i++)
-            wishes[i] = wish_of(&requests[(first + 7 * i) % N_TEXTS]->choices[0], 1 + i % DRAFTS);
-        ck_assert_int_ge(drafter_ask(drafter, wishes, n, VOCAB, drafts, &e), 0);
+            asked[i] =
+                draft_request_of(&requests[(first + 7 * i) % N_TEXTS]->choices[0], 1 + i % DRAFTS);
+        ck_assert_int_ge(drafter_ask(drafter, asked, n, VOCAB, drafts, &e), 0);
         for (int i = 0; i < n; i++) {
             ck_assert_int_eq(drafts[i].n, 1 + i % DRAFTS);
             ck_assert_mem_eq(drafts[i].tokens, alone[(first + 7 * i) % N_TEXTS].tokens,
@@ -190,15 +191,15 @@ TEST(texts_share_its_memory)
 /* Where two texts cannot both be held, one has drafts and keeps them. */
 TEST(no_room_for_two)
 {
-    struct core_wish wishes[2];
+    struct core_draft_request asked[2];
     struct draft drafts[2];
 
     new_text(0, 300, 0.0f);
     new_text(1, 300, 0.0f);
     for (int i = 0; i < 3; i++) {
         for (int k = 0; k < 2; k++)
-            wishes[k] = wish_of(&requests[k]->choices[0], 2);
-        ck_assert_int_ge(drafter_ask(drafter, wishes, 2, VOCAB, drafts, &e), 0);
+            asked[k] = draft_request_of(&requests[k]->choices[0], 2);
+        ck_assert_int_ge(drafter_ask(drafter, asked, 2, VOCAB, drafts, &e), 0);
         ck_assert_int_eq(drafts[0].n, i > 0 ? 2 : 0); /* 300 tokens are two steps */
         ck_assert_int_eq(drafts[1].n, 0);
     }
@@ -236,15 +237,15 @@ TEST(unknown_ids_end_drafts)
 {
     struct draft all, some;
     struct sequence *s = new_text(0, 40, 3.0f);
-    struct core_wish w;
+    struct core_draft_request request;
     int32_t known;
 
     ask(s, 8, &all);
     for (known = 0; known < 8 && all.tokens[known] <= all.tokens[0]; known++)
         ;
-    w = wish_of(s, 8);
+    request = draft_request_of(s, 8);
     ck_assert(known > 0 && known < 8);
-    ck_assert_int_ge(drafter_ask(drafter, &w, 1, all.tokens[0] + 1, &some, &e), 0);
+    ck_assert_int_ge(drafter_ask(drafter, &request, 1, all.tokens[0] + 1, &some, &e), 0);
     ck_assert_int_eq(some.n, known);
     ask(s, 8, &some);
     ck_assert_int_eq(some.n, 8);

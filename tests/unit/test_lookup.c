@@ -36,7 +36,7 @@ static void tear_down(void)
 static void tell(int32_t token)
 {
     ck_assert(sequence_append(text, token));
-    lookup_told(lookup, text);
+    lookup_add_token(lookup, text);
     lookup_predict(lookup, text);
 }
 
@@ -127,8 +127,8 @@ TEST(circles_go_on, .n = 7)
         ck_assert_int_eq(lookup->predicted[i], (4 * period + 4 + i) % period);
 }
 
-/* The chance follows what came, without drafts. */
-TEST(chance_follows_what_comes)
+/* The acceptance rate follows what came, without drafts. */
+TEST(acceptance_follows_what_comes)
 {
     double before = 0.5;
 
@@ -136,8 +136,8 @@ TEST(chance_follows_what_comes)
     begin(500);
     for (int32_t i = 0; i < 40; i++) {
         tell(i);
-        ck_assert_double_ge(lookup->chance, before);
-        before = lookup->chance;
+        ck_assert_double_ge(lookup->acceptance, before);
+        before = lookup->acceptance;
     }
     ck_assert_double_gt(before, 0.95);
     for (int32_t i = 0; i < 30; i++) { /* matches that go on differently */
@@ -148,7 +148,7 @@ TEST(chance_follows_what_comes)
         tell(at + 2);
         tell(900 + i);
     }
-    ck_assert_double_lt(lookup->chance, 0.1);
+    ck_assert_double_lt(lookup->acceptance, 0.1);
 }
 
 /* What is predicted always follows the same tokens somewhere, however full the index is. */
