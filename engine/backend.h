@@ -41,10 +41,10 @@ struct backend_options {
                          * tier_bytes[TIER_DEVICE]: the backend's own choice */
     enum kv_dtype kv_dtype;
     int32_t n_threads; /* CPU backend: worker threads; 0: one per core that this process may use */
-    int32_t n_devices; /* device backends: of devices; 0: the first tp_size */
+    int32_t n_devices; /* device backends: entries of devices; 0: the first tp_size devices */
     int32_t devices[BACKEND_MAX_DEVICES];
-    int32_t tp_size; /* ranks that share each layer: as many as devices, on the CPU threads of its
-                      * own; 0: all devices, on the CPU one */
+    int32_t tp_size; /* ranks that share each layer: one a device, on the CPU one a group of
+                      * threads; 0: as many as there are devices, on the CPU 1 */
     /* Device backends: processes, each with as many devices, whose ranks share the model; 0: one.
      * They take the same options. Number 0 is driven by its engine; the others follow(). They meet
      * through a file that number 0 writes ("/…"), at its address ("host:port"), or as NCCL's own
@@ -61,14 +61,14 @@ struct backend_options {
     /* Reports loading, 0 .. 1; from any thread of the backend; may be NULL. */
     void (*progress)(void *ctx, double done);
     void *progress_ctx;
-    _Atomic uint64_t *beat; /* what computes a step on the host adds 2 now and then; may be NULL */
+    _Atomic uint64_t *beat; /* a step on the host adds 2 to it now and then; may be NULL */
 };
 
 struct backend_tier {
     int32_t n_blocks; /* 0: the backend does not have this tier */
-    uint64_t bytes;   /* taken for them; of host memory what has been pinned so far */
-    char *memory;     /* its blocks, one behind the other, where this process can read and write
-                       * them; else NULL */
+    uint64_t bytes;   /* of memory taken for them; of the host tier, pinned so far */
+    char *memory;     /* its blocks, one behind the other, if this process can read and write them;
+                       * else NULL */
 };
 
 /* One of the devices; of several each is a rank. */
@@ -86,9 +86,9 @@ struct backend_info {
     int32_t n_devices;
     struct backend_device devices[BACKEND_MAX_DEVICES];
     int32_t tp_size;     /* ranks that share each layer; on the CPU all are one device */
-    int32_t n_processes; /* that they are divided among, of which this has the devices above and the
-                          * memory below; 0: one */
-    int32_t idle_s;  /* idle() wants to be called again after so many seconds, asleep too; 0: not */
+    int32_t n_processes; /* that the ranks are divided among; the devices above and the memory below
+                          * are those of this one; 0: one */
+    int32_t idle_s;  /* idle() is to be called after this many idle seconds, asleep too; 0: not */
     char driver[64]; /* "580.159.04, CUDA 13.0"; empty: there is none */
     struct backend_tier tiers[N_TIERS];
     uint64_t block_bytes;   /* of one block, all layers, on all devices */
@@ -96,8 +96,8 @@ struct backend_info {
     bool masks;             /* wanted rows may have one */
     int32_t sum_dim;        /* hidden_dim: values of a sum of hidden states */
     bool copies;            /* blocks may be copied between the tiers that there are */
-    bool offloads;          /* sequences may have their blocks in the host tier, all of them; */
-    bool may_offload;       /* from now on: its memory is ready */
+    bool offloads;          /* sequences may have all their blocks in the host tier */
+    bool may_offload;       /* and may now: that tier's memory is ready */
 
     /* The ledger of the memory that the backend computes in. On a device weights, the device tier,
      * graphs, workspaces and other add up to what the driver says is used, total - free. Where the

@@ -97,8 +97,8 @@ static inline bool copy_is_of_disk(const struct batch_copy *c)
 /* The head. Counts first, then where the arrays begin, in bytes from the head's own begin. */
 struct batch {
     uint32_t version;    /* BATCH_VERSION */
-    int32_t n_offloaded; /* of n_seqs: with all their blocks in the host tier. Where such a one has
-                          * a chunk, no other sequence has one */
+    int32_t n_offloaded; /* of n_seqs: with all their blocks in the host tier. If one of these has a
+                          * chunk, no other sequence has one */
     uint64_t bytes;      /* of the whole block */
     uint64_t checksum;   /* XXH3 of what is behind the head, in debug builds; else 0 */
     uint64_t step;       /* 1, 2, 3, …: the order of submission */

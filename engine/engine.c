@@ -351,7 +351,7 @@ void engine_publish_state(struct engine *g, enum engine_state state)
     must(eventfd_write(g->event_fd, 1) == 0);
 }
 
-/* Called on any thread of the backend; each percent is told. */
+/* Any backend thread. Wakes the loop at each whole percent. */
 static void on_progress(void *engine, double done)
 {
     struct engine *g = engine;

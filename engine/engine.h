@@ -36,7 +36,7 @@ struct engine_options {
     const struct backend_ops *backend;      /* stays valid until engine_free */
     struct backend_options backend_options; /* progress: the engine's; max_seq_len 0: the model's */
     int32_t max_preemptions;
-    int32_t max_step_ms; /* what a step with prompts aims at, see step_cost.h; 0: any */
+    int32_t max_step_ms; /* target for a step with prompts, see step_cost.h; 0: unbounded */
     bool prefix_cache;
     bool share_all;
     bool speculate;                            /* propose draft tokens */
@@ -44,7 +44,7 @@ struct engine_options {
     uint8_t cache_secret[PREFIX_CACHE_SECRET]; /* of cache_secret_load() */
     uint64_t disk_bytes;                       /* of KV blocks on disk; 0: none */
     const char *disk_folder;                   /* with disk_bytes */
-    void (*warn)(const char *text); /* with disk_bytes: what is wrong with it; any thread */
+    void (*warn)(const char *text); /* of problems with the disk tier; called on any thread */
     int32_t n_tokenizer_threads;    /* >= 2: one takes short texts only */
     int32_t idle_sleep_s;           /* as engine_set_idle_sleep() */
     size_t event_bytes;             /* untaken events at which the engine pauses; 0: no limit */
@@ -76,7 +76,7 @@ enum engine_kind {
     ENGINE_TOKENIZE,   /* a prompt to ids */
     ENGINE_DETOKENIZE, /* prompt_ids to text */
     ENGINE_RENDER,     /* a chat to the text of its prompt */
-    ENGINE_INSPECT,    /* see inspect.h; of a request id, input, query, owner and release count */
+    ENGINE_INSPECT,    /* see inspect.h; uses only id, input, query, owner and release */
 };
 
 /* The core computes it for the client. */
@@ -191,17 +191,17 @@ struct engine_status {
     double progress;             /* of loading, 0 .. 1 */
     struct err failure;          /* with ENGINE_FAILED */
     int failure_code;            /* the same: negative errno */
-    struct backend_info backend; /* from READY on, as what follows; of when it was last idle */
+    struct backend_info backend; /* from READY on, with what follows; of when it was last idle */
     int32_t n_ranks;             /* with a device of their own; 0: there is one device */
     const struct backend_device *ranks; /* the devices of this struct's backend */
-    uint64_t draft_bytes;               /* the draft model's: not in backend.other_bytes */
+    uint64_t draft_bytes;               /* of the draft model: not in backend.other_bytes */
     struct core_stats core;
     int32_t block_len;
     int32_t max_seq_len;
     int32_t embedding_dim; /* 0: there are no embeddings */
     uint64_t n_encoding;   /* generate and embed requests that have not reached the scheduler */
     enum sleep_level asleep;
-    uint64_t beat; /* grows while the engine thread or its backend moves; 0: it has nothing to do */
+    uint64_t beat; /* grows while the engine thread or its backend makes progress; 0: no work */
 };
 
 /* Reads the secret from the file cache-secret in the folder, or draws one and creates the file
@@ -209,8 +209,7 @@ struct engine_status {
  * file is refused unless it is a regular one of the right size that its owner alone can access. */
 int cache_secret_load(uint8_t secret[PREFIX_CACHE_SECRET], const char *folder, struct err *e);
 
-/* Whether it could be loaded from the folder, or created there; changes nothing. Errors as above.
- */
+/* Whether cache_secret_load() would succeed; changes nothing. Errors as above. */
 int cache_secret_check(const char *folder, struct err *e);
 
 /* Starts the threads, which load the model. -ENOMEM, -EAGAIN, … */
@@ -244,8 +243,8 @@ const struct model *engine_model(const struct engine *g);
 /* NULL also where the model has none that is supported. */
 const struct chat_template *engine_chat_template(const struct engine *g);
 
-/* What a generate or embed request takes of the engine's memory: an answer in generation apart, by
- * its choices, stops and biases. The engine is READY. */
+/* Bytes that a generate or embed request takes before its first token: more with more choices,
+ * stops and biases. The engine is READY. */
 uint64_t engine_request_bytes(const struct engine *g, const struct engine_request *r);
 
 /* Answered by events, the last of which is terminal. The request is copied, not what it points to.
@@ -253,16 +252,16 @@ uint64_t engine_request_bytes(const struct engine *g, const struct engine_reques
 int engine_start(struct engine *g, const struct engine_request *r);
 
 /* Ends a generate request with ENGINE_DONE (reason CANCELLED): within a step where it runs or
- * waits, once the tokenizer pool comes to it where it is still to be encoded. Any other request
- * ends with ENGINE_E_CANCELLED unless it has begun; a pin that is computed ends within a step. An
- * unknown id, or one cancelled before, is ignored. It takes no memory and cannot fail. */
+ * waits, or once a thread of the tokenizer pool has taken it, if it is not encoded yet. Any other
+ * request ends with ENGINE_E_CANCELLED unless it has begun; a pin that is computed ends within a
+ * step. An unknown id, or one cancelled before, is ignored. It takes no memory and cannot fail. */
 void engine_cancel(struct engine *g, uint64_t id);
 
 /* Sets the users whose share differs from the default, from the next step on. Copied. -ENOMEM. */
 int engine_set_shares(struct engine *g, const struct fair_share *shares, int32_t n);
 
-/* Sleeps by itself after so many seconds without a request; 0: never. The device's blocks go too
- * where the tier below has room for all. */
+/* Sets after how many seconds without a request the engine sleeps by itself; 0: never. The memory
+ * of the device's blocks is given back too if the tier below has room for all of them. */
 void engine_set_idle_sleep(struct engine *g, int32_t seconds);
 
 #endif

@@ -13,7 +13,7 @@
 
 enum {
     MAX_KEPT = 64,
-    WORN_BYTES = 8 << 20, /* of a format that new requests do not share: it has learnt enough */
+    WORN_BYTES = 8 << 20, /* of a format that new requests do not share: it has learned enough */
     KEPT_BYTES = 128 << 20,
     MAX_DRAFTS = 4, /* of a choice: each takes a mask, and time of this thread */
 };
@@ -329,7 +329,7 @@ static int32_t draft(struct engine *g, struct job *j, int32_t choice, int32_t *d
 }
 
 /* Sets the mask of a choice at its place and its drafts, and charges the request for what the
- * format has learnt since u->bytes was set. */
+ * format has learned since u->bytes was set. */
 static int set_mask(struct engine *g, struct job *j, int32_t choice)
 {
     const struct engine_request *request = &j->request;

@@ -202,18 +202,19 @@ int engine_finish_steps(struct engine *g, struct err *e)
     return r;
 }
 
-/* What does not wait until blocks are copied down: all but looks at what there is. */
-static bool is_called(struct engine *g)
+/* Whether copying down must stop: the engine ends, or a request needs this thread. Of inspect
+ * requests only a pin does. */
+static bool must_stop_storing(struct engine *g)
 {
-    bool called;
+    bool stop;
 
     pthread_mutex_lock(&g->lock);
-    called = g->quit;
+    stop = g->quit;
     LIST_EACH (const struct job, j, link, &g->inbox)
-        called |= engine_computes(j->request.kind) || j->phase == JOB_IN_ENGINE ||
-                  j->request.query.kind == INSPECT_CACHE_PIN;
+        stop |= engine_computes(j->request.kind) || j->phase == JOB_IN_ENGINE ||
+                j->request.query.kind == INSPECT_CACHE_PIN;
     pthread_mutex_unlock(&g->lock);
-    return called;
+    return stop;
 }
 
 int engine_store_down(struct engine *g, bool to_sleep, uint64_t until_us, struct err *e)
@@ -222,7 +223,8 @@ int engine_store_down(struct engine *g, bool to_sleep, uint64_t until_us, struct
     int r = 0, next = CORE_WAIT;
 
     core_store_all(g->core, to_sleep);
-    while (r == 0 && next != CORE_IDLE && clock_us() < until_us && !(to_sleep && is_called(g))) {
+    while (r == 0 && next != CORE_IDLE && clock_us() < until_us &&
+           !(to_sleep && must_stop_storing(g))) {
         g->beat += 2;
         next = CORE_WAIT;
         if (g->in_flight < BACKEND_IN_FLIGHT)

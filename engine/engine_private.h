@@ -77,7 +77,7 @@ struct engine {
     struct tokenizer *tokenizer;
     struct chat_template *chat_template; /* NULL: none, chat_why says why */
     struct err chat_why;
-    bool has_masks; /* the backend has */
+    bool has_masks; /* the backend takes masks */
 
     pthread_mutex_t vocabulary_lock;
     struct vocabulary *vocabulary; /* made for the first response format */
@@ -111,7 +111,7 @@ struct engine {
     const struct batch *batches[BACKEND_IN_FLIGHT];
     uint64_t submitted_us[BACKEND_IN_FLIGHT];
     uint64_t committed_us;   /* when the last step was read back */
-    uint64_t resumed_us;     /* end of the last pause: earlier steps' times are not learnt */
+    uint64_t resumed_us;     /* end of the last pause: times of earlier steps are not recorded */
     struct engine_end *ends; /* [max_seqs] */
     int in_flight;
     struct drafter *drafter; /* NULL: there is no draft model */
@@ -144,7 +144,7 @@ void event_list_push(struct event_list *l, struct engine_event *ev);
 /* Opens the model, its tokenizer, the backend and the core. Negative errno. */
 int engine_load(struct engine *g, struct err *e);
 void engine_publish_state(struct engine *g, enum engine_state state); /* wakes the loop */
-void engine_read_memory(struct engine *g); /* the backend's figures into the status */
+void engine_read_memory(struct engine *g); /* updates the backend's figures in the status */
 
 /* engine_jobs.c */
 void job_run(struct work *w);
@@ -173,24 +173,23 @@ int engine_sleep_by_itself(struct engine *g, struct err *e);
 int engine_open_disk(struct engine *g, struct err *e);
 int engine_start_disk(struct engine *g, struct err *e); /* with the core */
 void engine_close_disk(struct engine *g);
-/* Gives the core records of an earlier process until then. Where these are still being read, it
- * waits for a millisecond, and only with no step in flight. False: there were none any more. With
- * the last of them the core may have blocks to copy to disk, so it is to be asked again. */
+/* Gives the core the disk records of an earlier process, until until_us. If records are still being
+ * read and no step is in flight, waits up to 1 ms. False: there are none left. After the last one
+ * call core_next() again: there may be blocks to copy to disk. */
 bool engine_restore(struct engine *g, uint64_t until_us);
 /* The batch's copies from and to disk. */
 void engine_begin_copies(struct engine *g, const struct batch *batch);
-/* Adds those that have ended to the result; where it has none, after wait_ms at most. */
+/* Adds those that have ended to the result, and if it has none waits up to wait_ms for one. */
 void engine_end_copies(struct engine *g, struct step_result *r, int wait_ms);
-/* Once the core has them: what it does not keep must not be found after a restart either. */
+/* Once the core has taken these: blocks that it does not keep lose their records on disk. */
 void engine_forget_ended(struct engine *g, const struct step_result *r);
 void engine_forget_cleared(struct engine *g);
 
 /* engine_inspect.c */
 /* Takes the job over. computed: the core has computed the prompt that it pins; else NULL. */
 void engine_answer(struct engine *g, struct job *j, const struct core_event *computed);
-/* Answers one inspect request, while the device works if a step is in flight; then inspect requests
- * get a tenth of this thread's time. 1: one was answered, there may be more; 0; or a negative
- * errno. */
+/* Answers one inspect request. While steps are in flight these get a tenth of this thread's time.
+ * 1: one was answered, there may be more; 0; or a negative errno. */
 int engine_answer_next(struct engine *g, struct err *e);
 
 /* engine_draft.c */
@@ -201,7 +200,7 @@ int engine_open_drafter(struct engine *g, struct err *e);
 int engine_draft(struct engine *g, struct err *e);
 
 /* engine_watch.c */
-/* Counts the time since the last call as that of a part; N_ENGINE_PARTS: of none. */
+/* Adds the time since the last call to `part`; N_ENGINE_PARTS discards it. */
 void engine_spend(struct engine *g, enum engine_part part);
 /* Counts a token, which is reported at now_us. */
 void engine_count_token(struct engine *g, struct job *j, const struct core_event *ev,
@@ -221,7 +220,7 @@ void engine_end_trace(struct engine *g);
 /* engine_requests.c */
 /* The next job of the inbox, which enters the engine unless it was cancelled there; or NULL. */
 struct job *engine_next_job(struct engine *g, bool *is_new);
-/* Takes in all of them, and new shares. A negative errno where the engine cannot go on. */
+/* Takes in all jobs of the inbox, and new shares. A negative errno if the engine cannot go on. */
 int engine_take_in(struct engine *g, struct err *e);
 /* A generate request is over: generation_error() says how. */
 void engine_finish(struct engine *g, struct job *j, const struct core_usage *usage);
@@ -231,8 +230,9 @@ void engine_finish_embedding(struct engine *g, struct job *j, const struct core_
 /* engine_loop.c */
 void *engine_main(void *engine);
 int engine_finish_steps(struct engine *g, struct err *e); /* those in flight */
-/* Copies what is cached down by one tier: 1 once all is copied, or a negative errno; 0: time is
- * over. to_sleep: what the device holds alone; 0 too where a request or the end has come. */
+/* Copies cached blocks down by one tier; to_sleep: only those that no lower tier has. 1: all are
+ * copied; 0: until_us has passed, or with to_sleep a request or the end has come; or a negative
+ * errno. */
 int engine_store_down(struct engine *g, bool to_sleep, uint64_t until_us, struct err *e);
 
 /* engine_format.c: what a request's response format asks of its choices. */
@@ -241,7 +241,7 @@ int engine_store_down(struct engine *g, bool to_sleep, uint64_t until_us, struct
 int guide_new(struct job *j, struct err *e);
 void guide_free(struct engine *g, struct guide *u); /* takes NULL */
 uint64_t guide_bytes(const struct engine *g, const struct engine_request *r);
-/* Once the core has the request: sets the masks of its choices. As guide_next(). */
+/* Sets the first masks of a request that the core has. Errors as of guide_next(). */
 int guide_begin(struct engine *g, struct job *j, const int32_t *ends, int32_t n_ends);
 /* Takes a token of a choice. True: the text is complete, nothing may follow. */
 bool guide_step(struct job *j, const struct core_event *ev);

@@ -1,10 +1,11 @@
-/* step_cost.h - what a step takes, by its decodes and prompt rows: learnt from steps as they end;
- * and what one of a draft model takes.
+/* step_cost.h - estimates how long a step takes from its numbers of decodes and prompt rows,
+ * learned from completed steps; and how long a step of the draft model takes.
  *
- * A point for each power of two of decodes with a line between neighbours, and one cost for each
- * prompt row. Steps with drafts have points of their own, for they go one at a time; these fade
- * while there are none, so that a cost that kept drafts from being tried is looked at again. Plain
- * data: the engine thread learns and the schedule reads, so the schedule needs no clock. */
+ * A point for each power of two of decodes, with a line between neighbours, and one cost for each
+ * prompt row. Steps with drafts have points of their own, because two of them are never in flight;
+ * these decay while there are no such steps, so that drafts are tried again after an estimate that
+ * was too high. Plain data: the engine thread records and the schedule reads, so the schedule needs
+ * no clock. */
 #ifndef NVLLM_ENGINE_STEP_COST_H
 #define NVLLM_ENGINE_STEP_COST_H
 
@@ -14,15 +15,15 @@
 enum { STEP_COST_POINTS = 20 }; /* the last one stands for all larger steps */
 
 struct step_cost {
-    double max_step_us; /* what a step with prompts aims at; 0: unbounded */
+    double max_step_us; /* target for a step with prompts; 0: unbounded */
     struct {
-        double n, us; /* 0: no such step was seen */
+        double n, us; /* 0: no such step was recorded */
     } decodes[STEP_COST_POINTS];
     double row_us;                /* of one more prompt row; 0: unknown */
-    double rows_sum, rows_us_sum; /* what it is the ratio of, older steps counting less */
+    double rows_sum, rows_us_sum; /* row_us is their ratio; older steps count less */
     struct {
         double us;
-        bool seen;               /* the first step of a size is not learnt: it may load code */
+        bool seen;               /* false: the first step may load code and is not recorded */
     } drafted[STEP_COST_POINTS]; /* of at most 2, 4, 8, … rows, as graphs have; 0: unknown */
     double model_us;             /* of a step of the draft model */
     int32_t n_model;             /* looks at it */
@@ -31,27 +32,28 @@ struct step_cost {
     int32_t since_look;          /* steps since one that showed it */
 };
 
-/* A step of n_decodes decodes and n_rows prompt rows took us. */
+/* Records that a step of n_decodes decodes and n_rows prompt rows took us. */
 void step_cost_learn(struct step_cost *c, int32_t n_decodes, int32_t n_rows, double us);
 
-/* What such a step takes; 0: unknown. Never less for more. */
+/* The estimate for such a step; 0: unknown. More decodes or rows never make it less. */
 double step_cost_us(const struct step_cost *c, int32_t n_decodes, int32_t n_rows);
 
-/* A step of n_rows rows of decodes and drafts, and of no prompt, ended us after the one before. */
+/* Records that a step of n_rows rows, all of decodes and drafts, ended us after the one before. */
 void step_cost_learn_drafts(struct step_cost *c, int32_t n_rows, double us);
 
-/* What a step of n_decodes with n_drafts more rows takes: as long as fewer rows did, or at least
- * the decodes do, where nothing else is known; 0: unknown. */
+/* The estimate for a step of n_decodes decodes and n_drafts drafts; 0: unknown. Where no step of
+ * that size was recorded, that of the next smaller one, but never less than for the decodes alone.
+ */
 double step_cost_draft_us(const struct step_cost *c, int32_t n_decodes, int32_t n_drafts);
 
-/* Steps of the draft model that took us each; and what one takes, 0: unknown, which it is until it
- * has been seen a few times: the first may load code, and what is too long would not be corrected,
- * for it keeps the model from being asked. */
+/* Records that steps of the draft model took us each; and the estimate, 0 until five were recorded.
+ * The first may load code, and too high an estimate would never be corrected, because it stops the
+ * model from being asked. */
 void step_cost_learn_model(struct step_cost *c, double us);
 double step_cost_model_us(const struct step_cost *c);
 
-/* Prompt rows that a step may have beside so many decodes: what max_step_us leaves, or three times
- * the decodes' time where that is longer, and a few at least; INT32_MAX: any. */
+/* Prompt rows that a step may have beside n_decodes decodes: as many as end within max_step_us, or
+ * within three times the decodes' own time if that is longer, but a few always; INT32_MAX: any. */
 int32_t step_cost_rows(const struct step_cost *c, int32_t n_decodes);
 
 #endif

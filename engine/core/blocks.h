@@ -25,12 +25,12 @@ struct block {
 
 struct blocks {
     int32_t n_blocks, n_free, n_cached;
-    int32_t n_touched; /* the others were never used: free, in no list, so a start touches none */
-    uint64_t n_released, n_oldest; /* numbers of releases: given last; and first, going down */
+    int32_t n_touched; /* used so far; the others are free, but in no list: a start touches none */
+    uint64_t n_released, n_oldest; /* releases are numbered: the highest number, and the lowest */
     struct list free;              /* the block released last goes out first, one never used last */
     struct list cached;            /* in order of release */
-    /* The first n_clean of these can be evicted and nothing is lost: a lower tier has a copy or
-     * must not. Whether the others can has not been asked. */
+    /* The first n_clean cached blocks can be evicted without loss: a lower tier has a copy, or must
+     * not have one. The others have not been checked. */
     int32_t n_clean;
     struct list *dirty;   /* the first of the others; &cached: there is none */
     struct block block[]; /* [n_blocks] */

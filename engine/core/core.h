@@ -36,13 +36,13 @@ struct core_options {
     int32_t max_preemptions;  /* a sequence preempted so often is its class's last victim; 3 */
     bool prefix_cache;        /* false: blocks are shared inside one request only (n > 1) */
     bool share_all;           /* prefix_cache_scope = all: one namespace for all clients */
-    bool replay;    /* what was sampled is computed again a token a step, and only blocks of prompts
-                     * are found: where chunks and decodes round differently, a sequence's numbers do
-                     * not change with preemptions and hits */
-    bool speculate; /* the core proposes drafts by itself, see speculation.c */
-    int32_t draft_seqs; /* sequences for which a draft model can be asked at a time; 0: none is */
-    int32_t draft_len;  /* with draft_seqs: the longest text that it takes, drafts included; its
-                         * blocks hold one of these, or several shorter ones */
+    bool replay; /* sampled tokens are recomputed one a step, and only blocks of prompts are found
+                  * in the cache: so preemptions and hits change no sequence's numbers, although
+                  * chunks and decodes round differently */
+    bool speculate;     /* the core proposes drafts by itself, see speculation.c */
+    int32_t draft_seqs; /* sequences that a draft model can draft for at a time; 0: there is none */
+    int32_t draft_len;  /* with draft_seqs: the longest text that the draft model takes, drafts
+                         * included; its blocks hold one of these, or several shorter ones */
     bool offload;       /* requests too large for the device have their blocks in the host tier */
     int32_t tier_blocks[N_TIERS]; /* of the tiers below the device, 0: none; [TIER_DEVICE] unused */
     bool restores;                /* core_restore() is called: until core_restored() nothing goes to
@@ -151,7 +151,7 @@ int core_new(struct core **out, const struct core_options *options); /* -ENOMEM,
 void core_free(struct core *c);
 
 /* Blocks that a request may come to hold: every unpinned block of the pool, and the pinned blocks
- * of its own prefix; where it needs more, those of the host tier beyond as many as the device has.
+ * of its own prefix; if it needs more, the blocks that the host tier has in excess of the device.
  */
 int32_t core_room(const struct core *c, const struct core_request *r);
 
@@ -159,8 +159,8 @@ int32_t core_room(const struct core *c, const struct core_request *r);
 struct fair_share;
 void core_set_shares(struct core *c, struct fair_share *shares, int32_t n);
 
-/* Bytes that n choices with so many entries of bias and stop ids take, their last events included,
- * before any token. */
+/* Bytes that a request with n choices takes before its first token, the last events of its choices
+ * included. n_bias, n_stop_ids: entries of its sampling. */
 uint64_t core_request_bytes(int32_t n, int32_t n_bias, int32_t n_stop_ids);
 
 /* Whether core_admit() would refuse it for its lengths: CORE_OK or CORE_E_… */
@@ -176,11 +176,11 @@ void core_cancel(struct core *c, uint64_t id, enum core_reason reason, uint64_t 
 /* Ends one choice because its text is complete (a stop string). */
 void core_stop(struct core *c, uint64_t id, int32_t choice, uint64_t now_us);
 
-/* Proposes tokens [n] that may come next in a choice: they are computed beside the next token, and
- * those that equal what is sampled in their place are told with it. They change no token. How many
- * are kept, at most CORE_MAX_DRAFTS; none where the sampling needs history. While the next token is
- * being sampled none are kept either, but with n > 0 the one after it waits, so that the next call
- * comes in time. Drafts not planned when a token is told are forgotten. */
+/* Proposes draft tokens [n] for a choice. They are verified in the step of the next token, and
+ * those that equal what is sampled are reported with it: drafts never change the output. Returns
+ * how many are kept (at most CORE_MAX_DRAFTS; 0 where sampling needs history). While the next token
+ * is in flight none are kept, but n > 0 holds the step after it back. Drafts for which that step
+ * has no rows are dropped. */
 enum { CORE_MAX_DRAFTS = 15 }; /* a device takes little longer for 16 rows than for 8 */
 int32_t core_draft(struct core *c, uint64_t id, int32_t choice, const int32_t *tokens, int32_t n);
 
@@ -233,12 +233,12 @@ uint64_t core_expire(struct core *c, uint64_t now_us);
 struct step_cost;
 void core_set_cost(struct core *c, const struct step_cost *cost);
 
-/* Records what happens to requests, and first what has happened to those in progress; NULL: no
- * more. */
+/* Records in trace what happens to requests from now on, and first what has happened to those in
+ * progress; NULL: stops. */
 struct trace;
 void core_set_trace(struct core *c, struct trace *trace);
 
-/* Whether requests that come from now on may be offloaded; with options.offload alone. */
+/* Whether requests that come from now on may be offloaded; only with options.offload. */
 void core_set_offload(struct core *c, bool may);
 
 /* The next step. CORE_OK with *batch, valid until its commit; CORE_IDLE; CORE_WAIT. With several
@@ -255,29 +255,30 @@ void core_stats(const struct core *c, struct core_stats *out);
 
 /* ---- the disk tier outlives the process where somebody keeps records of it */
 
-/* The record of what a copy to disk writes, which a batch has just asked for, without sum and
- * check. False: it must not be found later. */
+/* Makes the record of the block that a copy to disk writes, which the latest batch asks for; sum
+ * and check are left to the caller. False: the block must not be found after a restart. */
 struct node_record;
 bool core_record(const struct core *c, uint32_t copy, struct node_record *out);
-int32_t core_max_copies(const struct core *c); /* that are under way; above their ids */
-/* A disk block can be found, or a copy under way has it. */
+int32_t core_max_copies(const struct core *c); /* under way at a time; their ids are below it */
+/* Whether a disk block can be found in the prefix cache, or a copy under way uses it. */
 bool core_keeps(const struct core *c, int32_t block);
 
-/* What a disk block holds from an earlier process; a node's record comes after that of the node
- * before it. False: it cannot be found any more. Then core_restored(), once. */
+/* Lists a disk block of an earlier process by its record; the record of the node before it comes
+ * first. False: the block cannot be found any more. After the last one core_restored(), once. */
 bool core_restore(struct core *c, const struct node_record *r, int32_t block, uint64_t now_us);
 void core_restored(struct core *c);
 
-/* From now on nothing is copied down but what is cached now, one tier down: core_next() until it
- * returns CORE_IDLE, then again for the next tier. Without memory nothing is. device_only: what the
- * device tier holds alone. core_store_end(): as before it. */
+/* Has the blocks that are cached now copied down by one tier, and no others: call core_next() until
+ * it returns CORE_IDLE, then core_store_all() again for the next tier. device_only: only blocks
+ * that no lower tier has. Without memory for a list of them none are copied. core_store_end()
+ * returns to copying down as usual. */
 void core_store_all(struct core *c, bool device_only);
 void core_store_end(struct core *c);
 
 /* Cached device blocks that no tier below has. */
 int32_t core_n_unstored(const struct core *c);
-/* The device tier's memory is given back: forgets what is there, of which nothing may be in use,
- * pinned or being copied. Returns how many of these blocks cannot be found any more. */
+/* Forgets the blocks of the device tier, whose memory is given back; none may be in use, pinned or
+ * being copied. Returns how many of them cannot be found any more. */
 int32_t core_empty_device(struct core *c);
 
 /* ---- inspection: the answers to the queries of inspect.h

@@ -22,11 +22,11 @@ struct step_entry {
     int32_t start;     /* first position */
     int32_t n;         /* positions */
     int32_t token;     /* a decode's input: an id or ~row */
-    int32_t n_drafts;  /* a chunk's last positions hold the sequence's drafts, so many */
-    bool by_model;     /* that the draft model proposed */
-    int32_t wanted;    /* its last rows, so many, are sampled from */
-    int32_t first_row; /* of these in batch.rows, once built */
-    int32_t n_summed;  /* the hidden states of its last rows, so many, are summed */
+    int32_t n_drafts;  /* the last n_drafts positions of the chunk are drafts */
+    bool by_model;     /* the draft model proposed these drafts */
+    int32_t wanted;    /* its last `wanted` rows are sampled from */
+    int32_t first_row; /* place of these in batch.rows, once built */
+    int32_t n_summed;  /* the hidden states of its last n_summed rows are summed */
     int32_t sum;       /* place in batch.sums, once built */
     uint32_t counter;  /* of the token that the first of them samples */
 };
@@ -50,7 +50,7 @@ struct core_copy {
     int32_t from, to;
 };
 
-/* A block to copy down before the process ends. */
+/* A block that core_store_all() copies down. */
 struct core_store {
     uint64_t node;
     uint8_t from_tier, to_tier;
@@ -78,7 +78,7 @@ struct core {
     int64_t n_alive;     /* choices that have not ended */
     int32_t n_offloaded; /* sequences with tables of host blocks: at most 1 */
     bool no_offload;     /* core_set_offload(): the host tier's memory is not ready */
-    bool host_short;     /* in the step being planned such a one did not get a block */
+    bool host_short;     /* an offloaded sequence did not get a block in the step being planned */
     int32_t n_returning; /* device blocks freed when the draining sequences finish */
 
     struct sequence **slots; /* [max_seqs] who has it, or NULL */
@@ -125,7 +125,7 @@ struct core {
     uint64_t n_offloads;     /* sequences that ran offloaded */
 };
 
-/* Blocks for so many tokens: block_len is a power of two, and division is slow. */
+/* Blocks that n_tokens take: block_len is a power of two, and division is slow. */
 static inline int32_t core_blocks_for(const struct core *c, int32_t n_tokens)
 {
     const int64_t len = c->options.block_len;
@@ -133,8 +133,8 @@ static inline int32_t core_blocks_for(const struct core *c, int32_t n_tokens)
     return (int32_t)((n_tokens + len - 1) >> __builtin_ctz((unsigned)len));
 }
 
-/* Blocks that one offloaded request may have: so many are left where every device block has a copy
- * in the host tier, which stays there. */
+/* Blocks that one offloaded request may have: what the host tier has left when it also holds a copy
+ * of every device block. */
 static inline int32_t core_host_room(const struct core *c)
 {
     const int32_t n = c->options.tier_blocks[TIER_HOST] - c->options.n_blocks;
@@ -142,7 +142,7 @@ static inline int32_t core_host_room(const struct core *c)
     return c->options.offload && !c->no_offload && n > 0 ? n : 0;
 }
 
-/* Of a sequence at its end; the last token needs no slot. */
+/* Blocks of a sequence of its greatest length; the last token needs no slot. */
 static inline int32_t core_blocks_at_most(const struct core *c, const struct request *q)
 {
     return core_blocks_for(c, q->n_prompt + q->max_tokens - 1);
@@ -169,7 +169,7 @@ static inline bool core_is_offloaded(const struct sequence *s)
     return s->request->home == TIER_HOST;
 }
 
-/* Those that its table names. */
+/* The tier whose blocks its table names. */
 static inline struct blocks *core_blocks_of(const struct core *c, const struct sequence *s)
 {
     return c->tiers[s->request->home];
@@ -274,10 +274,11 @@ int32_t core_pinned_prefix(const struct core *c, struct cache_namespace *ns, con
 /* The sequence to preempt when blocks run out; NULL: only one runs. */
 struct sequence *core_victim(const struct core *c);
 void core_preempt(struct core *c, struct sequence *s);
-/* Where the user of s, which waits, has less than its part, or for blocks has nothing that runs:
- * preempts a sequence of a user that has more, for its slot, or as many as free n blocks. These
- * become free when the steps in flight are committed. One slot at a time: once its sequence has
- * begun, the user may not be the next any more. */
+/* For s, which waits, preempts sequences of users that have more than their part: one for its slot,
+ * if the user of s has less than its part; or as many as free n blocks, if with these the user
+ * stays within its part or has nothing that runs. Slot and blocks become free when the steps in
+ * flight are committed. One slot at a time: once s has begun, its user may no longer be the
+ * next. */
 void core_claim_slot(struct core *c, const struct sequence *s);
 void core_claim_blocks(struct core *c, const struct sequence *s, int64_t n);
 /* Whose slot s may claim; NULL: nobody's. */
@@ -289,7 +290,7 @@ void core_admit_waiting(struct core *c, struct step *st, uint64_t now_us);
 void core_needs(struct core *c, const struct sequence *s, int32_t *needed, int32_t *available);
 
 /* schedule.c */
-/* Counts what s, which runs, could have in this step for its user. */
+/* Adds the rows that s, which runs, could have in this step to its user's. */
 void core_count_runnable(const struct core *c, const struct sequence *s);
 /* Lists the full blocks within the first n_positions, which are written, in the prefix cache. */
 void core_list_blocks(struct core *c, struct sequence *s, int32_t n_positions);

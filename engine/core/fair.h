@@ -57,7 +57,7 @@ struct fair {
     struct list skipped; /* sequences, while others are admitted */
     int32_t n_active;
     int64_t active_shares;     /* all together */
-    double vtime;              /* the greatest of those that have left */
+    double vtime;              /* the greatest of users that have left */
     struct fair_share *shares; /* [n_shares] */
     int32_t n_shares;
 
@@ -107,9 +107,9 @@ int32_t fair_excess(const struct fair *f, const struct fair_user *u, int32_t has
 /* True where one more leaves the user within its part, up to the same tolerance. */
 bool fair_lacks(const struct fair *f, const struct fair_user *u, int32_t has, int32_t n);
 
-/* One step: begin; the caller counts decodes, rows and klass of each user; the limit gives what the
- * step may take, INFINITY where nothing bounds it, and each user's quota; charges as rows are
- * planned; the end. */
+/* A step is planned in this order: fair_step_begin(); the caller counts decodes, rows and klass of
+ * each user; fair_step_limit() sets each user's quota and returns how many µs the step may take, or
+ * INFINITY; fair_charge() for rows as they are planned; fair_step_end(). */
 void fair_step_begin(struct fair *f, const struct step_cost *cost);
 double fair_step_limit(struct fair *f, int32_t max_rows);
 void fair_charge(struct fair *f, struct fair_user *u, int32_t decodes, int32_t rows);
@@ -120,7 +120,7 @@ static inline int32_t least(int32_t a, int32_t b)
     return a < b ? a : b;
 }
 
-/* By how much a user's virtual time grows with so many µs. */
+/* What us microseconds add to a user's virtual time. */
 static inline double fair_vtime_of(const struct fair_user *u, double us)
 {
     return us * FAIR_USUAL_SHARE / u->share;

@@ -180,9 +180,9 @@ int32_t prefix_cache_remove(struct prefix_cache *p, struct node *n);
 
 /* ---- tiers */
 
-/* A block of the tier to write to, with one reference: a free one, or else a cached one, dropped
- * from its node. Of these it is the oldest that no tier above has, among `within` that are
- * looked at; the others, which are in use, go to the end. False: none. */
+/* Takes a block of the tier to write to, with one reference: a free one, or else a cached one,
+ * which is dropped from its node: the oldest that no tier above has, among the `within` oldest.
+ * Those that are passed over go to the end: they are in use. False: none. */
 bool prefix_cache_take(struct prefix_cache *p, enum tier tier, int32_t within, int32_t *block_id);
 
 /* Lists a block that the caller holds as the copy in the tier of a chain's last node. False, and

@@ -422,8 +422,9 @@ static void count_running(struct core *c, const struct step *st)
     }
 }
 
-/* The offloaded sequence that has the step's chunks to itself, for each chunk reads its whole
- * history from host memory: in half of the steps where other prompts go on, too. Or NULL. */
+/* The offloaded sequence that gets all prefill rows of this step, or NULL. Each chunk reads its
+ * whole history from host memory; while other prompts are in prefill it gets two steps of every
+ * four. */
 static struct sequence *alone_in_step(const struct core *c, const struct step *st)
 {
     struct sequence *alone = NULL;

@@ -7,7 +7,7 @@
  * How many of it become drafts follows one rule: as many as give the most tokens a microsecond.
  * With k drafts, each of which is accepted with probability p if those before it are, a step gives
  * 1 + p + .. + p^k tokens of each sequence, and has (1 + k) rows of each; the others are taken to
- * do the same, for they judge alike. What such a step takes is learnt (step_cost.h). So drafts get
+ * do the same, for they judge alike. What such a step takes is learned (step_cost.h). So drafts get
  * longer while they are right and stop where they are not; they stop under load, where a row costs
  * what a token costs; and the loss of the second step in flight counts, because it lengthens the
  * steps that are measured. Where others keep two in flight, a sequence with drafts has a part in

@@ -191,7 +191,7 @@ TEST(late_looks_even_out)
     ck_assert_double_le(step_cost_us(&cost, 32, 0), 1150);
 }
 
-/* Steps with drafts are apart, by their rows; the first of a size is not learnt. Where nothing is
+/* Steps with drafts are apart, by their rows; the first of a size is not learned. Where nothing is
  * known they take as long as the decodes, and what is known fades while there are none. */
 TEST(drafts_have_points_of_their_own)
 {
