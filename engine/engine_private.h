@@ -31,7 +31,16 @@ enum job_phase {
 
 /* One request from its start to its terminal event. Of generate, embed and inspect requests the
  * pool encodes the prompt, if there is one, and the engine thread does the rest; the pool answers
- * the others. */
+ * the others.
+ *
+ * This is one of the structs that make up a generate request:
+ *   struct pending         the daemon's: who waits for it, and what is charged for it
+ *   struct engine_request  its arguments, from the daemon to the engine
+ *   struct job             the engine's: from start to terminal event
+ *   struct core_request    its arguments, from the engine to the core
+ *   struct request         the core's, with a struct sequence for each choice
+ *   struct generation      the text of the answer, which becomes events
+ * An embed request has a struct embedding in place of the generation. */
 struct job {
     struct engine_event terminal; /* first: the job's memory is freed as its terminal event */
     struct err message;           /* of the terminal event */
