@@ -1,5 +1,7 @@
-/* core_impl.h - the core's own state: for the core's own files, and for tests that look inside; for
- * nobody else.
+/* core_impl.h - the core's own state, for the core's files and for tests that look inside.
+ *
+ * PLANT(x) is the constant 0 in the product; in test builds it switches on one deliberate bug that
+ * the simulation must find (util/plant.h).
  *
  * A sequence with a slot is in exactly one of the lists prefilling, decoding and draining. A
  * draining sequence has stopped, but a step in flight still uses its blocks. */
