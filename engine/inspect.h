@@ -1,5 +1,5 @@
-/* inspect.h - what the daemon asks the engine about its requests, blocks and prefix cache, the few
- * changes to that cache by hand, and the answers. Plain data.
+/* inspect.h - queries about requests, blocks and cache, and the commands that run between steps:
+ * clear, pin, sleep, wake, trace; with their answers. Plain data.
  *
  * A viewer sees what belongs to its own client, or everything; sums over all clients are visible to
  * everybody. A cache that all clients share belongs to none of them: a viewer who may not see all
@@ -15,9 +15,9 @@
  * takes the same prompt; prompts with a common prefix are pinned independently.
  *
  * SLEEP gives memory back while no request is in progress: that of the weights and workspaces, and
- * with SLEEP_ALL that of the device's blocks too. They are copied to the tier below first, as far
- * as it has room; the rest is forgotten. While something is pinned the blocks stay. WAKE takes it
- * again, as the first request does.
+ * with SLEEP_ALL that of the device's blocks too, which are first copied to the tier below as far
+ * as it has room; the rest is forgotten. While anything is pinned the blocks stay. WAKE takes the
+ * memory again, as the first request does.
  *
  * TRACE records what requests and steps do until its time is over or it is cancelled, one trace at
  * a time. The records come as events before the report. */
@@ -80,7 +80,7 @@ enum inspect_state {
     INSPECT_ENDING, /* the engine forgets an ended request: it never reports this */
 };
 
-/* One request: sums over its choices, and the state of the choice that is furthest. */
+/* One request: sums over its choices, and the state of the choice that has got furthest. */
 struct inspect_request {
     uint64_t id, client;
     enum inspect_state state;
