@@ -39,6 +39,6 @@ int engine_draft(struct engine *g, struct err *e)
         step_cost_learn_model(&g->cost, (double)g->drafting_us / r);
         core_set_cost(g->core, &g->cost);
     }
-    engine_spend(g, ENGINE_PART_DRAFT);
+    engine_count_time(g, ENGINE_PART_DRAFT);
     return 0;
 }

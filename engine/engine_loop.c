@@ -104,13 +104,13 @@ static void collect(struct engine *g)
 static void publish(struct engine *g)
 {
     if (g->trace)
-        engine_tend_trace(g, false);
+        engine_flush_trace(g, false);
     pthread_mutex_lock(&g->lock);
     core_stats(g->core, &g->status.core);
     g->metrics = g->counts;
     pthread_mutex_unlock(&g->lock);
     engine_publish(g, &g->out);
-    engine_spend(g, ENGINE_PART_PUBLISH);
+    engine_count_time(g, ENGINE_PART_PUBLISH);
 }
 
 /* ---- steps */
@@ -172,7 +172,7 @@ static int finish_oldest(struct engine *g, struct err *e)
     struct step_result result;
     int r = g->options.backend->wait(g->backend, &result, e);
 
-    engine_spend(g, ENGINE_PART_WAIT);
+    engine_count_time(g, ENGINE_PART_WAIT);
     if (r < 0)
         return r;
     g->in_flight--;
@@ -187,7 +187,7 @@ static int finish_oldest(struct engine *g, struct err *e)
     if (g->broken_blocks) /* the core has dropped them */
         engine_forget_cleared(g);
     g->broken_blocks = false;
-    engine_spend(g, ENGINE_PART_COMMIT);
+    engine_count_time(g, ENGINE_PART_COMMIT);
     if (g->in_flight > 0)
         publish(g);
     return r;
@@ -269,7 +269,7 @@ static int iterate(struct engine *g, struct err *e)
     if (engine_wait_for_room(g))
         g->resumed_us = clock_us();
     g->beat++;
-    engine_spend(g, N_ENGINE_PARTS);
+    engine_count_time(g, N_ENGINE_PARTS);
     r = engine_take_in(g, e);
     if (r < 0)
         return r;
@@ -280,19 +280,19 @@ static int iterate(struct engine *g, struct err *e)
         return r;
     if (r == 0 && g->in_flight < BACKEND_IN_FLIGHT)
         next = core_next(g->core, &batch, clock_us());
-    engine_spend(g, ENGINE_PART_SCHEDULE);
+    engine_count_time(g, ENGINE_PART_SCHEDULE);
     r = 0;
     if (next == CORE_OK) {
         r = submit(g, batch, e);
-        engine_spend(g, ENGINE_PART_SUBMIT);
+        engine_count_time(g, ENGINE_PART_SUBMIT);
     }
     if (r < 0)
         return r;
     restored = engine_restore(g, clock_us() + RESTORE_US);
     answered = engine_answer_next(g, e);
     if (g->trace && next != CORE_OK && g->in_flight == 0)
-        engine_tend_trace(g, true);
-    engine_spend(g, ENGINE_PART_OTHER);
+        engine_flush_trace(g, true);
+    engine_count_time(g, ENGINE_PART_OTHER);
     publish(g);
     if (answered < 0)
         return answered;

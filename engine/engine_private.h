@@ -1,7 +1,7 @@
 /* engine_private.h - the engine's own state, shared by engine.c (the face, and the load),
  * engine_jobs.c (the pool's work), engine_loop.c (the engine thread), engine_requests.c,
- * engine_sleep.c, engine_inspect.c, engine_watch.c, engine_format.c, engine_draft.c, generation.c
- * and embedding.c. */
+ * engine_sleep.c, engine_inspect.c, engine_disk.c, engine_stats.c, engine_trace.c, engine_format.c,
+ * engine_draft.c, generation.c and embedding.c. */
 #ifndef NVLLM_ENGINE_ENGINE_PRIVATE_H
 #define NVLLM_ENGINE_ENGINE_PRIVATE_H
 
@@ -208,9 +208,9 @@ int engine_open_drafter(struct engine *g, struct err *e);
  * are in flight: commit these first and plan none; 0; or a negative errno. */
 int engine_draft(struct engine *g, struct err *e);
 
-/* engine_watch.c */
+/* engine_stats.c */
 /* Adds the time since the last call to `part`; N_ENGINE_PARTS discards it. */
-void engine_spend(struct engine *g, enum engine_part part);
+void engine_count_time(struct engine *g, enum engine_part part);
 /* Counts a token, which is reported at now_us. */
 void engine_count_token(struct engine *g, struct job *j, const struct core_event *ev,
                         uint64_t now_us);
@@ -218,12 +218,14 @@ void engine_count_end(struct engine *g, const struct job *j); /* with its termin
 /* Counts a step whose result has come, and learns from it what steps cost. Sets committed_us. */
 void engine_count_step(struct engine *g, uint64_t step);
 
+/* engine_trace.c */
 /* Records that a job waits in the core's queue. */
 void engine_trace_queued(struct engine *g, const struct job *j);
 /* Takes over a job of INSPECT_TRACE. */
 void engine_begin_trace(struct engine *g, struct job *j);
-/* With a trace: hands over its records where there are many, or all; and ends it in time. */
-void engine_tend_trace(struct engine *g, bool all);
+/* With a trace on: hands its records over if there are many, or with `all` if there are any; and
+ * ends it once its time is over. */
+void engine_flush_trace(struct engine *g, bool all);
 void engine_end_trace(struct engine *g);
 
 /* engine_requests.c */

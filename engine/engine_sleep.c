@@ -110,7 +110,7 @@ static int wake(struct engine *g, struct err *e)
         return r;
     g->committed_us = clock_us(); /* it is idle from now on */
     publish_level(g, SLEEP_NONE);
-    engine_spend(g, ENGINE_PART_OTHER); /* not part of the step that it woke for */
+    engine_count_time(g, ENGINE_PART_OTHER); /* not part of the step that it woke for */
     return 0;
 }
 
