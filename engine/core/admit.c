@@ -20,7 +20,8 @@ enum {
 /* Blocks that a sequence needs to get through its known tokens and begin to decode. */
 static int32_t blocks_to_begin(const struct core *c, const struct sequence *s)
 {
-    return least(core_blocks_for(c, sequence_n_tokens(s)) + 1, core_blocks_at_most(c, s->request));
+    return min_i32(core_blocks_for(c, sequence_n_tokens(s)) + 1,
+                   core_blocks_at_most(c, s->request));
 }
 
 /* Blocks promised to running sequences: to those in prefill all that they begin with, to each
@@ -100,7 +101,7 @@ static int32_t positions_to_come(const struct core *c, const struct sequence *a,
 
     if (a->state == SEQ_PREFILL && a->request->priority >= s->request->priority)
         return n;
-    return least(a->n_planned, n);
+    return min_i32(a->n_planned, n);
 }
 
 /* Where another sequence computes the block after the n that s found, s waits until that one has
@@ -120,7 +121,7 @@ static bool wait_for_prefix(struct core *c, struct sequence *s, int32_t n, int32
             !prefix_cache_node(c->cache, a->chain))
             continue;
         end = positions_to_come(c, a, s) / (int32_t)len;
-        if (end <= n || (end = equal_blocks(c, a, s, chain, least(end, max))) <= n)
+        if (end <= n || (end = equal_blocks(c, a, s, chain, min_i32(end, max))) <= n)
             continue;
         core_hold_back(s, SEQ_WAITING_PREFIX, &a->waiters);
         s->prefix_blocks = end;

@@ -115,7 +115,7 @@ static void commit_rows(struct core *c, const struct step_entry *e, const struct
     }
     if (e->n_drafts > 0) {
         s->n_planned = s->n_written; /* the others' positions are computed and charged again */
-        s->n_charged = least(s->n_charged, s->n_planned);
+        s->n_charged = min_i32(s->n_charged, s->n_planned);
     }
     if (e->by_model)
         core_update_acceptance(c, s, i, e->n_drafts);

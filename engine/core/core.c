@@ -32,7 +32,7 @@ static int alloc_arrays(struct core *c)
     size_t n_seqs = (size_t)o->max_seqs;
     const struct batch max = {
         .n_tokens = o->max_batch_tokens,
-        .n_seqs = least(o->max_seqs, o->max_batch_tokens),
+        .n_seqs = min_i32(o->max_seqs, o->max_batch_tokens),
         .max_blocks = c->max_blocks,
         .n_history = o->max_seq_len,
         .n_copies = c->max_copies,
@@ -68,8 +68,8 @@ int core_new(struct core **out, const struct core_options *options)
     if (options->tier_blocks[TIER_HOST] > INT32_MAX / options->block_len - options->n_blocks)
         c->options.offload = false; /* slots are int32 */
     c->max_blocks =
-        least(core_blocks_for(c, options->max_seq_len),
-              core_host_room(c) > options->n_blocks ? core_host_room(c) : options->n_blocks);
+        min_i32(core_blocks_for(c, options->max_seq_len),
+                core_host_room(c) > options->n_blocks ? core_host_room(c) : options->n_blocks);
     list_init(&c->all);
     list_init(&c->prefilling);
     list_init(&c->decoding);

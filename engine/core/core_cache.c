@@ -62,7 +62,7 @@ static void fill_prefix(const struct core *c, const struct node *last, bool with
     out->blocks = last->depth + 1;
     out->tokens = out->blocks * len;
     if (with_head)
-        out->n_head = least(out->tokens, INSPECT_HEAD_IDS);
+        out->n_head = min_i32(out->tokens, INSPECT_HEAD_IDS);
     for (const struct node *n = last; n->depth >= 0; n = n->parent) {
         out->found_in[prefix_cache_highest(n)]++;
         for (int32_t i = 0, at = n->depth * len; i < len && at < out->n_head; i++, at++)
@@ -95,7 +95,7 @@ static int list(const struct core *c, const struct inspect_query *q, struct insp
             (list_empty(&p->nodes[i].children) || p->nodes[i].pinned))
             chains[out->total++] = &p->nodes[i];
     qsort(chains, (size_t)out->total, sizeof(*chains), compare_chains);
-    out->n_prefixes = least(out->total, q->limit);
+    out->n_prefixes = min_i32(out->total, q->limit);
     out->prefixes = calloc((size_t)out->n_prefixes + 1, sizeof(*out->prefixes));
     for (int32_t i = 0; out->prefixes && i < out->n_prefixes; i++)
         fill_prefix(c, chains[i], own && chains[i]->ns->client == q->viewer, &out->prefixes[i]);

@@ -11,6 +11,7 @@
 #include "engine/backend.h"
 #include "engine/inspect.h"
 #include "engine/trace.h"
+#include "engine/util/min.h"
 #include "engine/util/must.h"
 #include "engine/util/plant.h"
 #include "engine/core/sequence.h"

@@ -245,7 +245,7 @@ static int list_requests(struct core *c, const struct inspect_query *q, const st
                          struct inspect_report *out)
 {
     const bool explains = q->kind == INSPECT_EXPLAIN_REQUEST;
-    const int32_t room = least(explains ? 1 : q->limit, c->n_requests);
+    const int32_t room = min_i32(explains ? 1 : q->limit, c->n_requests);
 
     out->requests = calloc((size_t)room + 1, sizeof(*out->requests));
     if (!out->requests)

@@ -14,7 +14,7 @@ int32_t core_set_drafts(struct sequence *s, const int32_t *tokens, int32_t n)
         return 0;
     }
     s->waits = n > 0;
-    s->n_drafts = least(n, CORE_MAX_DRAFTS);
+    s->n_drafts = min_i32(n, CORE_MAX_DRAFTS);
     for (int32_t i = 0; i < s->n_drafts; i++) {
         must(tokens[i] >= 0);
         s->drafts[i] = tokens[i];
@@ -50,12 +50,12 @@ bool core_may_sample(const struct sequence *s)
 
 int32_t core_n_drafts(const struct step *st, const struct sequence *s)
 {
-    int32_t n = least(s->n_drafts, s->request->max_tokens - s->n_generated - 1);
+    int32_t n = min_i32(s->n_drafts, s->request->max_tokens - s->n_generated - 1);
 
     /* Each sequence that runs, or was preempted with a row in the step, may want a row. */
-    n = least(n, st->max.n_seqs - st->n_drafts - st->n_running);
+    n = min_i32(n, st->max.n_seqs - st->n_drafts - st->n_running);
     if (s->request->masks)
-        n = least(n, s->n_masks - 1);
+        n = min_i32(n, s->n_masks - 1);
     return n > 0 && !core_is_offloaded(s) ? n : 0;
 }
 

@@ -30,6 +30,7 @@
 #include <string.h>
 
 #include "engine/core/sequence.h"
+#include "engine/util/min.h"
 #include "engine/util/must.h"
 #include "engine/util/plant.h"
 
@@ -202,10 +203,10 @@ static void set_price(struct fair *f, int32_t decodes)
 
 static double alone_us(const struct fair *f, const struct fair_user *u, int32_t max_rows)
 {
-    const int32_t decodes = least(u->decodes, max_rows);
-    const int32_t rows = least(u->rows[0], max_rows - decodes);
+    const int32_t decodes = min_i32(u->decodes, max_rows);
+    const int32_t rows = min_i32(u->rows[0], max_rows - decodes);
 
-    return step_cost_us(f->cost, decodes, least(rows, step_cost_rows(f->cost, decodes)));
+    return step_cost_us(f->cost, decodes, min_i32(rows, step_cost_rows(f->cost, decodes)));
 }
 
 double fair_step_limit(struct fair *f, int32_t max_rows)
@@ -219,7 +220,7 @@ double fair_step_limit(struct fair *f, int32_t max_rows)
             continue;
         n++;
         decodes += u->decodes;
-        rows = least(rows + u->rows[0], max_rows);
+        rows = min_i32(rows + u->rows[0], max_rows);
         shares += u->share;
         klass = u->klass > klass ? u->klass : klass;
     }
@@ -230,7 +231,7 @@ double fair_step_limit(struct fair *f, int32_t max_rows)
     FAIR_EACH (u, f)
         if (n > 1 && u->klass == klass)
             limit = fmin(limit, alone_us(f, u, max_rows) * shares / u->share);
-    if (step_cost_us(f->cost, least(decodes, max_rows), rows) <= limit)
+    if (step_cost_us(f->cost, min_i32(decodes, max_rows), rows) <= limit)
         return INFINITY;
     FAIR_EACH (u, f)
         u->quota_us = limit * u->share / shares;

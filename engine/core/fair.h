@@ -115,11 +115,6 @@ double fair_step_limit(struct fair *f, int32_t max_rows);
 void fair_charge(struct fair *f, struct fair_user *u, int32_t decodes, int32_t rows);
 void fair_step_end(struct fair *f);
 
-static inline int32_t least(int32_t a, int32_t b)
-{
-    return a < b ? a : b;
-}
-
 /* What us microseconds add to a user's virtual time. */
 static inline double fair_vtime_of(const struct fair_user *u, double us)
 {

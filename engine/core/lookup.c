@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "engine/core/sequence.h"
+#include "engine/util/min.h"
 
 enum {
     INDEX_AT_ONCE = 4096,
@@ -19,7 +20,7 @@ static const double newest = 0.125; /* the share of the last prediction in it */
 
 struct lookup *lookup_new(int32_t n_prompt, int32_t max_tokens)
 {
-    const int64_t n_tokens = (int64_t)n_prompt + least(max_tokens, ANSWER);
+    const int64_t n_tokens = (int64_t)n_prompt + min_i32(max_tokens, ANSWER);
     uint32_t n = FEWEST;
     struct lookup *l;
 
@@ -63,7 +64,7 @@ static void compare(struct lookup *l, int32_t token)
 void lookup_add_token(struct lookup *l, const struct sequence *s)
 {
     const int32_t n = sequence_n_tokens(s), token = sequence_token(s, n - 1);
-    const int32_t stop = least(n - 1, l->n_indexed + INDEX_AT_ONCE);
+    const int32_t stop = min_i32(n - 1, l->n_indexed + INDEX_AT_ONCE);
     bool copied;
 
     if (l->n_predicted > 0)

@@ -86,7 +86,7 @@ void core_list_blocks(struct core *c, struct sequence *s, int32_t n_positions)
 {
     const int32_t len = c->options.block_len;
 
-    n_positions = least(n_positions, core_n_chunked(c, s)) + PLANT(PLANT_OFF_BY_ONE_FULL);
+    n_positions = min_i32(n_positions, core_n_chunked(c, s)) + PLANT(PLANT_OFF_BY_ONE_FULL);
     for (; n_positions - s->n_chained * len >= len; s->n_chained++)
         prefix_cache_insert(c->cache, &s->chain,
                             sequence_tokens(s, s->n_chained * len, len, c->block_tokens),
@@ -100,7 +100,7 @@ void core_list_blocks(struct core *c, struct sequence *s, int32_t n_positions)
 static void count_planned(struct core *c, struct sequence *s, int32_t decodes, int32_t rows)
 {
     struct fair_user *u = s->request->user;
-    int32_t n_new = least(s->n_planned - s->n_charged, decodes + rows);
+    int32_t n_new = min_i32(s->n_planned - s->n_charged, decodes + rows);
 
     u->n_planned += decodes + rows;
     u->planned_us += decodes * c->fair.decode_us + rows * c->fair.row_us;
@@ -130,11 +130,11 @@ static bool may_decode(const struct step *st, const struct sequence *s)
 static int32_t take_draft_blocks(struct core *c, const struct step *st, struct sequence *s,
                                  int32_t max)
 {
-    int32_t n = least(core_n_drafts(st, s), max);
+    int32_t n = min_i32(core_n_drafts(st, s), max);
 
     while (n > 0 && s->n_table < core_blocks_for(c, s->n_planned + 1 + n) && take_block(c, s))
         ;
-    return least(n, s->n_table * c->options.block_len - s->n_planned - 1);
+    return min_i32(n, s->n_table * c->options.block_len - s->n_planned - 1);
 }
 
 /* Plans the next token of s, with at most max_drafts behind it: a decode or, with drafts, a chunk.
@@ -203,7 +203,7 @@ static void want(struct step *st, struct step_entry *e)
 /* Plans at most max of the next known tokens of s; returns how many, 0 where it gets no block. */
 static int32_t plan_chunk(struct core *c, struct step *st, struct sequence *s, int32_t max)
 {
-    int32_t n = least(chunk_left(c, s), max);
+    int32_t n = min_i32(chunk_left(c, s), max);
     int32_t n_blocks = core_blocks_for(c, s->n_planned + n);
     struct step_entry *e;
 
@@ -211,7 +211,7 @@ static int32_t plan_chunk(struct core *c, struct step *st, struct sequence *s, i
         return 0;
     while (s->n_table < n_blocks && take_block(c, s))
         ;
-    n = least(n, s->n_table * c->options.block_len - s->n_planned);
+    n = min_i32(n, s->n_table * c->options.block_len - s->n_planned);
     e = step_add(st, s, false);
     if (!s->loaded)
         step_add_update(st, e);
@@ -303,12 +303,12 @@ static bool may_have_decode(const struct core *c, const struct plan *p, const st
     int32_t max = p->last ? c->options.max_batch_tokens - p->n_rows : p->max_decodes;
 
     return !list_empty(&u->decoding) && !p->decodes_full &&
-           p->step->head.n_decodes < least(max, c->options.max_batch_tokens - p->n_rows);
+           p->step->head.n_decodes < min_i32(max, c->options.max_batch_tokens - p->n_rows);
 }
 
 static int32_t prompt_rows_left(const struct core *c, const struct plan *p)
 {
-    return least(p->max_rows, c->options.max_batch_tokens - p->step->head.n_decodes) - p->n_rows;
+    return min_i32(p->max_rows, c->options.max_batch_tokens - p->step->head.n_decodes) - p->n_rows;
 }
 
 static bool may_have_prompt(const struct core *c, const struct plan *p, const struct fair_user *u)
@@ -400,7 +400,7 @@ void core_count_runnable(const struct core *c, const struct sequence *s)
     if (s->state == SEQ_DECODE)
         u->decodes++;
     for (int32_t k = 0; s->state == SEQ_PREFILL && !core_is_offloaded(s) && k <= klass; k++)
-        u->rows[k] += least(n, max - u->rows[k]);
+        u->rows[k] += min_i32(n, max - u->rows[k]);
     if (klass > u->klass)
         u->klass = klass;
 }
@@ -454,7 +454,7 @@ static void schedule(struct core *c, struct step *st, uint64_t now_us)
     p.no_chunks = alone && !PLANT(PLANT_OFFLOAD_CHUNKS);
     p.limit_us = fair_step_limit(&c->fair, c->options.max_batch_tokens);
     p.max_decodes = decode_budget(c, st->head.step);
-    p.max_rows = prompt_budget(c, least(c->n_decoding, p.max_decodes));
+    p.max_rows = prompt_budget(c, min_i32(c->n_decoding, p.max_decodes));
     p.prompts_first = !isinf(p.limit_us) && st->head.step % PROMPT_PART == 0;
     if (isinf(p.limit_us) && c->n_decoding <= p.max_decodes) /* all go: in any order */
         FAIR_EACH (u, &c->fair)

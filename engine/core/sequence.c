@@ -4,6 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "engine/util/min.h"
+
 enum { FIRST_GENERATED = 64 };
 
 bool sequence_append(struct sequence *s, int32_t id)
@@ -27,7 +29,7 @@ bool sequence_append(struct sequence *s, int32_t id)
 void sequence_copy_tokens(const struct sequence *s, int32_t from, int32_t n, int32_t *out)
 {
     int32_t n_prompt = s->request->n_prompt;
-    int32_t of_prompt = from < n_prompt ? least(n_prompt - from, n) : 0;
+    int32_t of_prompt = from < n_prompt ? min_i32(n_prompt - from, n) : 0;
 
     if (of_prompt > 0)
         memcpy(out, s->request->prompt + from, (size_t)of_prompt * sizeof(*out));

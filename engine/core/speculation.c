@@ -56,7 +56,7 @@ static bool predict_cached(struct core *c, struct sequence *s)
 
         if (memcmp(there, tail, (size_t)(n - at) * sizeof(*tail)) != 0)
             continue;
-        l->n_predicted = least(at + len - n, CORE_MAX_DRAFTS);
+        l->n_predicted = min_i32(at + len - n, CORE_MAX_DRAFTS);
         memcpy(l->predicted, there + n - at, (size_t)l->n_predicted * sizeof(*there));
         return true;
     }
@@ -114,7 +114,7 @@ static int32_t predict(struct core *c, struct sequence *s, int32_t most)
         return 0;
     if (!predict_cached(c, s))
         lookup_predict(l, s);
-    most = least(most, least(l->n_predicted, tokens_left(s)));
+    most = min_i32(most, min_i32(l->n_predicted, tokens_left(s)));
     return may_have_drafts(c, s)
                ? best_length(c, s, &(struct source){.acceptance = l->acceptance}, most)
                : 0;
@@ -130,7 +130,8 @@ bool core_may_ask_model(const struct core *c, const struct sequence *s)
 
 int32_t core_model_blocks(const struct core *c, const struct sequence *s)
 {
-    return core_blocks_for(c, least(sequence_n_tokens(s) + CORE_MAX_DRAFTS, c->options.draft_len));
+    return core_blocks_for(c,
+                           min_i32(sequence_n_tokens(s) + CORE_MAX_DRAFTS, c->options.draft_len));
 }
 
 /* How many drafts of the model pay. What it has to read first is divided among the tokens that may
@@ -149,7 +150,8 @@ static int32_t model_length(const struct core *c, const struct sequence *s)
         return 0;
     if (one_us > 0)
         model.token_us = c->cost.row_us * (draft_us / one_us) * (n - s->n_modelled) / left;
-    return best_length(c, s, &model, least(CORE_MAX_DRAFTS, least(left, c->options.draft_len - n)));
+    return best_length(c, s, &model,
+                       min_i32(CORE_MAX_DRAFTS, min_i32(left, c->options.draft_len - n)));
 }
 
 int32_t core_draft_requests(const struct core *c, struct core_draft_request *out)
@@ -235,7 +237,7 @@ void core_speculate(struct core *c, struct sequence *s)
 /* With a row in flight it matters only whether there would be any: none is kept. */
 static int32_t in_time(const struct sequence *s, int32_t n)
 {
-    return s && s->n_sampling > 0 ? least(n, 1) : n;
+    return s && s->n_sampling > 0 ? min_i32(n, 1) : n;
 }
 
 int32_t core_propose(struct core *c, uint64_t id, int32_t choice, int32_t *tokens, int32_t most)

@@ -270,12 +270,11 @@ void core_copy_down(struct core *c, struct step *st)
         return;
     }
     for (int to = N_TIERS - 1; to > TIER_DEVICE; to--)
-        while (
-            c->tiers[to] && may_store(c, to) &&
-            (n = prefix_cache_next_copy(c->cache, tier_above(c, to), to,
-                                        least(c->max_copies, (c->options.tier_blocks[to] + 1) / 2) -
-                                            c->n_copies)) &&
-            begin_copy(c, st, n, tier_above(c, to), to))
+        while (c->tiers[to] && may_store(c, to) &&
+               (n = prefix_cache_next_copy(
+                    c->cache, tier_above(c, to), to,
+                    min_i32(c->max_copies, (c->options.tier_blocks[to] + 1) / 2) - c->n_copies)) &&
+               begin_copy(c, st, n, tier_above(c, to), to))
             ;
 }
 

@@ -139,9 +139,9 @@ static const char *check_limit(const struct world *w, const struct rows rows[N_C
     }
     for (int k = 0; k < N_CLIENTS && n > 1; k++) {
         const int32_t max = w->options.max_batch_tokens;
-        const int32_t decodes = least(rows[k].all_decodes, max);
+        const int32_t decodes = min_i32(rows[k].all_decodes, max);
         const int32_t prompts =
-            least(least(rows[k].all_rows, max - decodes), step_cost_rows(&w->cost, decodes));
+            min_i32(min_i32(rows[k].all_rows, max - decodes), step_cost_rows(&w->cost, decodes));
 
         if (rows[k].klass == klass)
             limit = fmin(limit, step_cost_us(&w->cost, decodes, prompts) * shares / rows[k].share);
