@@ -5,19 +5,19 @@
 
 #include "engine/util/must.h"
 
-/* By what part of itself one step moves a point at most. So a point comes to the median of its
- * steps, however long a few of them were held up. */
-static const double moves = 0.125;
-static const double decay = 0.75;     /* of the weight of older steps, in the cost of a row */
-static const double fades = 0.015625; /* of what steps with drafts took, with each step without */
-static const double few_rows = 0.125; /* of a step's time: then the rest is the decodes' */
+/* The share of itself by which one step changes a point, or the draft model's estimate, at most. So
+ * these converge to the median of their steps, however long a few of them were delayed. */
+static const double max_step_change = 0.125;
+static const double row_cost_decay = 0.75; /* of older steps' weight, with each step with rows */
+static const double draft_cost_decay = 0.015625; /* of steps with drafts, with each step without */
+static const double max_row_share = 0.125;       /* of a step that shows what its decodes take */
 
 enum {
-    FEWEST_BESIDE = 16, /* prompt rows beside decodes, whatever they cost: prompts go on */
-    FEWEST_ALONE = 128, /* without decodes: one row tile */
-    FIRST_ROWS = 512,   /* until the cost of a row is known */
-    LOOKS = 4,          /* at steps of the draft model, of which the shortest counts at first */
-    LOOK_AFTER = 64,    /* long steps, until one with a single prompt row shows what decodes take */
+    MIN_ROWS_BESIDE = 16, /* prompt rows beside decodes, whatever they cost: prompts go on */
+    MIN_ROWS_ALONE = 128, /* without decodes: one row tile */
+    INITIAL_ROWS = 512,   /* until the cost of a row is known */
+    WARMUP_STEPS = 5,     /* of the draft model: the shortest but the first is the estimate then */
+    PROBE_AFTER = 64,     /* steps beside long decodes: then one of a single row shows their cost */
 };
 
 static int point_of(int32_t n)
@@ -39,8 +39,8 @@ static void learn_decodes(struct step_cost *c, int32_t n_decodes, double us)
         return;
     }
     us *= c->decodes[k].n / n_decodes; /* of as many as the point stands for */
-    us = fmax(us, (1 - moves) * c->decodes[k].us);
-    c->decodes[k].us = fmin(us, (1 + moves) * c->decodes[k].us);
+    us = fmax(us, (1 - max_step_change) * c->decodes[k].us);
+    c->decodes[k].us = fmin(us, (1 + max_step_change) * c->decodes[k].us);
 }
 
 static double between(double n0, double us0, double n1, double us1, double n)
@@ -96,8 +96,8 @@ static void learn_rows(struct step_cost *c, int32_t n_decodes, int32_t n_rows, d
         row_us = fmin(fmax(row_us, c->row_us / 4), c->row_us * 2);
     else if (row_us <= 0)
         return;
-    c->rows_sum = c->rows_sum * decay + n_rows;
-    c->rows_us_sum = c->rows_us_sum * decay + row_us * n_rows;
+    c->rows_sum = c->rows_sum * row_cost_decay + n_rows;
+    c->rows_us_sum = c->rows_us_sum * row_cost_decay + row_us * n_rows;
     c->row_us = c->rows_us_sum / c->rows_sum;
 }
 
@@ -110,18 +110,18 @@ void step_cost_learn(struct step_cost *c, int32_t n_decodes, int32_t n_rows, dou
     if (n_decodes + n_rows <= 0 || us <= 0)
         return;
     for (int k = 0; k < STEP_COST_POINTS; k++)
-        c->drafted[k].us *= 1 - fades;
-    if (n_decodes > 0 && (n_rows <= 1 || (c->row_us > 0 && rows_us <= few_rows * us))) {
+        c->drafted[k].us *= 1 - draft_cost_decay;
+    if (n_decodes > 0 && (n_rows <= 1 || (c->row_us > 0 && rows_us <= max_row_share * us))) {
         const double own = fmax(us - rows_us, us / 2);
 
-        /* A late look at one step makes the next one seem short: of two alike the mean is right. */
+        /* A step committed late makes the next one seem short: of two alike the mean is right. */
         learn_decodes(c, n_decodes, n_decodes == last ? (own + c->last_us) / 2 : own);
         c->last_decodes = n_decodes;
         c->last_us = own;
-        c->since_look = 0;
+        c->steps_since_probe = 0;
     } else {
         learn_rows(c, n_decodes, n_rows, us);
-        c->since_look++;
+        c->steps_since_probe++;
     }
 }
 
@@ -140,7 +140,7 @@ void step_cost_learn_drafts(struct step_cost *c, int32_t n_rows, double us)
     if (us <= 0 || n_rows <= 0)
         return;
     if (c->drafted[k].seen)
-        *at = *at <= 0 ? us : fmin(fmax(us, *at / 2), (1 + moves) * *at);
+        *at = *at <= 0 ? us : fmin(fmax(us, *at / 2), (1 + max_step_change) * *at);
     c->drafted[k].seen = true;
 }
 
@@ -159,8 +159,8 @@ void step_cost_learn_model(struct step_cost *c, double us)
 
     if (us <= 0)
         return;
-    if (c->n_model > LOOKS)
-        us = fmin(fmax(us, (1 - moves) * at), (1 + moves) * at);
+    if (c->n_model >= WARMUP_STEPS)
+        us = fmin(fmax(us, (1 - max_step_change) * at), (1 + max_step_change) * at);
     else if (c->n_model++ > 1)
         us = fmin(us, at);
     c->model_us = us;
@@ -168,22 +168,22 @@ void step_cost_learn_model(struct step_cost *c, double us)
 
 double step_cost_model_us(const struct step_cost *c)
 {
-    return c->n_model > LOOKS ? c->model_us : 0;
+    return c->n_model >= WARMUP_STEPS ? c->model_us : 0;
 }
 
 int32_t step_cost_rows(const struct step_cost *c, int32_t n_decodes)
 {
-    const int32_t fewest = n_decodes > 0 ? FEWEST_BESIDE : FEWEST_ALONE;
+    const int32_t fewest = n_decodes > 0 ? MIN_ROWS_BESIDE : MIN_ROWS_ALONE;
     double us, rows;
 
     if (c->max_step_us <= 0)
         return INT32_MAX;
     if (c->row_us <= 0)
-        return FIRST_ROWS;
+        return INITIAL_ROWS;
     /* A step without decodes delays only who comes meanwhile. Where decodes alone take long, a
      * bound of max_step_us would stop prompts altogether. */
     us = n_decodes > 0 ? step_cost_us(c, n_decodes, 0) : 0;
-    if (3 * us > c->max_step_us && c->since_look >= LOOK_AFTER)
+    if (3 * us > c->max_step_us && c->steps_since_probe >= PROBE_AFTER)
         return 1;
     rows = (fmax(n_decodes > 0 ? c->max_step_us : 2 * c->max_step_us, 3 * us) - us) / c->row_us;
     return rows < fewest ? fewest : rows < INT32_MAX ? (int32_t)rows : INT32_MAX;

@@ -26,10 +26,10 @@ struct step_cost {
         bool seen;               /* false: the first step may load code and is not recorded */
     } drafted[STEP_COST_POINTS]; /* of at most 2, 4, 8, … rows, as graphs have; 0: unknown */
     double model_us;             /* of a step of the draft model */
-    int32_t n_model;             /* looks at it */
+    int32_t n_model;             /* of these that were recorded, up to WARMUP_STEPS */
     int32_t last_decodes;        /* of the last step, if it showed what decodes cost; else 0 */
     double last_us;              /* what they took */
-    int32_t since_look;          /* steps since one that showed it */
+    int32_t steps_since_probe;   /* steps since one that showed it */
 };
 
 /* Records that a step of n_decodes decodes and n_rows prompt rows took us. */

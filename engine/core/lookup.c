@@ -16,7 +16,6 @@ enum {
 };
 
 static const double first_acceptance = 0.5;
-static const double newest = 0.125; /* the share of the last prediction in it */
 
 struct lookup *lookup_new(int32_t n_prompt, int32_t max_tokens)
 {
@@ -56,7 +55,7 @@ static void compare(struct lookup *l, int32_t token)
 {
     const bool right = l->predicted[0] == token;
 
-    l->acceptance += newest * (right - l->acceptance);
+    acceptance_update(&l->acceptance, right);
     l->n_predicted = right ? l->n_predicted - 1 : 0;
     memmove(l->predicted, l->predicted + 1, sizeof(l->predicted) - sizeof(*l->predicted));
 }

@@ -34,6 +34,12 @@ struct lookup {
     int32_t last[];      /* [n_last] by hash of a match: where what followed begins; 0: none */
 };
 
+/* Counts one prediction in an acceptance rate, of which the latest is an eighth. */
+static inline void acceptance_update(double *rate, bool right)
+{
+    *rate += 0.125 * (right - *rate);
+}
+
 struct lookup *lookup_new(int32_t n_prompt, int32_t max_tokens); /* NULL: no memory */
 
 /* A token has been added to the text. At most 4096 tokens are indexed at a time, so behind a long

@@ -25,15 +25,13 @@
 
 enum { MAX_CONTINUATIONS = 8 }; /* of a prefix, that are compared with the text */
 
-static const double least_gain = 1.05; /* below, the estimate may be wrong */
+static const double min_gain = 1.05; /* below, the estimate may be wrong */
 
-/* The acceptance rate of a sequence's model drafts begins at that of all sequences, and returns to
- * it; that of all begins high, and returns there more slowly: so a model that was wrong is asked
- * again. */
+/* The acceptance rate of a sequence's model drafts begins at that of all sequences, and with each
+ * token returns to it by return_rate; that of all begins high, and returns there by an eighth of
+ * that: so a model that was wrong is asked again. */
 const double core_first_acceptance = 0.8;
-static const double newest = 0.125;        /* the share of the last draft in both */
-static const double returns = 0.001953125; /* with each token */
-static const double all_return = 0.000244140625;
+static const double return_rate = 0.001953125;
 
 /* Predicts what the prefix cache has behind the text, as far as the block goes. */
 static bool predict_cached(struct core *c, struct sequence *s)
@@ -76,7 +74,7 @@ static int32_t best_length(const struct core *c, const struct sequence *s,
     const bool others_ahead = !from->holds_others && c->n_ahead > !s->waits;
     const int32_t n = c->n_decoding, n_alike = s->request->masks ? 1 : n;
     const double plain = step_cost_us(&c->cost, n, 0);
-    double tokens = 1, part = 1, best_gain = least_gain;
+    double tokens = 1, part = 1, best_gain = min_gain;
     int32_t best = 0;
 
     for (int32_t k = 1; k <= most && n + n_alike * k <= c->steps[0].max.n_seqs; k++) {
@@ -201,8 +199,8 @@ int32_t core_set_model_drafts(struct core *c, uint64_t id, int32_t choice, const
 void core_update_acceptance(struct core *c, struct sequence *s, int32_t n_right, int32_t n)
 {
     for (int32_t i = 0; i < n && i <= n_right; i++) {
-        s->model_acceptance += newest * ((i < n_right) - s->model_acceptance);
-        c->model_acceptance += newest * ((i < n_right) - c->model_acceptance);
+        acceptance_update(&s->model_acceptance, i < n_right);
+        acceptance_update(&c->model_acceptance, i < n_right);
     }
 }
 
@@ -217,8 +215,8 @@ void core_learn(struct core *c, struct sequence *s)
         lookup_add_token(s->lookup, s);
     if (s->n_generated == 1)
         s->model_acceptance = c->model_acceptance;
-    s->model_acceptance += returns * (c->model_acceptance - s->model_acceptance);
-    c->model_acceptance += all_return * (core_first_acceptance - c->model_acceptance);
+    s->model_acceptance += return_rate * (c->model_acceptance - s->model_acceptance);
+    c->model_acceptance += return_rate / 8 * (core_first_acceptance - c->model_acceptance);
 }
 
 void core_speculate(struct core *c, struct sequence *s)

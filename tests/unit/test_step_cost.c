@@ -181,9 +181,9 @@ TEST(decodes_are_learnt_beside_prompts)
     }
 }
 
-/* Where each second step is looked at late, so that the next seems to take nothing, the costs are
+/* Where each second step is committed late, so that the next seems to take nothing, the costs are
  * right all the same. */
-TEST(late_looks_even_out)
+TEST(late_commits_even_out)
 {
     for (int i = 0; i < 400; i++)
         learn(1, 32, i % 2 ? 1900 : 100);
@@ -212,13 +212,13 @@ TEST(drafts_have_points_of_their_own)
 
 /* What a draft model takes is unknown until it has been seen a few times, and then the shortest of
  * them; later it follows what comes, a little at a time. */
-TEST(a_draft_model_is_looked_at_first)
+TEST(a_draft_model_is_known_after_five_steps)
 {
-    static const double looks[] = {90000, 400, 100, 300, 200};
+    static const double times_us[] = {90000, 400, 100, 300, 200};
 
     for (int i = 0; i < 5; i++) {
         ck_assert_double_eq(step_cost_model_us(&cost), 0);
-        step_cost_learn_model(&cost, looks[i]);
+        step_cost_learn_model(&cost, times_us[i]);
     }
     ck_assert_double_eq(step_cost_model_us(&cost), 100);
     step_cost_learn_model(&cost, 1e9);
