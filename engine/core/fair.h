@@ -27,7 +27,7 @@ struct sequence;
 struct fair_user {
     uint64_t id;
     int32_t share;
-    double vtime; /* µs charged, as of the usual share */
+    double vtime; /* µs charged, scaled to the usual share */
     int64_t n_joined;
     struct list link;                       /* among the active, while n_joined > 0 */
     struct list waiting[CORE_N_PRIORITIES]; /* sequences of each class, in order */
@@ -40,9 +40,9 @@ struct fair_user {
     /* Of the step being planned, from fair_step_begin() on. */
     int32_t decodes;                 /* that its running sequences could have */
     int32_t rows[CORE_N_PRIORITIES]; /* of prompts in this class and above, up to a step's rows */
-    int32_t klass;                   /* the highest of these; -1: none */
-    int32_t n_planned;               /* of both */
-    double quota_us;                 /* its part of the step, if it wants so much */
+    int32_t klass;                   /* the highest class of these; -1: none */
+    int32_t n_planned;               /* decodes and rows planned so far */
+    double quota_us;                 /* its part of the step by its share; INFINITY: no limit */
     double planned_us;               /* what its rows add to the step */
     double charged_us;
     int32_t n_skipped;    /* waiting sequences that do not fit now */

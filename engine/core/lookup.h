@@ -34,7 +34,7 @@ struct lookup {
     int32_t last[];      /* [n_last] by hash of a match: where what followed begins; 0: none */
 };
 
-/* Counts one prediction in an acceptance rate, of which the latest is an eighth. */
+/* Counts one prediction in an acceptance rate, in which it weighs an eighth. */
 static inline void acceptance_update(double *rate, bool right)
 {
     *rate += 0.125 * (right - *rate);
