@@ -28,7 +28,7 @@
 /* What other ranks have written is there behind it. */
 static int barrier(const struct pass *p, enum peer_mark mark)
 {
-    struct peer_barrier b = p->f->ranks.barrier;
+    struct peer_barrier b = p->f->peers.barrier;
 
     b.mark = mark;
     return cuda_check(peer_barrier(p->f->launch, &b), "a barrier of ranks", p->e);
@@ -37,15 +37,15 @@ static int barrier(const struct pass *p, enum peer_mark mark)
 /* Whether each rank norms a share of so many rows. */
 static bool shares_rows(const struct forward *f, int n)
 {
-    return pass_parts_are_bf16(f, n) && !f->ranks.exchange.nccl;
+    return pass_parts_are_bf16(f, n) && !f->peers.exchange.nccl;
 }
 
 /* Rows of the step whose residual this rank keeps. */
 static struct rows owned_rows(const struct pass *p)
 {
-    const struct forward_ranks *r = &p->f->ranks;
-    const int n = p->s->n_tokens, share = (n + r->n - 1) / r->n;
-    const int first = r->me * share < n ? r->me * share : n;
+    const struct peers *peers = &p->f->peers;
+    const int n = p->s->n_tokens, share = (n + peers->n - 1) / peers->n;
+    const int first = peers->me * share < n ? peers->me * share : n;
 
     if (!shares_rows(p->f, n))
         return (struct rows){0, n};
@@ -57,7 +57,7 @@ static int reduce_apart(const struct pass *p, int which, const uint16_t *w, bool
 {
     const struct forward *f = p->f;
     const int n_tokens = p->s->n_tokens, dim = f->config->hidden_dim;
-    void *parts = f->ranks.parts[f->ranks.me][which];
+    void *parts = f->peers.parts[f->peers.me][which];
     const bool bf16 = pass_parts_are_bf16(f, n_tokens);
     const struct norm n = {.y = {f->normed},
                            .x = f->residual,
@@ -70,7 +70,7 @@ static int reduce_apart(const struct pass *p, int which, const uint16_t *w, bool
                            .n_parts = 1,
                            .parts = {parts},
                            .parts_bf16 = bf16};
-    const int r = exchange_sum(&f->ranks.exchange, f->launch, parts, (size_t)n_tokens * (size_t)dim,
+    const int r = exchange_sum(&f->peers.exchange, f->launch, parts, (size_t)n_tokens * (size_t)dim,
                                bf16, p->e);
 
     return r < 0 ? r : cuda_check(rms_norm(f->launch, &n), "rms_norm", p->e);
@@ -81,14 +81,14 @@ static int reduce_apart(const struct pass *p, int which, const uint16_t *w, bool
 static int reduce(const struct pass *p, int which, const uint16_t *w, bool gathered)
 {
     const struct forward *f = p->f;
-    const struct forward_ranks *r = &f->ranks;
+    const struct peers *peers = &f->peers;
     const struct rows owned = owned_rows(p), all = {0, p->s->n_tokens};
     const bool shared = which != NO_PARTS && shares_rows(f, all.n);
     /* On a shared device rows that wait could keep those they wait for from running. */
     const bool pushed = all.n <= NORM_PUSHED_ROWS && f->launch->chained;
     const struct rows rows = shared ? owned : all;
     struct norm n = {.y = {f->normed},
-                     .n_y = shared ? r->n : 1,
+                     .n_y = shared ? peers->n : 1,
                      .x = f->residual,
                      .w = w,
                      .first_row = rows.first,
@@ -97,20 +97,20 @@ static int reduce(const struct pass *p, int which, const uint16_t *w, bool gathe
                      .eps = f->config->rms_norm_eps,
                      .gather = gathered ? p->v : NULL,
                      .owned_rows = rows.n,
-                     .n_parts = which == NO_PARTS ? 0 : r->n,
+                     .n_parts = which == NO_PARTS ? 0 : peers->n,
                      .parts_bf16 = shared,
-                     .me = r->me,
-                     .clock = pushed && which != NO_PARTS ? r->barrier.clock : NULL};
+                     .me = peers->me,
+                     .clock = pushed && which != NO_PARTS ? peers->barrier.clock : NULL};
     int rc = 0;
 
-    if (r->exchange.nccl && which != NO_PARTS)
+    if (peers->exchange.nccl && which != NO_PARTS)
         return reduce_apart(p, which, w, gathered);
     if (which != NO_PARTS && !pushed)
         rc = barrier(p, shared ? PEER_BEGIN : PEER_MEET);
     for (int i = 0; i < n.n_parts; i++) {
-        n.parts[i] = r->parts[i][which];
-        n.y[i] = shared ? r->normed[i] : n.y[i];
-        n.inbox[i] = pushed ? r->inbox[i][which] : NULL;
+        n.parts[i] = peers->parts[i][which];
+        n.y[i] = shared ? peers->normed[i] : n.y[i];
+        n.inbox[i] = pushed ? peers->inbox[i][which] : NULL;
     }
     if (rc == 0 && n.n_rows > 0)
         rc = cuda_check(rms_norm(f->launch, &n), "rms_norm", p->e);
@@ -159,8 +159,8 @@ static int ffn_experts(const struct pass *p, int layer, struct rows rows, bool d
                                                    : EXPERTS_MANY,
                              .in_halves = pass_in_halves(f, &f->weights->layers[layer].down)};
 
-    if (f->ranks.n > 1) {
-        r.y = (float *)(void *)f->ranks.parts[f->ranks.me][PARTS_OF_FFN] + at;
+    if (f->peers.n > 1) {
+        r.y = (float *)(void *)f->peers.parts[f->peers.me][PARTS_OF_FFN] + at;
         r.out = pass_parts_are_bf16(f, rows.n) ? EXPERT_SUM_BF16 : EXPERT_SUM_F32;
     }
     return experts_run(&f->experts, f->launch, &f->weights->layers[layer], &r, p->e);
@@ -289,8 +289,8 @@ static int layer_of_ranks(const struct pass *p, int i, int n_skinny)
     const struct forward *f = p->f;
     const struct layer_weights *w = &f->weights->layers[i];
     const struct rows rest = {n_skinny, p->s->n_tokens - n_skinny};
-    char *const *parts = f->ranks.parts[f->ranks.me];
-    const enum skinny_sum sum = f->invariant && f->ranks.n == 2 ? SKINNY_HALF : SKINNY_WHOLE;
+    char *const *parts = f->peers.parts[f->peers.me];
+    const enum skinny_sum sum = f->invariant && f->peers.n == 2 ? SKINNY_HALF : SKINNY_WHOLE;
     const struct skinny qkv = {.y = f->qkv,
                                .bias = w->qkv_bias.data,
                                .m = n_skinny,
@@ -341,11 +341,11 @@ static int final_norm(const struct pass *p)
     const struct forward_shape *s = p->s;
     const int dim = f->config->hidden_dim;
     int r =
-        reduce(p, f->ranks.n > 1 ? PARTS_OF_FFN : NO_PARTS, f->weights->norm.data, s->n_sums == 0);
+        reduce(p, f->peers.n > 1 ? PARTS_OF_FFN : NO_PARTS, f->weights->norm.data, s->n_sums == 0);
 
     if (r < 0 || s->n_sums == 0)
         return r;
-    if (f->ranks.me == 0)
+    if (f->peers.me == 0)
         r = cuda_check(sum_rows(f->launch, s->sums, f->normed, p->v->sums, s->n_sums, dim),
                        "sum_rows", p->e);
     if (r < 0 || s->n_rows == 0)
@@ -394,17 +394,17 @@ static int chain(const struct pass *p)
     const struct forward *f = p->f;
     const int n_tokens = p->s->n_tokens;
     const int n_skinny = f->invariant ? p->s->n_decodes : p->s->path == PATH_SKINNY ? n_tokens : 0;
-    int r = cuda_check(embed(f->launch, f->residual, &f->ranks.embedding, p->v,
-                             f->sampler.sampled[f->ranks.me], n_tokens),
+    int r = cuda_check(embed(f->launch, f->residual, &f->peers.embedding, p->v,
+                             f->sampler.sampled[f->peers.me], n_tokens),
                        "embed", p->e);
 
-    if (r == 0 && f->ranks.exchange.nccl)
-        r = exchange_sum(&f->ranks.exchange, f->launch, f->residual,
+    if (r == 0 && f->peers.exchange.nccl)
+        r = exchange_sum(&f->peers.exchange, f->launch, f->residual,
                          (size_t)n_tokens * (size_t)f->config->hidden_dim, false, p->e);
     if (r == 0 && p->s->chunk_blocks > 0)
         r = pass_begin_offloaded(p);
     for (int i = 0; i < f->config->n_layers && r == 0; i++)
-        r = f->ranks.n > 1 ? layer_of_ranks(p, i, n_skinny) : layer(p, i, n_skinny);
+        r = f->peers.n > 1 ? layer_of_ranks(p, i, n_skinny) : layer(p, i, n_skinny);
     if (r == 0 && (p->s->n_rows > 0 || p->s->n_sums > 0))
         r = final_norm(p);
     return r < 0 || p->s->n_rows == 0 ? r : lm_head(p);
@@ -415,25 +415,25 @@ static int sample(const struct pass *p, int n_rows, bool whole_rows)
     const struct forward *f = p->f;
     int r;
 
-    if (f->ranks.exchange.nccl)
-        return exchange_sample(&f->ranks.exchange, f->launch, &f->sampler, p->v, n_rows, whole_rows,
+    if (f->peers.exchange.nccl)
+        return exchange_sample(&f->peers.exchange, f->launch, &f->sampler, p->v, n_rows, whole_rows,
                                p->e);
     r = cuda_check(sampler_scan(f->launch, &f->sampler, p->v, n_rows), "sampling", p->e);
-    if (r == 0 && f->ranks.n > 1)
+    if (r == 0 && f->peers.n > 1)
         r = barrier(p, PEER_MEET);
-    return r < 0 || f->ranks.me > 0
+    return r < 0 || f->peers.me > 0
                ? r
                : cuda_check(sampler_finish(f->launch, &f->sampler, p->v, n_rows), "sampling", p->e);
 }
 
 static int end(const struct pass *p, int n_rows, bool whole_rows)
 {
-    const struct forward_ranks *ranks = &p->f->ranks;
+    const struct peers *peers = &p->f->peers;
     const int r = n_rows > 0 ? sample(p, n_rows, whole_rows) : 0;
 
     /* The next step writes parts and logits that others may still read, and begins with what rank 0
      * has sampled. */
-    return r == 0 && ranks->n > 1 && !ranks->exchange.nccl ? barrier(p, PEER_STEP_END) : r;
+    return r == 0 && peers->n > 1 && !peers->exchange.nccl ? barrier(p, PEER_STEP_END) : r;
 }
 
 int forward_sample(const struct forward *f, const struct step_view *v, int n_rows, struct err *e)

@@ -58,8 +58,8 @@ struct ring {
  *
  * Ranks of several processes have an exchange instead, which leaves the sum of all parts in each
  * one's own. */
-struct forward_ranks {
-    int n, me; /* 1, 0: there are no others */
+struct peers {
+    int n, me; /* how many ranks there are, and which this is; 1, 0: there are no others */
     struct exchange exchange;
     struct peer_barrier barrier;
     char *parts[MAX_RANKS][2];  /* [rows, hidden_dim] after attention; after the FFN: float, or bf16
@@ -72,7 +72,7 @@ struct forward_ranks {
 
 struct forward {
     const struct model_config *config; /* as this rank computes it: shard_config() */
-    struct forward_ranks ranks;
+    struct peers peers;
     const struct weights *weights;
     const struct launch *launch;
     struct gemm *gemm;

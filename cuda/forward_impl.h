@@ -26,7 +26,7 @@ _Static_assert((int)FORWARD_FEW_ROWS <= (int)NORM_PUSHED_ROWS, "parts of few row
 /* Whether parts of so many rows are bf16. */
 static inline bool pass_parts_are_bf16(const struct forward *f, int n)
 {
-    return f->ranks.n > 1 && n > NORM_PUSHED_ROWS && !f->invariant;
+    return f->peers.n > 1 && n > NORM_PUSHED_ROWS && !f->invariant;
 }
 
 /* ---- forward_products.c */

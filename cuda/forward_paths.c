@@ -175,13 +175,13 @@ void forward_ready_resident(struct forward *f)
                                               .layer_stride = second - first,
                                               .lm_head = f->weights->lm_head.data,
                                               .norm = f->weights->norm.data};
-    f->resident.embedding = f->ranks.embedding;
+    f->resident.embedding = f->peers.embedding;
     f->resident.n_logits = f->weights->lm_head.n;
-    f->resident.me = f->ranks.me;
-    f->resident.clock = f->ranks.barrier.clock;
+    f->resident.me = f->peers.me;
+    f->resident.clock = f->peers.barrier.clock;
     f->resident.rope = f->rope;
     f->resident.kv = f->kv;
-    f->resident.sampled = f->sampler.sampled[f->ranks.me];
+    f->resident.sampled = f->sampler.sampled[f->peers.me];
     f->resident.logits = f->logits;
     f->resident.logits_stride = f->sampler.logits_stride;
 }

@@ -21,9 +21,9 @@ bool pass_gates(const struct forward *f, int layer, int n_rows)
 
 int pass_parts_of(const struct forward *f, int n_rows, const struct matrix *w)
 {
-    if (f->ranks.n == 1 && streams(f, w, n_rows))
+    if (f->peers.n == 1 && streams(f, w, n_rows))
         return stream_parts(w->n, w->k);
-    return f->invariant || f->ranks.n > 1 || forward_gemm_in(f, w, NULL) != GEMM_OF_BF16 ||
+    return f->invariant || f->peers.n > 1 || forward_gemm_in(f, w, NULL) != GEMM_OF_BF16 ||
                    forward_is_int4(f, w, n_rows)
                ? 1
                : gemm_parts(gemm_rows(n_rows), f->config->hidden_dim, w->k);
@@ -86,10 +86,10 @@ static struct gemm_product product_of(const struct forward *f, enum forward_prod
         p.w = w->data;
         p.w_scales = w->scales;
     }
-    if (f->ranks.n > 1 && (kind == PRODUCT_O || kind == PRODUCT_DOWN)) {
+    if (f->peers.n > 1 && (kind == PRODUCT_O || kind == PRODUCT_DOWN)) {
         const bool bf16 = pass_parts_are_bf16(f, rows.n);
         char *parts =
-            f->ranks.parts[f->ranks.me][kind == PRODUCT_O ? PARTS_OF_ATTENTION : PARTS_OF_FFN];
+            f->peers.parts[f->peers.me][kind == PRODUCT_O ? PARTS_OF_ATTENTION : PARTS_OF_FFN];
 
         p.y = parts + (size_t)rows.first * (size_t)w->n * sizeof(float); /* bf16: all rows */
         p.out = bf16 ? GEMM_BF16 : GEMM_F32;
@@ -146,7 +146,7 @@ bool pass_in_halves(const struct forward *f, const struct matrix *w)
 {
     const struct quant q = forward_quant(w);
 
-    return f->invariant && f->ranks.n == 1 && skinny_halves(&q, w->k);
+    return f->invariant && f->peers.n == 1 && skinny_halves(&q, w->k);
 }
 
 /* A product for a kernel of ours, from what it is for cuBLASLt. */

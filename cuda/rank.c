@@ -148,9 +148,9 @@ static int open_device(struct rank *b, struct err *e)
     if ((r = device_open(d, b->options.devices[b->local], e)) < 0 || (r = set_limits(b, e)) < 0)
         return r;
     shard_range(&from, &n_ids, c, DIM_VOCAB, first);
-    f->ranks.n = b->shard.tp_size;
-    f->ranks.me = b->shard.rank;
-    f->ranks.embedding = (struct embedding){.rows_per_rank = (int)n_ids,
+    f->peers.n = b->shard.tp_size;
+    f->peers.me = b->shard.rank;
+    f->peers.embedding = (struct embedding){.rows_per_rank = (int)n_ids,
                                             .vocab_size = c->vocab_size,
                                             .dim = c->hidden_dim};
     f->e4m3 = d->compute == 90 && !b->options.invariant;
@@ -166,7 +166,7 @@ static int open_device(struct rank *b, struct err *e)
     for (int i = 0; i < SAMPLER_SLOTS && r == 0; i++)
         r = take_slot(b, i, e);
     if (r == 0 && b->shard.tp_size > 1)
-        r = cuda_check(cudaHostAlloc((void **)&f->ranks.barrier.host_ns, sizeof(uint64_t),
+        r = cuda_check(cudaHostAlloc((void **)&f->peers.barrier.host_ns, sizeof(uint64_t),
                                      cudaHostAllocMapped),
                        "pinning memory", e);
     if (r == 0)
@@ -247,8 +247,8 @@ void rank_deinit(struct rank *b)
         if (b->slots[i].done)
             (void)cudaEventDestroy(b->slots[i].done);
     }
-    if (b->forward.ranks.barrier.host_ns)
-        (void)cudaFreeHost(b->forward.ranks.barrier.host_ns);
+    if (b->forward.peers.barrier.host_ns)
+        (void)cudaFreeHost(b->forward.peers.barrier.host_ns);
     close_ring(&b->forward.ring);
     device_close(&b->device);
 }

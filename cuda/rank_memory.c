@@ -14,19 +14,21 @@ static const double KV_FRACTION = 0.9; /* by default: some is left for others' c
 /* What other ranks read and write. */
 static void lay_shared(struct rank *b, struct arena *a, size_t rows)
 {
-    struct forward_ranks *r = &b->forward.ranks;
+    struct peers *peers = &b->forward.peers;
 
     for (int i = 0; i < 2; i++)
-        r->parts[r->me][i] = arena_take(a, rows * (size_t)b->config.hidden_dim * sizeof(float));
-    if (r->exchange.nccl)
+        peers->parts[peers->me][i] =
+            arena_take(a, rows * (size_t)b->config.hidden_dim * sizeof(float));
+    if (peers->exchange.nccl)
         return;
-    r->normed[r->me] = b->forward.normed;
-    r->barrier.arrived[r->me] = arena_take(a, MAX_RANKS * sizeof(uint32_t));
-    r->barrier.last = arena_take(a, sizeof(uint32_t));
-    r->barrier.clock = arena_take(a, sizeof(*r->barrier.clock));
-    r->inbox_bytes = (size_t)r->n * NORM_PUSHED_ROWS * (size_t)b->config.hidden_dim * sizeof(float);
+    peers->normed[peers->me] = b->forward.normed;
+    peers->barrier.arrived[peers->me] = arena_take(a, MAX_RANKS * sizeof(uint32_t));
+    peers->barrier.last = arena_take(a, sizeof(uint32_t));
+    peers->barrier.clock = arena_take(a, sizeof(*peers->barrier.clock));
+    peers->inbox_bytes =
+        (size_t)peers->n * NORM_PUSHED_ROWS * (size_t)b->config.hidden_dim * sizeof(float);
     for (int i = 0; i < 2; i++)
-        r->inbox[r->me][i] = arena_take(a, r->inbox_bytes);
+        peers->inbox[peers->me][i] = arena_take(a, peers->inbox_bytes);
 }
 
 static void lay_activations(struct rank *b, struct arena *a)
@@ -78,14 +80,14 @@ static void lay_activations(struct rank *b, struct arena *a)
 static void lay_sampler(struct rank *b, struct arena *a)
 {
     const size_t seqs = (size_t)b->limits.max_seqs;
-    const bool apart = b->forward.ranks.exchange.nccl != NULL;
+    const bool apart = b->forward.peers.exchange.nccl != NULL;
     const int me = b->shard.rank;
     struct sampler_memory *m = &b->forward.sampler;
-    const size_t stride = ((size_t)b->forward.ranks.embedding.rows_per_rank + 7) & ~(size_t)7;
+    const size_t stride = ((size_t)b->forward.peers.embedding.rows_per_rank + 7) & ~(size_t)7;
 
     m->n_ranks = b->shard.tp_size;
     m->me = me;
-    m->ids_per_rank = b->forward.ranks.embedding.rows_per_rank;
+    m->ids_per_rank = b->forward.peers.embedding.rows_per_rank;
     m->vocab_size = b->config.vocab_size;
     m->logits_stride = (int64_t)stride;
     m->max_seqs = b->limits.max_seqs;
@@ -321,8 +323,8 @@ int rank_take_memory(struct rank *b, struct err *e)
     r = cuda_check(rope_table(f->launch, f->rope, b->options.max_seq_len, inv_freq, c->head_dim / 2,
                               rope_scale(c)),
                    "rope_table", e);
-    for (int i = 0; i < 2 && f->ranks.inbox_bytes > 0 && r == 0; i++)
-        r = cuda_check(cudaMemsetAsync(f->ranks.inbox[b->shard.rank][i], 0xff, f->ranks.inbox_bytes,
+    for (int i = 0; i < 2 && f->peers.inbox_bytes > 0 && r == 0; i++)
+        r = cuda_check(cudaMemsetAsync(f->peers.inbox[b->shard.rank][i], 0xff, f->peers.inbox_bytes,
                                        d->launch.stream),
                        "clearing memory", e);
     return r == 0 && b->n_blocks == 0 ? plan_blocks(b, e) : r;

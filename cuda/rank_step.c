@@ -112,7 +112,7 @@ int rank_take_tags(struct rank *b, uint32_t *tag, struct err *e)
         return 0;
     r = cuda_check(resident_clear(l, &b->forward.resident), "clearing exchanges", e);
     if (r == 0 && b->shard.tp_size > 1)
-        r = cuda_check(peer_barrier(l, &b->forward.ranks.barrier), "a barrier of ranks", e);
+        r = cuda_check(peer_barrier(l, &b->forward.peers.barrier), "a barrier of ranks", e);
     return r;
 }
 

@@ -45,7 +45,7 @@ static int open_one(struct rank *rank, const void *arg, struct err *e)
 
 static int join_one(struct rank *rank, const void *cluster, struct err *e)
 {
-    return cluster_join((struct cluster *)(uintptr_t)cluster, &rank->forward.ranks.exchange,
+    return cluster_join((struct cluster *)(uintptr_t)cluster, &rank->forward.peers.exchange,
                         rank->local, rank->shard.rank, rank->shard.tp_size,
                         rank->device.launch.stream, e);
 }
@@ -148,27 +148,27 @@ static void link_ranks(struct ranks *r)
         struct forward *f = &r->ranks[me].forward;
 
         if (r->cluster) { /* none reaches another's memory, not even beside it */
-            f->ranks.embedding.tables[f->ranks.me] = r->ranks[me].weights.embed.data;
+            f->peers.embedding.tables[f->peers.me] = r->ranks[me].weights.embed.data;
             continue;
         }
         if (share_a_device(r))
             r->ranks[me].device.launch.chained = false;
-        f->ranks.barrier.n_ranks = r->n;
-        f->ranks.barrier.me = me;
+        f->peers.barrier.n_ranks = r->n;
+        f->peers.barrier.me = me;
         f->sampler.scans = r->ranks[0].forward.sampler.scans;
         f->sampler.masks = r->masks;
         for (int i = 0; i < r->n; i++) {
             const struct rank *of = &r->ranks[i];
-            const struct forward_ranks *theirs = &of->forward.ranks;
+            const struct peers *theirs = &of->forward.peers;
             const struct sampler_memory *m = &of->forward.sampler;
 
-            f->ranks.embedding.tables[i] = of->weights.embed.data;
-            memcpy(f->ranks.parts[i], theirs->parts[i], sizeof(f->ranks.parts[i]));
-            memcpy(f->ranks.inbox[i], theirs->inbox[i], sizeof(f->ranks.inbox[i]));
-            f->ranks.normed[i] = theirs->normed[i];
+            f->peers.embedding.tables[i] = of->weights.embed.data;
+            memcpy(f->peers.parts[i], theirs->parts[i], sizeof(f->peers.parts[i]));
+            memcpy(f->peers.inbox[i], theirs->inbox[i], sizeof(f->peers.inbox[i]));
+            f->peers.normed[i] = theirs->normed[i];
             if (i != me) /* of two */
                 f->resident.twin_sums = of->forward.resident.sums;
-            f->ranks.barrier.arrived[i] = theirs->barrier.arrived[i];
+            f->peers.barrier.arrived[i] = theirs->barrier.arrived[i];
             f->sampler.logits[i] = m->logits[i];
             f->sampler.adjusted[i] = m->adjusted[i];
             f->sampler.seen[i] = m->seen[i];
@@ -487,7 +487,7 @@ void ranks_info(struct ranks *r, struct backend_info *out)
         out->devices[i].free_bytes = infos[i].free_bytes;
         out->devices[i].exchange_share =
             r->busy > 0.0 && !r->cluster
-                ? fmin((double)*r->ranks[i].forward.ranks.barrier.host_ns * 1e-9 / r->busy, 1.0)
+                ? fmin((double)*r->ranks[i].forward.peers.barrier.host_ns * 1e-9 / r->busy, 1.0)
                 : 0.0;
     }
     for (int i = 1; i < r->n; i++) {

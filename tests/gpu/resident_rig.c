@@ -129,11 +129,11 @@ void rig_init(struct rig *r, const struct model_config *c, bool bias, int block_
     f->config = &r->config;
     f->weights = &r->weights;
     f->launch = &device.launch;
-    f->ranks = (struct forward_ranks){.n = 1,
-                                      .embedding = {.tables = {r->weights.embed.data},
-                                                    .rows_per_rank = r->config.vocab_size,
-                                                    .vocab_size = r->config.vocab_size,
-                                                    .dim = r->config.hidden_dim}};
+    f->peers = (struct peers){.n = 1,
+                              .embedding = {.tables = {r->weights.embed.data},
+                                            .rows_per_rank = r->config.vocab_size,
+                                            .vocab_size = r->config.vocab_size,
+                                            .dim = r->config.hidden_dim}};
     make_activations(r);
     make_sampler(r);
     make_blocks(r, max_len);
