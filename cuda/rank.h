@@ -64,9 +64,9 @@ struct rank {
 };
 
 /* Whether sequences may be in host memory: where that has more blocks than the device. */
-static inline bool rank_offloads(const struct rank *r)
+static inline bool rank_offloads(const struct rank *rank)
 {
-    return r->forward.ring.n_layers == 2;
+    return rank->forward.ring.n_layers == 2;
 }
 
 /* What the kernels ask of matrices: rows without gaps, 256-byte alignment. */
@@ -79,53 +79,53 @@ int cuda_weights_load(struct weights *w, struct device *d, const struct model *m
 
 /* Opens number `local` of the options' devices as one of all ranks. The rank is all zeros before;
  * the model outlives it. rank_deinit() waits for steps under way; it is due after a failure too. */
-int rank_open(struct rank *r, const struct model *model, struct shard shard, int local,
+int rank_open(struct rank *rank, const struct model *model, struct shard shard, int local,
               const struct backend_options *options, struct err *e);
-void rank_deinit(struct rank *r);
+void rank_deinit(struct rank *rank);
 
 /* The first of four calls that get it ready, after opening and when it wakes. Loads the weights and
  * takes what lies beside them; the first time it plans n_blocks by the memory that is left. */
-int rank_take_memory(struct rank *r, struct err *e);
+int rank_take_memory(struct rank *rank, struct err *e);
 /* The second, after opening alone: n_blocks is the same on all ranks now. Plans the layers that
  * prefill cannot read in the pool; that may lower n_blocks, on all alike. */
-int rank_plan_ring(struct rank *r, struct err *e);
+int rank_plan_ring(struct rank *rank, struct err *e);
 /* The third: takes the blocks. */
-int rank_take_blocks(struct rank *r, struct err *e);
+int rank_take_blocks(struct rank *rank, struct err *e);
 /* The fourth, once the ranks are linked: chooses by what is known, and is ready. It may be called
  * once more before the first step. */
-int rank_choose(struct rank *r, struct err *e);
+int rank_choose(struct rank *rank, struct err *e);
 /* Gives back what was taken, or all but the blocks. */
-void rank_give_back(struct rank *r, bool keep_blocks);
+void rank_give_back(struct rank *rank, bool keep_blocks);
 
 /* The same, with no step under way; and whether what it gave back is free again, else -ENOMEM. */
-int rank_sleep(struct rank *r, bool keep_blocks, struct err *e);
-int rank_check_wake(struct rank *r, struct err *e);
+int rank_sleep(struct rank *rank, bool keep_blocks, struct err *e);
+int rank_check_wake(struct rank *rank, struct err *e);
 
 /* Computes each product of so many rows, which loads cuBLASLt's kernels for it: the first time in
  * 0.1 s. Between steps: it writes where they do. */
-int rank_load_products(struct rank *r, int n_rows, struct err *e);
+int rank_load_products(struct rank *rank, int n_rows, struct err *e);
 
 /* Enqueues a step; results go to slot number `slot` and hold until that is used again: rank 0 has
  * them. One with masks samples only with rank_sample(), once these are in the sampler's memory: a
  * kernel that waited for them would keep the driver from all that waits for the device.
  * rank_wait() waits for the device's part alone, on any thread. */
-int rank_submit(struct rank *r, const struct batch *batch, int slot, struct err *e);
-int rank_sample(struct rank *r, int slot, struct err *e);
-int rank_wait(const struct rank *r, int slot, struct err *e);
-int rank_poll(const struct rank *r, int slot, struct err *e); /* at once: 1, or 0: not yet */
-void rank_result(const struct rank *r, int slot, struct step_result *out); /* without copies */
+int rank_submit(struct rank *rank, const struct batch *batch, int slot, struct err *e);
+int rank_sample(struct rank *rank, int slot, struct err *e);
+int rank_wait(const struct rank *rank, int slot, struct err *e);
+int rank_poll(const struct rank *rank, int slot, struct err *e); /* at once: 1, or 0: not yet */
+void rank_result(const struct rank *rank, int slot, struct step_result *out); /* without copies */
 
 /* Tags for a run of the resident kernel, cleared memory first where they start again: all ranks
  * take them for the same runs. */
-int rank_take_tags(struct rank *r, uint32_t *tag, struct err *e);
+int rank_take_tags(struct rank *rank, uint32_t *tag, struct err *e);
 
 /* The ledger of the device's memory; what it has besides what was taken here is "other". */
-void rank_info(const struct rank *r, struct backend_info *out);
+void rank_info(const struct rank *rank, struct backend_info *out);
 
 /* Rows of the graph that n run in, capturing it, and forgetting all of them. */
 int rank_graph_size(int n);
-int rank_prepare_graph(struct rank *r, int size, bool drafts, bool masks, struct err *e);
-void rank_drop_graphs(struct rank *r);
+int rank_prepare_graph(struct rank *rank, int size, bool drafts, bool masks, struct err *e);
+void rank_drop_graphs(struct rank *rank);
 
 /* A look inside an open backend, for tests that are linked with it. */
 const struct rank *cuda_backend_rank(const struct backend *b);
