@@ -10,7 +10,7 @@
 #include "cuda/device.h"
 #include "cuda/forward.h"
 #include "cuda/host_tier.h"
-#include "cuda/step.h"
+#include "cuda/step_metadata.h"
 #include "engine/backend.h"
 
 /* A step's own: metadata on its way to the device, and the event after its results, which lie in

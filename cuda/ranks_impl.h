@@ -4,10 +4,11 @@
 
 #include "cuda/ranks.h"
 
-struct step {
+/* A step under way: what its job on each rank's thread is told. */
+struct posted_step {
     const struct batch *batch;
     int slot;
-    uint32_t number; /* of rank_threads_post() */
+    uint32_t number; /* of rank_threads_post(); unused without threads */
 };
 
 struct ranks {
@@ -22,9 +23,9 @@ struct ranks {
     int64_t n_copying;        /* copies of blocks that have not been told as ended */
     bool *loaded;             /* [by gemm_rows()] products of so many rows, on all ranks */
     struct backend_info infos[MAX_RANKS];
+    struct posted_step steps[SAMPLER_SLOTS]; /* by slot */
 
     /* with threads */
-    struct step steps[SAMPLER_SLOTS];
     double busy, busy_from; /* seconds with steps under way since the memory was taken */
     int n_under_way;
 };

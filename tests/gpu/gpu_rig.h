@@ -10,7 +10,7 @@
 #include <stdint.h>
 
 #include "cuda/device.h"
-#include "cuda/step.h"
+#include "cuda/step_metadata.h"
 #include "tests/gpu/common.h"
 #include "tests/tools/make_batch.h"
 

@@ -1,11 +1,11 @@
-/* step.h - a step's metadata as the device wants it: one block of memory, one copy, with the plan
- * of attention's split-KV work items.
+/* step_metadata.h - a step's metadata as the device wants it: one block of memory, one copy, with
+ * the plan of attention's split-KV work items.
  *
  * Kernels know a row of drafts as a decode: a sequence of its own, with the table of the one that
  * it belongs to. Where arrays lie depends on the counts alone, so a captured graph of n rows finds
  * them in their places. One thread a rank. */
-#ifndef NVLLM_CUDA_STEP_H
-#define NVLLM_CUDA_STEP_H
+#ifndef NVLLM_CUDA_STEP_METADATA_H
+#define NVLLM_CUDA_STEP_METADATA_H
 
 #include <stdbool.h>
 #include <stddef.h>

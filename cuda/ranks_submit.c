@@ -1,4 +1,4 @@
-/* ranks_steps.c - steps on all ranks: posted, waited for, and what a follower does for its
+/* ranks_submit.c - steps on all ranks: posted, waited for, and what a follower does for its
  * leader's; see ranks.h. */
 #include <unistd.h>
 
@@ -16,7 +16,7 @@ static const double COPY_WAIT = 1e-3; /* seconds: contract 2 of a step without r
 
 static int submit_one(struct rank *rank, const void *posted, struct err *e)
 {
-    const struct step *s = posted;
+    const struct posted_step *s = posted;
 
     return rank_submit(rank, s->batch, s->slot, e);
 }
@@ -33,7 +33,7 @@ static int load_products(struct ranks *r, const struct batch *batch, struct err 
 
 int ranks_submit(struct ranks *r, const struct batch *batch, int slot, struct err *e)
 {
-    struct step *s = &r->steps[slot];
+    struct posted_step *s = &r->steps[slot];
     int rc;
 
     for (int32_t i = 0; i < batch->n_copies; i++)
@@ -56,7 +56,7 @@ int ranks_submit(struct ranks *r, const struct batch *batch, int slot, struct er
 
 static int sample_one(struct rank *rank, const void *posted, struct err *e)
 {
-    const struct step *s = posted;
+    const struct posted_step *s = posted;
 
     return rank_sample(rank, s->slot, e);
 }
@@ -64,7 +64,7 @@ static int sample_one(struct rank *rank, const void *posted, struct err *e)
 /* The steps before have ended on all ranks: nobody reads their masks any more. */
 int ranks_mask(struct ranks *r, const uint32_t *const *masks, int slot, struct err *e)
 {
-    struct step *s = &r->steps[slot];
+    struct posted_step *s = &r->steps[slot];
 
     must(!r->cluster);
     batch_join_masks(r->masks, masks, s->batch->n_masks, r->mask_words);

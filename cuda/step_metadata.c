@@ -1,5 +1,5 @@
-/* step.c - see step.h. */
-#include "cuda/step.h"
+/* step_metadata.c - see step_metadata.h. */
+#include "cuda/step_metadata.h"
 
 #include <string.h>
 
