@@ -19,7 +19,7 @@ enum device_use {
     DEVICE_SAMPLER,
     DEVICE_WORKSPACE, /* of the matrix products */
     DEVICE_STEP,      /* metadata of steps */
-    DEVICE_RING,      /* layers as prefill reads them: struct ring */
+    DEVICE_STAGING,   /* layers that prefill reads: struct kv_staging */
     DEVICE_N_USES,
 };
 

@@ -30,18 +30,20 @@ enum forward_product {
     N_PRODUCTS
 };
 
-/* A layer's keys and values in bf16 while chunks attend to them, where these cannot be read in the
- * pool: of an offloaded sequence, twice, so that those of the next layer come while this one
- * computes; and of E4M3, of as many sequences as there is room for. */
-struct ring {
-    int max_blocks; /* of a layer: at least those of the longest sequence */
-    int n_layers;   /* 2; 1: nothing can be offloaded; 0: all is read in the pool */
+/* Keys and values of one layer in bf16, while chunks attend to them: where attention cannot read
+ * them in the pool, because the sequence is offloaded or because they are kept as E4M3. A buffer
+ * holds one layer. */
+struct kv_staging {
+    int max_blocks; /* of a buffer: those of the longest sequence; of E4M3 more where there is room,
+                     * for several prompts at a time */
+    int n_buffers;  /* 2: the next layer is fetched while one computes, needed to offload; 1: for
+                     * the conversion of E4M3 alone; 0: unused */
     struct kv_pool kv[2];
     struct attn_maps maps[2];
-    int32_t *table; /* [max_blocks] 0, 1, 2, … */
-    cudaStream_t stream;
-    cudaEvent_t begun; /* a step: what earlier steps wrote is there */
-    cudaEvent_t full[2], empty[2];
+    int32_t *table;                /* [max_blocks] 0, 1, 2, … */
+    cudaStream_t stream;           /* fetches what earlier steps wrote of an offloaded sequence */
+    cudaEvent_t begun;             /* the step: all that earlier steps wrote is there */
+    cudaEvent_t full[2], empty[2]; /* of each buffer: it has been fetched, and read */
 };
 
 /* Tensor parallelism: what a rank knows of the others. Products over a rank's heads and FFN columns
@@ -78,7 +80,7 @@ struct forward {
     struct gemm *gemm;
     struct kv_pool kv;
     struct attn_maps maps; /* of kv and qkv */
-    struct ring ring;
+    struct kv_staging staging;
     bool invariant; /* the same products whatever the number of rows */
     bool e4m3;      /* products of many rows may take activations of 8 bits */
     bool streams;   /* stream_gemm() is usable, */

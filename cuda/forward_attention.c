@@ -11,28 +11,28 @@ enum {
 /* Begins to fetch what earlier steps wrote of a layer, once attention has read what is there. */
 static int fetch_old(const struct pass *p, int layer)
 {
-    const struct ring *r = &p->f->ring;
-    const struct launch l = {.stream = r->stream, .n_sms = p->f->launch->n_sms};
+    const struct kv_staging *staging = &p->f->staging;
+    const struct launch l = {.stream = staging->stream, .n_sms = p->f->launch->n_sms};
     const int i = layer % 2;
-    cudaError_t code = cudaStreamWaitEvent(r->stream, r->empty[i], 0);
+    cudaError_t code = cudaStreamWaitEvent(staging->stream, staging->empty[i], 0);
 
     if (code == cudaSuccess && p->s->chunk_old > 0)
-        code = fetch_blocks(&l, r->kv[i].base, &p->f->kv, layer, p->s->chunk_table, p->s->chunk_old,
-                            FETCH_BESIDE);
+        code = fetch_blocks(&l, staging->kv[i].base, &p->f->kv, layer, p->s->chunk_table,
+                            p->s->chunk_old, FETCH_BESIDE);
     if (code == cudaSuccess)
-        code = cudaEventRecord(r->full[i], r->stream);
+        code = cudaEventRecord(staging->full[i], staging->stream);
     return cuda_check(code, "fetching an offloaded sequence", p->e);
 }
 
 /* Before a step's first layer. */
 int pass_begin_offloaded(const struct pass *p)
 {
-    const struct ring *r = &p->f->ring;
-    cudaError_t code = cudaEventRecord(r->begun, p->f->launch->stream);
+    const struct kv_staging *staging = &p->f->staging;
+    cudaError_t code = cudaEventRecord(staging->begun, p->f->launch->stream);
     int rc;
 
     if (code == cudaSuccess)
-        code = cudaStreamWaitEvent(r->stream, r->begun, 0);
+        code = cudaStreamWaitEvent(staging->stream, staging->begun, 0);
     rc = cuda_check(code, "fetching an offloaded sequence", p->e);
     for (int layer = 0; layer < 2 && layer < p->f->config->n_layers && rc == 0; layer++)
         rc = fetch_old(p, layer);
@@ -62,8 +62,9 @@ static int prefill_offloaded(const struct pass *p, const struct attn *a)
 {
     const struct forward *f = p->f;
     const struct forward_shape *s = p->s;
-    const struct ring *ring = &f->ring;
-    const struct kv_pool *kv = &ring->kv[a->layer % 2];
+    const struct kv_staging *staging = &f->staging;
+    const int i = a->layer % 2;
+    const struct kv_pool *kv = &staging->kv[i];
     struct attn from = *a;
     struct step_view v = *p->v;
     cudaStream_t stream = f->launch->stream;
@@ -74,12 +75,11 @@ static int prefill_offloaded(const struct pass *p, const struct attn *a)
 
     from.kv = kv;
     from.layer = 0;
-    v.tables = ring->table;
+    v.tables = staging->table;
     if (r < 0 ||
-        (r = cuda_check(cudaStreamWaitEvent(stream, ring->full[a->layer % 2], 0), "a layer",
-                        p->e)) < 0 ||
-        (r = prefill(p, &from, &ring->maps[a->layer % 2], &v, s->n_tiles, s->max_kv_len)) < 0 ||
-        (r = cuda_check(cudaEventRecord(ring->empty[a->layer % 2], stream), "a layer", p->e)) < 0)
+        (r = cuda_check(cudaStreamWaitEvent(stream, staging->full[i], 0), "a layer", p->e)) < 0 ||
+        (r = prefill(p, &from, &staging->maps[i], &v, s->n_tiles, s->max_kv_len)) < 0 ||
+        (r = cuda_check(cudaEventRecord(staging->empty[i], stream), "a layer", p->e)) < 0)
         return r;
     return a->layer + 2 < f->config->n_layers ? fetch_old(p, a->layer + 2) : 0;
 }
@@ -90,13 +90,13 @@ static int prefill_offloaded(const struct pass *p, const struct attn *a)
 static int prefill_e4m3(const struct pass *p, const struct attn *a)
 {
     const struct forward *f = p->f;
-    const struct ring *ring = &f->ring;
+    const struct kv_staging *staging = &f->staging;
     const struct attn_tile *tiles = p->s->tiles;
     struct attn from = *a;
     struct step_view v = *p->v;
     int r = 0;
 
-    from.kv = &ring->kv[0];
+    from.kv = &staging->kv[0];
     from.layer = 0;
     for (int first = 0, end; first < p->s->n_tiles && r == 0; first = end) {
         const int32_t table = tiles[first].table;
@@ -106,7 +106,7 @@ static int prefill_e4m3(const struct pass *p, const struct attn *a)
             const int behind =
                 tiles[end].table - table + ((tiles[end].kv_len - 1) >> f->kv.block_shift) + 1;
 
-            if (behind > ring->max_blocks)
+            if (behind > staging->max_blocks)
                 break;
             n_blocks = behind;
             if (tiles[end].kv_len > max_kv_len)
@@ -114,12 +114,12 @@ static int prefill_e4m3(const struct pass *p, const struct attn *a)
         }
         must(end > first);
         v.tiles = p->v->tiles + first;
-        v.tables = ring->table - table;
+        v.tables = staging->table - table;
         r = cuda_check(fetch_blocks(f->launch, from.kv->base, &f->kv, a->layer,
                                     p->v->tables + table, n_blocks, f->launch->n_sms),
                        "fetch_blocks", p->e);
         if (r == 0)
-            r = prefill(p, &from, &ring->maps[0], &v, end - first, max_kv_len);
+            r = prefill(p, &from, &staging->maps[0], &v, end - first, max_kv_len);
     }
     return r;
 }

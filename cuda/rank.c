@@ -100,10 +100,11 @@ static int take_slot(struct rank *rank, int slot, struct err *e)
     return 0;
 }
 
-static int open_ring(struct ring *r, struct err *e)
+static int open_staging(struct kv_staging *staging, struct err *e)
 {
-    cudaEvent_t *const events[] = {&r->begun, &r->full[0], &r->full[1], &r->empty[0], &r->empty[1]};
-    int rc = cuda_check(cudaStreamCreateWithFlags(&r->stream, cudaStreamNonBlocking),
+    cudaEvent_t *const events[] = {&staging->begun, &staging->full[0], &staging->full[1],
+                                   &staging->empty[0], &staging->empty[1]};
+    int rc = cuda_check(cudaStreamCreateWithFlags(&staging->stream, cudaStreamNonBlocking),
                         "creating a stream", e);
 
     for (size_t i = 0; i < sizeof(events) / sizeof(*events) && rc == 0; i++)
@@ -112,15 +113,16 @@ static int open_ring(struct ring *r, struct err *e)
     return rc;
 }
 
-static void close_ring(struct ring *r)
+static void close_staging(struct kv_staging *staging)
 {
-    const cudaEvent_t events[] = {r->begun, r->full[0], r->full[1], r->empty[0], r->empty[1]};
+    const cudaEvent_t events[] = {staging->begun, staging->full[0], staging->full[1],
+                                  staging->empty[0], staging->empty[1]};
 
     for (size_t i = 0; i < sizeof(events) / sizeof(*events); i++)
         if (events[i])
             (void)cudaEventDestroy(events[i]);
-    if (r->stream)
-        (void)cudaStreamDestroy(r->stream);
+    if (staging->stream)
+        (void)cudaStreamDestroy(staging->stream);
 }
 
 /* Blocks of the resident kernel: ranks that share a device have a part of its multiprocessors. */
@@ -171,7 +173,7 @@ static int open_device(struct rank *rank, struct err *e)
                                      cudaHostAllocMapped),
                        "pinning memory", e);
     if (r == 0)
-        r = open_ring(&f->ring, e);
+        r = open_staging(&f->staging, e);
     if (r == 0)
         r = cuda_check(attn_prefill_init(), "preparing attention", e);
     if (r == 0)
@@ -251,7 +253,7 @@ void rank_deinit(struct rank *rank)
     }
     if (rank->forward.peers.barrier.host_ns)
         (void)cudaFreeHost(rank->forward.peers.barrier.host_ns);
-    close_ring(&rank->forward.ring);
+    close_staging(&rank->forward.staging);
     device_close(&rank->device);
 }
 
@@ -361,8 +363,8 @@ static void fill_ledger(struct backend_info *out, const struct rank *rank)
 
     out->weight_bytes = rank->weights.bytes;
     out->graph_bytes = rank->graphs.bytes;
-    out->workspace_bytes = taken[DEVICE_ACTIVATIONS] + taken[DEVICE_SAMPLER] + taken[DEVICE_RING] +
-                           taken[DEVICE_WORKSPACE] + taken[DEVICE_STEP];
+    out->workspace_bytes = taken[DEVICE_ACTIVATIONS] + taken[DEVICE_SAMPLER] +
+                           taken[DEVICE_STAGING] + taken[DEVICE_WORKSPACE] + taken[DEVICE_STEP];
     if (device_free_bytes(&free_bytes, &ignored) < 0)
         return;
     known =

@@ -66,7 +66,7 @@ struct rank {
 /* Whether sequences may be in host memory: where that has more blocks than the device. */
 static inline bool rank_offloads(const struct rank *rank)
 {
-    return rank->forward.ring.n_layers == 2;
+    return rank->forward.staging.n_buffers == 2;
 }
 
 /* What the kernels ask of matrices: rows without gaps, 256-byte alignment. */
@@ -86,9 +86,10 @@ void rank_deinit(struct rank *rank);
 /* The first of four calls that get it ready, after opening and when it wakes. Loads the weights and
  * takes what lies beside them; the first time it plans n_blocks by the memory that is left. */
 int rank_take_memory(struct rank *rank, struct err *e);
-/* The second, after opening alone: n_blocks is the same on all ranks now. Plans the layers that
- * prefill cannot read in the pool; that may lower n_blocks, on all alike. */
-int rank_plan_ring(struct rank *rank, struct err *e);
+/* The second, after opening alone: n_blocks is the same on all ranks now. Plans the staging of
+ * layers that prefill cannot read in the pool: its memory comes out of the blocks', so n_blocks may
+ * become less, on all ranks alike. */
+int rank_plan_staging(struct rank *rank, struct err *e);
 /* The third: takes the blocks. */
 int rank_take_blocks(struct rank *rank, struct err *e);
 /* The fourth, once the ranks are linked: chooses by what is known, and is ready. It may be called

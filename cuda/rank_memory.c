@@ -127,22 +127,22 @@ static int take_arena(struct rank *rank, enum device_use use,
                       "clearing memory", e);
 }
 
-/* Of one layer of the ring, in bf16. */
-static uint64_t ring_layer_bytes(const struct rank *rank)
+/* Of one layer, in bf16. */
+static uint64_t staging_buffer_bytes(const struct rank *rank)
 {
-    return (uint64_t)rank->forward.ring.max_blocks * 2 * (uint64_t)rank->config.n_kv_heads *
+    return (uint64_t)rank->forward.staging.max_blocks * 2 * (uint64_t)rank->config.n_kv_heads *
            (uint64_t)rank->options.block_len * (uint64_t)rank->config.head_dim * sizeof(uint16_t);
 }
 
-static uint64_t ring_bytes(const struct rank *rank)
+static uint64_t staging_bytes(const struct rank *rank)
 {
-    const struct ring *r = &rank->forward.ring;
+    const struct kv_staging *staging = &rank->forward.staging;
 
-    return (uint64_t)r->n_layers * ring_layer_bytes(rank) +
-           (uint64_t)r->max_blocks * sizeof(*r->table);
+    return (uint64_t)staging->n_buffers * staging_buffer_bytes(rank) +
+           (uint64_t)staging->max_blocks * sizeof(*staging->table);
 }
 
-int rank_plan_ring(struct rank *rank, struct err *e)
+int rank_plan_staging(struct rank *rank, struct err *e)
 {
     const struct backend_options *o = &rank->options;
     const uint64_t n_host =
@@ -152,27 +152,28 @@ int rank_plan_ring(struct rank *rank, struct err *e)
     const bool fp8 = o->kv_dtype == KV_DTYPE_FP8;
     const int least = (int)(offloads && n_host < most ? n_host : most);
     const int at_once = rank->limits.max_tokens / o->block_len; /* one step of short prompts */
-    struct ring *r = &rank->forward.ring;
+    struct kv_staging *staging = &rank->forward.staging;
     uint64_t pool;
 
     if (!offloads && !fp8)
         return 0;
-    r->n_layers = offloads ? 2 : 1;
-    r->max_blocks = least;
-    pool = o->tier_bytes[TIER_DEVICE] ? 0 : n * rank->block_bytes; /* that the ring is of */
+    staging->n_buffers = offloads ? 2 : 1;
+    staging->max_blocks = least;
+    /* The staging is a part of the pool, unless the pool's own size is given. */
+    pool = o->tier_bytes[TIER_DEVICE] ? 0 : n * rank->block_bytes;
     if (fp8 && least < at_once) {
-        r->max_blocks = at_once;
-        if (pool && pool < ring_bytes(rank) + rank->block_bytes)
-            r->max_blocks = least; /* fewer prompts at a time */
+        staging->max_blocks = at_once;
+        if (pool && pool < staging_bytes(rank) + rank->block_bytes)
+            staging->max_blocks = least; /* fewer prompts at a time */
     }
     if (!pool)
         return 0;
-    if (pool < ring_bytes(rank) + rank->block_bytes)
+    if (pool < staging_bytes(rank) + rank->block_bytes)
         return err_set(e, -ENOMEM,
                        "%s: too little memory for the layers that prompts read; lower "
                        "scheduler.max_seq_len%s",
                        rank->device.name, offloads ? " or cache.host_memory" : "");
-    rank->n_blocks = (int32_t)((pool - ring_bytes(rank)) / rank->block_bytes);
+    rank->n_blocks = (int32_t)((pool - staging_bytes(rank)) / rank->block_bytes);
     return 0;
 }
 
@@ -209,34 +210,34 @@ static int plan_blocks(struct rank *rank, struct err *e)
     return 0;
 }
 
-/* Layers as prefill attention reads them where it cannot in the pool. */
-static int take_ring(struct rank *rank, struct err *e)
+static int take_staging(struct rank *rank, struct err *e)
 {
-    struct ring *r = &rank->forward.ring;
+    struct kv_staging *staging = &rank->forward.staging;
     const struct kv_pool *kv = &rank->forward.kv;
-    const uint64_t n = (uint64_t)r->max_blocks, layer = ring_layer_bytes(rank);
-    const int64_t v_offset = (int64_t)(layer / n / (2 * sizeof(*kv->base)));
+    const uint64_t n = (uint64_t)staging->max_blocks, buffer = staging_buffer_bytes(rank);
+    const int64_t v_offset = (int64_t)(buffer / n / (2 * sizeof(*kv->base)));
     char *at;
     int32_t *table = malloc(n * sizeof(*table));
     int rc;
 
     if (!table)
         return err_set(e, -ENOMEM, "out of memory");
-    for (int i = 0; i < r->max_blocks; i++)
+    for (int i = 0; i < staging->max_blocks; i++)
         table[i] = i;
-    rc = device_take(&rank->device, DEVICE_RING, ring_bytes(rank), e);
-    at = rank->device.memory[DEVICE_RING];
-    for (int i = 0; i < r->n_layers && rc == 0; i++, at += layer)
-        r->kv[i] = (struct kv_pool){.base = (uint16_t *)(void *)at,
-                                    .block_stride = 2 * v_offset,
-                                    .v_offset = v_offset,
-                                    .block_shift = kv->block_shift,
-                                    .n_kv_heads = kv->n_kv_heads,
-                                    .head_dim = kv->head_dim,
-                                    .n_blocks = r->max_blocks};
-    r->table = (int32_t *)(void *)at;
+    rc = device_take(&rank->device, DEVICE_STAGING, staging_bytes(rank), e);
+    at = rank->device.memory[DEVICE_STAGING];
+    for (int i = 0; i < staging->n_buffers && rc == 0; i++, at += buffer)
+        staging->kv[i] = (struct kv_pool){.base = (uint16_t *)(void *)at,
+                                          .block_stride = 2 * v_offset,
+                                          .v_offset = v_offset,
+                                          .block_shift = kv->block_shift,
+                                          .n_kv_heads = kv->n_kv_heads,
+                                          .head_dim = kv->head_dim,
+                                          .n_blocks = staging->max_blocks};
+    staging->table = (int32_t *)(void *)at;
     if (rc == 0)
-        rc = cuda_check(cudaMemcpy(r->table, table, n * sizeof(*table), cudaMemcpyHostToDevice),
+        rc = cuda_check(cudaMemcpy(staging->table, table, n * sizeof(*table),
+                                   cudaMemcpyHostToDevice),
                         "copying a table", e);
     free(table);
     return rc;
@@ -264,7 +265,7 @@ static int take_pool(struct rank *rank, struct err *e)
                                         .n_blocks = rank->n_blocks,
                                         .fp8 = o->kv_dtype == KV_DTYPE_FP8};
     rank->limits.n_blocks = rank->n_blocks;
-    return rank->forward.ring.n_layers > 0 ? take_ring(rank, e) : 0;
+    return rank->forward.staging.n_buffers > 0 ? take_staging(rank, e) : 0;
 }
 
 /* Where the rank's part of a block in host memory begins. */
@@ -284,7 +285,7 @@ static void place_host(struct rank *rank)
                         rank->n_blocks * f->kv.host_stride;
 }
 
-/* Of the pool, where it is bf16, and of the ring. */
+/* Of the pool, where it is bf16, and of the staging. */
 static int make_maps(struct rank *rank, struct err *e)
 {
     struct forward *f = &rank->forward;
@@ -297,8 +298,8 @@ static int make_maps(struct rank *rank, struct err *e)
         return 0;
     if (!f->kv.fp8)
         code = attn_maps_init(&f->maps, &f->kv, rank->n_blocks, f->qkv, q_stride, n_rows);
-    for (int i = 0; i < f->ring.n_layers && code == cudaSuccess; i++)
-        code = attn_maps_init(&f->ring.maps[i], &f->ring.kv[i], f->ring.max_blocks, f->qkv,
+    for (int i = 0; i < f->staging.n_buffers && code == cudaSuccess; i++)
+        code = attn_maps_init(&f->staging.maps[i], &f->staging.kv[i], f->staging.max_blocks, f->qkv,
                               q_stride, n_rows);
     return cuda_check(code, "preparing attention", e);
 }

@@ -135,7 +135,7 @@ static void describe_chunk(struct forward_shape *shape, const struct rank *rank,
     shape->chunk_table = view->tables + starts[batch_decode_rows(batch)];
     shape->chunk_old = first >> shift;
     shape->chunk_blocks = (batch_kv_len(batch)[seq] + (1 << shift) - 1) >> shift;
-    must(shape->chunk_blocks <= rank->forward.ring.max_blocks);
+    must(shape->chunk_blocks <= rank->forward.staging.max_blocks);
 }
 
 /* Whether rank 0 needs whole rows of logits that others have: a row with log probabilities, or that

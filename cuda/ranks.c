@@ -256,7 +256,7 @@ static int plan_blocks(struct ranks *r, struct err *e)
     int rc = 0;
 
     for (int i = 0; i < r->n && rc == 0; i++)
-        rc = rank_plan_ring(&r->ranks[i], e);
+        rc = rank_plan_staging(&r->ranks[i], e);
     return rc;
 }
 
