@@ -25,9 +25,9 @@ void experts_lay(struct experts *x, struct arena *a, const struct model_config *
 
 /* How products are made. A row's result depends on this alone, not on the rows beside it. */
 enum experts_path {
-    EXPERTS_BY_ROWS, /* as is best for so many rows; or always those of */
-    EXPERTS_FEW,
-    EXPERTS_MANY,
+    EXPERTS_BY_ROWS, /* by the kernels that are best for so many rows */
+    EXPERTS_FEW,     /* always by the few-row kernels */
+    EXPERTS_MANY,    /* always by the many-row kernels */
 };
 
 /* Rows of a step. */

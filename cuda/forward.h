@@ -83,8 +83,8 @@ struct forward {
     struct kv_staging staging;
     bool invariant; /* the same products whatever the number of rows */
     bool e4m3;      /* products of many rows may take activations of 8 bits */
-    bool streams;   /* stream_gemm() is usable, */
-    bool int4;      /* and int4_gemm() */
+    bool streams;   /* stream_gemm() is usable */
+    bool int4;      /* int4_gemm() is usable */
     int few_rows;   /* of a step for which there are paths to choose from, at most */
     uint8_t decode_path[FORWARD_FEW_ROWS + 1]; /* enum forward_path by rows, of decodes alone */
     uint8_t chain_path[FORWARD_FEW_ROWS + 1];  /* where the resident kernel cannot be */
@@ -99,8 +99,8 @@ struct forward {
     uint16_t *gate_up;      /* [rows, 2 * ffn_dim], or as much as normed takes */
     uint16_t *act;          /* [rows, ffn_dim] */
     struct experts experts; /* of a mixture; their out is gate_up then, and there is no act */
-    uint8_t *x_e4m3;        /* [rows, k] input of a product of many rows, of 8 bits, */
-    float *x_scales;        /* [k / 128, rows] or [rows] and its scales */
+    uint8_t *x_e4m3;        /* [rows, k] input of a product of many rows, as E4M3 */
+    float *x_scales;        /* scales of x_e4m3: [k / 128, rows] or [rows] */
     uint16_t *dequantized;  /* a matrix that is multiplied as bf16 */
     struct int4_work int4_work;
     float *parts;           /* [GEMM_PART_FLOATS] of a product that the next norm adds */
@@ -128,8 +128,8 @@ struct forward_shape {
     enum forward_path path;
     bool whole_rows;  /* with an exchange: as exchange_sample() says */
     bool logits_only; /* nothing is sampled: that follows, or not, where steps are measured */
-    int n_sums;       /* of hidden states, to */
-    float *sums;      /* [n_sums, hidden_dim] host memory that the device writes; of rank 0 */
+    int n_sums;       /* sums of hidden states that are wanted */
+    float *sums;      /* [n_sums, hidden_dim] of rank 0: host memory that the device writes */
 };
 
 /* What the resident kernel depends on besides memory, into f->resident and resident_rows: for

@@ -49,7 +49,7 @@ struct rank {
     struct graphs graphs;
     struct step_limits limits;
     struct rank_slot slots[SAMPLER_SLOTS];
-    char *step_memory; /* where it goes */
+    char *step_memory; /* the device's: a step's metadata is copied there */
     int32_t *history;  /* [max_seq_len] tokens of one sequence being loaded */
     int32_t n_blocks;
     uint64_t given_back; /* bytes that waking takes again, but for graphs; 0: awake */

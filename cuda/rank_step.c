@@ -13,8 +13,8 @@
 enum {
     POLLS = 2000, /* of an event before the thread sleeps for it: a few hundred microseconds */
     GRAPH_FINE = 16,
-    OFFLOADED_POLL_US = 200,  /* of a step that waits for the bus, which may take seconds: */
-    OFFLOADED_POLLS = 300000, /* it counts as alive for a minute */
+    OFFLOADED_POLL_US = 200,  /* between polls of an offloaded step: the bus may take seconds */
+    OFFLOADED_POLLS = 300000, /* a minute, for which an offloaded step counts as alive */
 };
 
 /* Rows of the graph that n run in: a power of two, above GRAPH_FINE a multiple of that. */

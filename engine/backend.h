@@ -73,12 +73,11 @@ struct backend_tier {
 
 /* One of the devices; of several each is a rank. */
 struct backend_device {
-    char name[128]; /* "AMD EPYC, 2 threads, AVX-512" */
-    char pci[32];   /* its address, "0000:65:00.0"; empty: it has none */
-    /* Of several: its memory; and how much of the time of steps, since it was opened or last woke,
-     * it has exchanged parts with the others or waited for them: 0 .. 1. */
-    uint64_t total_bytes, free_bytes;
-    double exchange_share;
+    char name[128];                   /* "AMD EPYC, 2 threads, AVX-512" */
+    char pci[32];                     /* its address, "0000:65:00.0"; empty: it has none */
+    uint64_t total_bytes, free_bytes; /* of its memory; 0 where it is the only one */
+    double exchange_share; /* 0 .. 1: of the time of steps since it was opened or last woke, what it
+                            * spent exchanging parts with the others or waiting for them */
 };
 
 /* What an opened backend offers. */
@@ -97,7 +96,7 @@ struct backend_info {
     int32_t sum_dim;        /* hidden_dim: values of a sum of hidden states */
     bool copies;            /* blocks may be copied between the tiers that there are */
     bool offloads;          /* sequences may have all their blocks in the host tier */
-    bool may_offload;       /* and may now: that tier's memory is ready */
+    bool may_offload;       /* the host tier's memory is pinned: offloads are possible now */
 
     /* The ledger of the memory that the backend computes in. On a device weights, the device tier,
      * graphs, workspaces and other add up to what the driver says is used, total - free. Where the

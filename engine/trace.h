@@ -7,15 +7,15 @@
 
 #include <stdint.h>
 
-enum trace_kind { /* the protocol's numbers */
-                  TRACE_QUEUED =
-                      1, /* a request has been encoded and waits; it arrived took_us before */
-                  TRACE_STARTED,     /* it has its first slot */
-                  TRACE_FIRST_TOKEN, /* its first token is there */
-                  TRACE_PREEMPTED,   /* one of its choices */
-                  TRACE_ENDED,
-                  TRACE_STEP, /* a step was computed from at_us on */
-                  TRACE_PART, /* what the engine thread did from at_us on */
+/* The protocol's numbers. */
+enum trace_kind {
+    TRACE_QUEUED = 1,  /* a request has been encoded and waits; it arrived took_us before */
+    TRACE_STARTED,     /* it has its first slot */
+    TRACE_FIRST_TOKEN, /* its first token is there */
+    TRACE_PREEMPTED,   /* one of its choices */
+    TRACE_ENDED,
+    TRACE_STEP, /* a step was computed from at_us on */
+    TRACE_PART, /* what the engine thread did from at_us on */
 };
 
 struct trace_record {
@@ -25,10 +25,10 @@ struct trace_record {
     int32_t choice;          /* PREEMPTED */
     int32_t reason;          /* ENDED: enum core_reason, of choice 0 */
     enum trace_kind since;   /* ENDED: QUEUED, STARTED or FIRST_TOKEN: what had happened last */
-    uint64_t step;           /* STEP: its number; */
-    int32_t n_decodes;       /* its rows of answers, drafts among them, */
-    int32_t n_prompt;        /* those of prompts, */
-    int32_t n_seqs;          /* and sequences with rows */
+    uint64_t step;           /* STEP: its number */
+    int32_t n_decodes;       /* STEP: its rows of answers, drafts among them */
+    int32_t n_prompt;        /* STEP: its rows of prompts */
+    int32_t n_seqs;          /* STEP: the sequences with rows in it */
     int32_t part;            /* PART: enum engine_part */
 };
 

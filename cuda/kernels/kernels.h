@@ -301,8 +301,8 @@ struct quant {
  * i-th of the row, by ascending expert. Picks of the same expert are multiplied together. */
 enum {
     EXPERTS_MAX = 1024, /* of a layer */
-    EXPERT_FEW = 16,    /* picks of a group for expert_skinny(), at most, */
-    EXPERT_MANY = 128,  /* and for expert_gemm() */
+    EXPERT_FEW = 16,    /* picks of a group for expert_skinny(), at most */
+    EXPERT_MANY = 128,  /* picks of a group for expert_gemm(), at most */
 };
 struct expert_group {
     int32_t expert, first, n; /* picks members[first] .. members[first + n - 1] */

@@ -12,8 +12,8 @@ enum {
     IN_STRING, /* as IN_TEXT */
     AT_ESCAPE, /* behind a backslash */
     IN_HEX,    /* left digits of an escape are to come; base: of the pair's second one */
-    AT_LOW,    /* behind the first of a pair: its backslash, */
-    AT_LOW_U,  /* then its u */
+    AT_LOW,    /* behind the first of a pair: before the second one's backslash */
+    AT_LOW_U,  /* behind that backslash: before its u */
     AT_END,    /* behind a string */
 };
 

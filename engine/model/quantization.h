@@ -19,10 +19,10 @@ enum {
 enum quant_format {
     QUANT_NONE,
     QUANT_FP8,         /* as Qwen3's and DeepSeek's: blocks */
-    QUANT_CT_BLOCKS,   /* compressed-tensors, E4M3 with a scale a block, */
-    QUANT_CT_CHANNELS, /* a row */
-    QUANT_CT_TENSORS,  /* or a tensor */
-    QUANT_CT_PACKED,   /* and INT4 */
+    QUANT_CT_BLOCKS,   /* compressed-tensors, E4M3 with a scale a block */
+    QUANT_CT_CHANNELS, /* compressed-tensors, E4M3 with a scale a row */
+    QUANT_CT_TENSORS,  /* compressed-tensors, E4M3 with a scale a tensor */
+    QUANT_CT_PACKED,   /* compressed-tensors, INT4 */
     QUANT_AWQ,
     QUANT_GPTQ,
     QUANT_AT_LOAD, /* plain tensors that are quantized while they are read */
