@@ -1,9 +1,9 @@
 /* algo_file.h - what was measured on a device, kept in a file between starts: which algorithm is
  * best for a product's shape, and how long whole steps take by each path.
  *
- * One file per key, which names device, software and model. What an algorithm is, is cuBLASLt's
- * affair: 64 opaque bytes here. A file that is damaged, has another key or belongs to another user
- * counts as none. No state; any thread. */
+ * One file per key, which names device, software and model. An algorithm is 64 bytes that only
+ * cuBLASLt understands. A file that is damaged, has another key or belongs to another user counts
+ * as none. No state; any thread. */
 #ifndef NVLLM_CUDA_ALGO_FILE_H
 #define NVLLM_CUDA_ALGO_FILE_H
 
@@ -17,9 +17,10 @@ enum {
     ALGO_KEY = 256,
 };
 
-enum { ALGO_STEP = 100 }; /* out: not a product, but a step of m rows by path number n - 1 */
+/* As `out` of a shape: not a product was measured but a whole step, of m rows by path n - 1. */
+enum { ALGO_STEP = 100 };
 
-/* What was measured; without padding, so that equal ones are equal bytes. */
+/* What was measured. It has no padding, so that equal shapes are equal bytes. */
 struct algo_shape {
     int32_t m, n, k, out;
     int64_t y_stride;

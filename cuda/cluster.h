@@ -3,18 +3,19 @@
  *
  * Ranks have a communicator of all ranks, for steps (exchange.h); a second one, with one rank of
  * each process, carries orders. Orders use the stream of local rank 0, behind the steps that were
- * enqueued before. So all that NCCL does on a device is one sequence, the same in all processes,
- * and nothing waits for what comes behind it, even where CUDA waits for a whole device: to take
- * memory for a graph, to load a kernel.
+ * enqueued before. So NCCL's work on a device is one sequence, the same in all processes, and none
+ * of it waits for what is enqueued later, not even where CUDA waits for the whole device, as it may
+ * when it takes memory for a graph or loads a kernel.
  *
  * The price: a follower learns of a step only when the one before has ended, and its device is idle
- * until it has launched it; and while copies of blocks are under way, the leader has a step's
- * tokens only when the next one has ended. A follower waits for an order in a kernel of NCCL's,
- * which keeps one multiprocessor busy.
+ * until the follower has launched that step; and while copies of blocks are under way, the leader
+ * has a step's tokens only when the next one has ended. A follower waits for an order in a kernel
+ * of NCCL's, which keeps one multiprocessor busy.
  *
- * The thread that runs the backend, but for cluster_join. Where a process has ended or cannot be
- * reached, calls return -EIO or, where it is silent for CLUSTER_SECONDS, -ETIMEDOUT; nothing that
- * waits for it ever ends then, and only cluster_free may follow, which frees nothing. */
+ * The thread that runs the backend calls these functions, all but cluster_join. They fail with
+ * -EIO where a process has ended or cannot be reached, and with -ETIMEDOUT where it is silent for
+ * CLUSTER_SECONDS. What waits for that process never ends then: only cluster_free may follow, and
+ * frees nothing. */
 #ifndef NVLLM_CUDA_CLUSTER_H
 #define NVLLM_CUDA_CLUSTER_H
 
@@ -25,7 +26,7 @@
 #include "engine/backend.h"
 
 enum {
-    CLUSTER_SECONDS = 12,        /* without an answer to an order, or an order; or of a step */
+    CLUSTER_SECONDS = 12,        /* for an order, for its answer, or for a step to end */
     CLUSTER_BEAT_SECONDS = 2,    /* between orders of an idle leader */
     CLUSTER_START_SECONDS = 300, /* until all processes have come */
     CLUSTER_LOAD_SECONDS = 900,  /* until all have read their weights */
@@ -33,13 +34,13 @@ enum {
 
 struct cluster;
 
-/* What followers do as the leader does it. */
+/* What followers are told to do, as the leader does it. */
 enum order_kind {
-    ORDER_STEP,   /* a batch */
-    ORDER_COPIES, /* says which copies have ended */
+    ORDER_STEP,   /* to run a batch */
+    ORDER_COPIES, /* to count the copies that have ended on all */
     ORDER_SLEEP,
     ORDER_WAKE,
-    ORDER_BEAT, /* answers */
+    ORDER_BEAT, /* only to answer */
     ORDER_CLOSE,
 };
 
@@ -49,13 +50,14 @@ struct order {
     const struct batch *batch; /* of ORDER_STEP */
 };
 
-/* The leader, before it opens its devices: removes a file that an earlier start may have left. */
+/* The leader, before it opens its devices: removes a rendezvous file that an earlier start may have
+ * left. */
 void cluster_clear(const struct backend_options *o);
 
 /* Loads NCCL and gets the id through which the ranks find each other: a follower waits for it. */
 int cluster_new(struct cluster **out, const struct backend_options *o, struct err *e);
 void cluster_free(struct cluster *c); /* takes NULL */
-/* No others are waited for any more: the leader's file goes. */
+/* The leader, when it waits for no others any more: removes its rendezvous file. */
 void cluster_forget(struct cluster *c);
 
 /* Each rank's thread, its device chosen: number `local` of this process joins as number `rank` of
@@ -67,25 +69,25 @@ int cluster_open(struct cluster *c, int device, cudaStream_t stream, struct err 
 
 bool cluster_leads(const struct cluster *c);
 
-/* Between two looks at what other processes may keep waiting, by a caller that waits since `begin`
- * and has looked so many times before: it sleeps once these are many. Fails where a process is
- * known to have ended, and where the caller has waited for longer than `seconds`. Whoever looks is
- * alive: it counts the options' beat. */
+/* Called in a loop that waits for other processes since `begin`; `looks` counts the iterations. The
+ * first many return at once; later ones sleep, advance the options' beat, and fail when a process
+ * is known to have ended or after `seconds`, which are at least CLUSTER_SECONDS. */
 int cluster_pause(struct cluster *c, int looks, double begin, double seconds, struct err *e);
-/* Such a failure has been told. */
+/* Whether a call has failed because of another process. */
 bool cluster_has_parted(const struct cluster *c);
 
-/* All processes: each value becomes the least that one of them has. n at most CLUSTER_VALUES. */
+/* Called by all processes: each value becomes the least of theirs. n at most CLUSTER_VALUES. */
 enum { CLUSTER_VALUES = 32 };
 int cluster_least(struct cluster *c, int64_t *values, int n, double seconds, struct err *e);
 
-/* All processes: fails on all of them with what differs, options or model. */
+/* Called by all processes: fails in all of them where an option or the model differs, and says
+ * which. */
 int cluster_compare(struct cluster *c, const struct backend_options *o, const struct model *m,
                     const struct device *d, struct err *e);
 
-/* The leader: tells the followers. The batch is copied; it may still be on its way. */
+/* The leader: tells the followers. The batch is copied, and may be on its way when this returns. */
 int cluster_order(struct cluster *c, const struct order *order, struct err *e);
-/* Whether an idle leader's next one is due. */
+/* Whether an idle leader's next ORDER_BEAT is due. */
 bool cluster_beat_is_due(const struct cluster *c);
 
 /* A follower: waits for the next order. Its batch stays until the next call but one, which comes

@@ -8,7 +8,7 @@
 #include "cuda/nccl.h"
 
 struct exchange {
-    const struct nccl *nccl; /* NULL: they can */
+    const struct nccl *nccl; /* NULL: ranks reach each other's memory, and need no exchange */
     struct ncclComm *comm;   /* of all ranks */
 };
 

@@ -1,6 +1,6 @@
 /* experts.h - the FFN of a mixture of experts on a rank: a router chooses the experts of each row,
  * the rows of an expert are multiplied together, and what a row's experts give is summed in their
- * order. Every rank has all experts, of each its FFN columns, and chooses alike.
+ * order. Every rank has its FFN columns of all experts, and all ranks choose alike.
  *
  * Launches do not depend on what the router chooses, so they may be captured. Nothing here waits
  * for the device. One thread a rank. */
@@ -20,10 +20,11 @@ struct experts {
     uint16_t *out;   /* [rows * n_picks, hidden] */
 };
 
-/* Takes memory for so many rows of a step from an arena. c: of the rank. */
+/* Takes memory for so many rows of a step from an arena. c: the rank's configuration. */
 void experts_lay(struct experts *x, struct arena *a, const struct model_config *c, size_t rows);
 
-/* How products are made. A row's result depends on this alone, not on the rows beside it. */
+/* Which kernels make the products. A row's result depends on that alone, not on the rows beside
+ * it. */
 enum experts_path {
     EXPERTS_BY_ROWS, /* by the kernels that are best for so many rows */
     EXPERTS_FEW,     /* always by the few-row kernels */

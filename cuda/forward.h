@@ -13,8 +13,9 @@
 #include "engine/model/weights.h"
 
 enum {
-    FORWARD_SPARE_ROWS = 128, /* prompts begin at any row there, and end at a rounded one */
-    FORWARD_FEW_ROWS = 128,   /* few_rows at most */
+    FORWARD_SPARE_ROWS = 128, /* of an invariant pass: its prompts begin at any row, and are
+                               * computed as a rounded number of rows */
+    FORWARD_FEW_ROWS = 128,   /* the most that few_rows may be */
 };
 
 /* How a step of few rows is computed; of more than the forward's few_rows always PATH_GEMM. */
@@ -64,8 +65,8 @@ struct peers {
     int n, me; /* how many ranks there are, and which this is; 1, 0: there are no others */
     struct exchange exchange;
     struct peer_barrier barrier;
-    char *parts[MAX_RANKS][2];  /* [rows, hidden_dim] after attention; after the FFN: float, or bf16
-                                 * where rows are shared */
+    char *parts[MAX_RANKS][2];  /* [rows, hidden_dim] after attention, and after the FFN: float, or
+                                 * bf16 as pass_parts_are_bf16() says */
     float *inbox[MAX_RANKS][2]; /* as in struct norm */
     size_t inbox_bytes;
     uint16_t *normed[MAX_RANKS]; /* as in struct forward */
@@ -85,9 +86,9 @@ struct forward {
     bool e4m3;      /* products of many rows may take activations of 8 bits */
     bool streams;   /* stream_gemm() is usable */
     bool int4;      /* int4_gemm() is usable */
-    int few_rows;   /* of a step for which there are paths to choose from, at most */
-    uint8_t decode_path[FORWARD_FEW_ROWS + 1]; /* enum forward_path by rows, of decodes alone */
-    uint8_t chain_path[FORWARD_FEW_ROWS + 1];  /* where the resident kernel cannot be */
+    int few_rows;   /* the most rows of a step that has a choice of paths */
+    uint8_t decode_path[FORWARD_FEW_ROWS + 1]; /* enum forward_path by rows: of decodes alone */
+    uint8_t chain_path[FORWARD_FEW_ROWS + 1];  /* of other steps: never the resident kernel */
 
     /* activations; rows are gemm_rows(max_batch_tokens), FORWARD_SPARE_ROWS more if invariant */
     float *rope;            /* [max_seq_len, head_dim / 2, 2] */
@@ -96,7 +97,7 @@ struct forward {
     float *rms;             /* [rows] of rows whose norm is in two parts */
     uint16_t *qkv;          /* [rows, (n_heads + 2 n_kv_heads) * head_dim] */
     uint16_t *attn;         /* [rows, n_heads * head_dim] */
-    uint16_t *gate_up;      /* [rows, 2 * ffn_dim], or as much as normed takes */
+    uint16_t *gate_up;      /* [rows, 2 * ffn_dim], or 2 * hidden_dim if larger */
     uint16_t *act;          /* [rows, ffn_dim] */
     struct experts experts; /* of a mixture; their out is gate_up then, and there is no act */
     uint8_t *x_e4m3;        /* [rows, k] input of a product of many rows, as E4M3 */
@@ -110,45 +111,47 @@ struct forward {
     int32_t *prefill_counters;
     float *logits; /* [gemm_rows(max_seqs), logits_stride]; raw, what the sampler reads */
     struct sampler_memory sampler;
-    struct resident resident; /* without what a step says */
-    int resident_rows;        /* of a step that it computes, at most; 0: none */
+    struct resident resident; /* all but what each step sets */
+    int resident_rows;        /* the most rows of a step that it computes; 0: none */
 };
 
-/* What of a step the launches depend on; counts of a captured graph are upper bounds. */
+/* What the launches of a step depend on. Where they are captured, counts are upper bounds. */
 struct forward_shape {
     int n_tokens, n_decodes, n_rows;
-    bool drafts; /* among the decodes: keys that they attend to are of this step */
+    bool drafts; /* some of the decodes are drafts: they attend to keys of this step */
     int n_items, n_tiles;
     int max_kv_len;                /* of the sequences with tiles */
     const struct attn_tile *tiles; /* on the host */
-    /* An offloaded sequence's chunk, which is then the only one: its block table, blocks of earlier
-     * steps alone, and all blocks; 0: none. */
-    const int32_t *chunk_table;
-    int chunk_old, chunk_blocks;
+    /* The chunk of an offloaded sequence, which is then the step's only one. */
+    const int32_t *chunk_table; /* its block table */
+    int chunk_old;              /* its first blocks, which no row of this step is in */
+    int chunk_blocks;           /* all its blocks; 0: there is no such chunk */
     enum forward_path path;
     bool whole_rows;  /* with an exchange: as exchange_sample() says */
-    bool logits_only; /* nothing is sampled: that follows, or not, where steps are measured */
+    bool logits_only; /* nothing is sampled: forward_sample() follows, unless steps are measured */
     int n_sums;       /* sums of hidden states that are wanted */
     float *sums;      /* [n_sums, hidden_dim] of rank 0: host memory that the device writes */
 };
 
-/* What the resident kernel depends on besides memory, into f->resident and resident_rows: for
- * resident_exchange_bytes(). block_shift: as in kv_pool. */
+/* Sets resident_rows, and in f->resident what the kernel depends on besides memory:
+ * resident_exchange_bytes() needs it. block_shift: as in kv_pool. */
 void forward_plan_resident(struct forward *f, const struct model_config *c, int n_blocks,
                            int block_shift);
-/* The rest, once all other members are set. */
+/* Sets the rest of f->resident, once all other members of f are set. */
 void forward_ready_resident(struct forward *f);
 
-/* How a matrix is quantized, for kernels, and what a product of many rows with it takes: bias may
- * be NULL, or one that there is not. */
+/* How a matrix is quantized, for kernels. */
 struct quant forward_quant(const struct matrix *w);
+
+/* What a product of many rows with a matrix takes. bias: NULL, or without data, where there is
+ * none. */
 enum gemm_in forward_gemm_in(const struct forward *f, const struct matrix *w,
                              const struct matrix *bias);
 
 /* Whether a product of so many rows takes weights of 4 bits as they are: int4_gemm(). */
 bool forward_is_int4(const struct forward *f, const struct matrix *w, int n_rows);
 
-/* The memory for all of those. */
+/* The memory that products with quantized weights need. */
 struct quantized_plan {
     size_t x_bytes, n_x_scales;    /* of a row */
     size_t n_dequantized;          /* elements of a matrix */
@@ -163,17 +166,17 @@ enum forward_path forward_path_of(const struct forward *f, int n_tokens, bool pr
 int forward_run(const struct forward *f, const struct step_view *v, const struct forward_shape *s,
                 struct err *e);
 
-/* The rest of a pass that ended with logits; there is no exchange. */
+/* The rest of a pass with logits_only: samples. Not with an exchange. */
 int forward_sample(const struct forward *f, const struct step_view *v, int n_rows, struct err *e);
 
-/* forward_run() as a graph, of a step without sums. */
+/* Captures what forward_run() would launch as a graph. The step has no sums. */
 int forward_capture(cudaGraphExec_t *out, const struct forward *f, const struct step_view *v,
                     const struct forward_shape *s, struct err *e);
 
 /* Whether PATH_GEMM takes a kernel of ours for a product of n_rows rows, not cuBLASLt. */
 bool forward_is_ours(const struct forward *f, enum forward_product kind, int layer, int n_rows);
 
-/* Whether there is such a product: experts have their own. */
+/* Whether there is such a product: a mixture has its experts' own for the FFN. */
 bool forward_has_product(const struct forward *f, enum forward_product kind);
 
 /* A product of n_rows rows as PATH_GEMM does it in a layer; of the LM head whatever the layer. */

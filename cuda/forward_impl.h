@@ -31,23 +31,25 @@ static inline bool pass_parts_are_bf16(const struct forward *f, int n)
 
 /* ---- forward_products.c */
 
-/* A product of many rows, with what it makes of its weights or input first. */
+/* A product of many rows; first converts its weights or input, where it must. */
 int pass_gemm(const struct pass *p, enum forward_product kind, int layer, struct rows rows);
 
-/* Whether the first FFN product gates what it gives, so that it is f->act. */
+/* Whether the first FFN product applies the gate as well, so that it writes f->act. */
 bool pass_gates(const struct forward *f, int layer, int n_rows);
 
-/* Parts that products which add to the residual are computed in; 1: they add by themselves. */
+/* How many parts a product that adds to the residual leaves for the next norm to add; 1: none, it
+ * adds by itself. */
 int pass_parts_of(const struct forward *f, int n_rows, const struct matrix *w);
 
-/* One rank of an invariant pass adds what two ranks would have in parts. */
+/* Whether the only rank of an invariant pass sums each half of k on its own, as two ranks would. */
 bool pass_in_halves(const struct forward *f, const struct matrix *w);
 
 /* ---- forward_attention.c */
 
-/* Attention of all rows of a layer, from f->qkv to f->attn; before the first layer of a step with
- * an offloaded sequence the other one. */
+/* Attention of all rows of a layer, from f->qkv to f->attn. */
 int pass_attention(const struct pass *p, const struct layer_weights *w, int layer);
+
+/* Before the first layer of a step with a chunk of an offloaded sequence: begins to fetch. */
 int pass_begin_offloaded(const struct pass *p);
 
 #endif

@@ -49,7 +49,7 @@ int gemm_parts(int m, int n, int k);
  * e4m3. */
 enum {
     GEMM_BLOCK = 128,    /* rows and columns of w with one scale, and columns of x */
-    GEMM_BLOCKS_K = 512, /* of such w k is a multiple: a row of scales has multiples of 16 bytes */
+    GEMM_BLOCKS_K = 512, /* divides k of such w, so that a row of scales is whole 16-byte units */
 };
 enum gemm_in {
     GEMM_OF_BF16,

@@ -4,8 +4,8 @@
  * them, and no step waits for them: the core uses a block only once it has been told that its copy
  * has ended, on all ranks.
  *
- * The rank's thread, but for host_tier_least_ended and host_tier_take_ended: no rank is at work
- * then. */
+ * Called by the rank's thread; host_tier_least_ended and host_tier_take_ended by the engine's,
+ * while no rank is at work. */
 #ifndef NVLLM_CUDA_HOST_TIER_H
 #define NVLLM_CUDA_HOST_TIER_H
 
@@ -32,12 +32,11 @@ int host_tier_submit(struct host_tier *h, const struct batch *b, cudaEvent_t ste
 /* Notes which copies have ended, and starts those whose memory has been pinned since. */
 int host_tier_poll(struct host_tier *h, struct err *e);
 
-/* Copies that have ended, counted from the first, of each direction: ended becomes no more than the
- * rank's. */
+/* Lowers ended[] to the number of the rank's copies that have ended so far, of each direction. */
 void host_tier_least_ended(const struct host_tier *h, int64_t ended[2]);
 
-/* Fills in the copies up to there since the last call; they hold until the next. Of one rank: all
- * have the same, in the same order. */
+/* Fills in the copies from the last call's `ended` to this one's; they hold until the next call.
+ * Called for one rank: all have the same copies, in the same order. */
 void host_tier_take_ended(struct host_tier *h, const int64_t ended[2], struct step_result *out);
 
 #endif

@@ -13,11 +13,11 @@
 #include "cuda/step_metadata.h"
 #include "engine/backend.h"
 
-/* A step's own: metadata on its way to the device, and the event after its results, which lie in
- * host memory that the device writes. */
+/* What belongs to one step under way. Its results lie in host memory that the device writes: see
+ * struct sampler_memory. */
 struct rank_slot {
-    char *pinned;
-    cudaEvent_t done;
+    char *pinned;              /* metadata on its way to the device */
+    cudaEvent_t done;          /* after its results */
     const struct batch *batch; /* valid until it has been waited for */
     struct step_view view;     /* of the device's copy */
     uint64_t step;
@@ -28,11 +28,11 @@ struct rank_slot {
 };
 
 /* Steps without prompts as captured graphs of a few sizes; a batch runs in the smallest that holds
- * its rows. Those of a step with masks end where its logits are there. */
+ * its rows. Those of steps with masks end at the logits. */
 struct graphs {
     cudaGraphExec_t (*by_size)[2][2]; /* [size][with drafts][with masks] NULL: not captured */
     int n_captures;
-    double longest; /* seconds of a capture */
+    double longest; /* seconds that a capture took */
     uint64_t bytes; /* that captures have taken */
 };
 
@@ -98,12 +98,13 @@ int rank_choose(struct rank *rank, struct err *e);
 /* Gives back what was taken, or all but the blocks. */
 void rank_give_back(struct rank *rank, bool keep_blocks);
 
-/* The same, with no step under way; and whether what it gave back is free again, else -ENOMEM. */
+/* Gives that back in order to sleep; no step is under way. */
 int rank_sleep(struct rank *rank, bool keep_blocks, struct err *e);
+/* -ENOMEM: less memory is free than what it gave back. */
 int rank_check_wake(struct rank *rank, struct err *e);
 
-/* Computes each product of so many rows, which loads cuBLASLt's kernels for it: the first time in
- * 0.1 s. Between steps: it writes where they do. */
+/* Computes each product once with so many rows, which loads cuBLASLt's kernels for it: 0.1 s the
+ * first time. Only between steps: it writes where they do. */
 int rank_load_products(struct rank *rank, int n_rows, struct err *e);
 
 /* Enqueues a step; results go to slot number `slot` and hold until that is used again: rank 0 has
@@ -116,17 +117,18 @@ int rank_wait(const struct rank *rank, int slot, struct err *e);
 int rank_poll(const struct rank *rank, int slot, struct err *e); /* at once: 1, or 0: not yet */
 void rank_result(const struct rank *rank, int slot, struct step_result *out); /* without copies */
 
-/* Tags for a run of the resident kernel, cleared memory first where they start again: all ranks
- * take them for the same runs. */
+/* Tags for a run of the resident kernel; where tags start again, clears the memory of exchanges
+ * first. All ranks call it for the same runs. */
 int rank_take_tags(struct rank *rank, uint32_t *tag, struct err *e);
 
 /* The ledger of the device's memory; what it has besides what was taken here is "other". */
 void rank_info(const struct rank *rank, struct backend_info *out);
 
-/* Rows of the graph that n run in, capturing it, and forgetting all of them. */
+/* Rows of the graph in which n rows run. */
 int rank_graph_size(int n);
+/* Captures the graph of a size. */
 int rank_prepare_graph(struct rank *rank, int size, bool drafts, bool masks, struct err *e);
-void rank_drop_graphs(struct rank *rank);
+void rank_drop_graphs(struct rank *rank); /* forgets all */
 
 /* A look inside an open backend, for tests that are linked with it. */
 const struct rank *cuda_backend_rank(const struct backend *b);

@@ -11,8 +11,8 @@ struct rank_threads;
 
 typedef int rank_fn(struct rank *rank, const void *arg, struct err *e);
 
-/* A rank that has not done a job by then is lost: nothing can be asked of any of them any more. By
- * then the device of a rank that waits for another has failed. */
+/* A rank that has not done a job after so long is lost, and no rank is given another job. Kernels
+ * that wait for another rank fail earlier, after PEER_SECONDS. */
 enum { STEP_SECONDS = PEER_SECONDS + 2 };
 
 /* A thread for each of the n ranks, which outlive it. */
@@ -28,8 +28,8 @@ bool rank_threads_are_lost(const struct rank_threads *t);
 int rank_threads_run(struct rank_threads *t, double seconds, rank_fn *run, const void *arg,
                      struct err *e);
 
-/* Posts a step, and sets its number. The argument stays until all have done it: wait says so, or
- * what error a step has had. After one no step is run. */
+/* Posts a step and sets its number. The argument stays valid until all have done it: until wait has
+ * returned 0, or poll 1. They return the first error of any step, after which no step is run. */
 int rank_threads_post(struct rank_threads *t, rank_fn *run, const void *arg, uint32_t *number,
                       struct err *e);
 int rank_threads_wait(struct rank_threads *t, uint32_t number, struct err *e);

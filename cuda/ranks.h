@@ -21,7 +21,7 @@ void ranks_free(struct ranks *r); /* waits for steps under way; takes NULL */
 /* The first rank: what is measured. Not while a step is under way. */
 struct rank *ranks_first(struct ranks *r);
 /* Runs a function on all ranks of this process at a time and waits for it, for STEP_SECONDS.
- * Returns the first error. As above. */
+ * Returns the first error. Not while a step is under way. */
 int ranks_run(struct ranks *r, rank_fn *run, const void *arg, struct err *e);
 const struct rank *ranks_at(const struct ranks *r, int i); /* for tests */
 
@@ -32,20 +32,20 @@ bool ranks_follow(const struct ranks *r); /* this is not the leader */
  */
 int ranks_next_order(struct ranks *r, struct order *out, struct err *e);
 int ranks_answer(struct ranks *r, const struct order *order, struct err *e);
-/* An idle leader: whether all are there, once it is due. */
+/* An idle leader: asks, where that is due, whether all followers are there. */
 int ranks_beat(struct ranks *r, struct err *e);
 
-/* Posts a step, which all ranks read until ranks_wait() has returned it. An error of one is told by
- * the next wait. */
+/* Posts a step, whose batch all ranks read until ranks_wait() has returned its result. The next
+ * wait returns an error of any of them. */
 int ranks_submit(struct ranks *r, const struct batch *batch, int slot, struct err *e);
-/* Gives the masks of a step that is the only one under way, or the only one left; it samples now.
- */
+/* Gives the masks of a step, which is sampled now; it is the only one still under way. */
 int ranks_mask(struct ranks *r, const uint32_t *const *masks, int slot, struct err *e);
 int ranks_wait(struct ranks *r, int slot, struct step_result *out, struct err *e);
 
 /* As rank.h and backend.h say. Where waking fails all sleep as before. */
 int ranks_choose(struct ranks *r, struct err *e);
-/* Of so many rows on all ranks, unless that was done: due before several launch them in a step. */
+/* Loads the kernels for products of n_rows rows on all ranks, once. Call it before several ranks
+ * launch them in a step. */
 int ranks_load_products(struct ranks *r, int n_rows, struct err *e);
 int ranks_sleep(struct ranks *r, bool keep_blocks, struct err *e);
 int ranks_wake(struct ranks *r, struct err *e);

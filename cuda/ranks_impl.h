@@ -26,7 +26,8 @@ struct ranks {
     struct posted_step steps[SAMPLER_SLOTS]; /* by slot */
 
     /* with threads */
-    double busy, busy_from; /* seconds with steps under way since the memory was taken */
+    double busy;      /* seconds with steps under way since the memory was taken */
+    double busy_from; /* since when steps are under way now */
     int n_under_way;
 };
 
@@ -35,7 +36,7 @@ struct ranks {
 int ranks_each_within(struct ranks *r, double seconds, rank_fn *run, const void *arg,
                       struct err *e);
 
-/* A leader tells its followers; where there are none, nothing. */
+/* A leader tells its followers; without other processes it does nothing. */
 int ranks_order(struct ranks *r, const struct order *o, struct err *e);
 
 #endif

@@ -17,13 +17,13 @@
 struct step_limits {
     int max_tokens, max_seqs, max_blocks; /* of a step, of a step, of a sequence */
     int block_len;
-    int target_items; /* of attention, that fill the machine */
-    int draft_rows;   /* of a sequence that one of these takes, at most */
+    int target_items; /* work items of attention that fill the machine */
+    int draft_rows;   /* of a sequence with drafts that one item takes, at most */
     bool invariant;   /* a sequence is cut by its own length alone */
     int n_blocks;     /* of the device */
 };
 
-/* Tokens of a sequence at most: an attn_item counts units. */
+/* Tokens of a sequence, at most: an attn_item counts them in units of ATTN_UNIT. */
 enum { STEP_MAX_LEN = UINT16_MAX * ATTN_UNIT };
 
 /* Sequences as kernels know them: a decode or draft each, then those with chunks. */

@@ -15,10 +15,10 @@
 
 struct tune;
 
-/* What the first rank knows need not be measured; new records go behind in the same array. All are
- * written to the folder that its options name, if they do. */
+/* What the first rank knows is not measured again; new records are appended to the same array. All
+ * are written to the cache folder of its options, if there is one. */
 int tune_new(struct tune **out, struct ranks *ranks, struct err *e);
-/* The ranks' memory is to be given back; what is being measured begins anew. Takes NULL. */
+/* Before the ranks' memory is given back: what is being measured begins anew. Takes NULL. */
 void tune_pause(struct tune *t);
 void tune_free(struct tune *t); /* writes what is not yet written; takes NULL */
 

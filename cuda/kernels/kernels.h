@@ -40,9 +40,9 @@ struct kv_pool {
     int block_shift;  /* block_len = 1 << block_shift */
     int n_kv_heads;
     int head_dim;        /* 64 or 128 */
-    int n_blocks;        /* of the device; ids from there on are the host tier's, */
-    int64_t host_stride; /* from one of these to the next, */
-    int64_t host_offset; /* and to add: block id is at id * host_stride + host_offset */
+    int n_blocks;        /* of the device: ids from n_blocks on are blocks of the host tier */
+    int64_t host_stride; /* from a block of the host tier to the next one */
+    int64_t host_offset; /* such a block is at id * host_stride + host_offset */
     bool fp8;            /* E4M3, not bf16 */
 };
 
