@@ -261,13 +261,13 @@ static struct batch *make_batch(const struct rank *rank, int n)
         return NULL;
     *b = head;
     for (int i = 0; i < n; i++) {
-        ((int32_t *)batch_at(b, b->positions_at))[i] = kv_len - 1;
-        ((int32_t *)batch_at(b, b->slots_at))[i] = -1;
-        ((int32_t *)batch_at(b, b->q_start_at))[i + 1] = i + 1;
-        ((int32_t *)batch_at(b, b->kv_len_at))[i] = kv_len;
-        ((struct batch_row *)batch_at(b, b->rows_at))[i] = (struct batch_row){.row = i, .mask = -1};
+        batch_positions_mut(b)[i] = kv_len - 1;
+        batch_slots_mut(b)[i] = -1;
+        batch_q_start_mut(b)[i + 1] = i + 1;
+        batch_kv_len_mut(b)[i] = kv_len;
+        batch_rows_mut(b)[i] = (struct batch_row){.row = i, .mask = -1};
         for (int j = 0; j < b->max_blocks; j++)
-            ((int32_t *)batch_at(b, b->block_table_at))[i * b->max_blocks + j] = j;
+            batch_block_table_mut(b)[i * b->max_blocks + j] = j;
     }
     return b;
 }

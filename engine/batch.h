@@ -120,6 +120,9 @@ struct batch {
 
 enum { BATCH_ALIGN = 16 }; /* of the block and of each array */
 
+/* What the rows of a sequence are, in the order in which a batch has its sequences. */
+enum batch_kind { BATCH_DECODE, BATCH_DRAFTED, BATCH_CHUNK };
+
 /* Given a head with its counts, sets version, bytes and offsets. -EINVAL: a count is negative;
  * -EOVERFLOW: the block would be too large. */
 int batch_layout(struct batch *head);
@@ -136,10 +139,15 @@ static inline void *batch_at(const struct batch *b, uint64_t at)
     return (char *)(uintptr_t)b + at;
 }
 
+/* The accessors of an array: for those who read it, and (_mut) for whoever fills it. */
 #define BATCH_ARRAY(type, name)                                                                    \
     static inline const type *batch_##name(const struct batch *b)                                  \
     {                                                                                              \
         return (const type *)batch_at(b, b->name##_at);                                            \
+    }                                                                                              \
+    static inline type *batch_##name##_mut(struct batch *b)                                        \
+    {                                                                                              \
+        return (type *)batch_at(b, b->name##_at);                                                  \
     }
 
 /* clang-format off */

@@ -381,16 +381,15 @@ static void put(struct batch *b, struct batch *f, const struct drafter *d, struc
 {
     const int32_t len = d->options.block_len;
     const struct text_read *t = turn->text;
-    int32_t *table =
-        (int32_t *)batch_at(b, b->block_table_at) + (size_t)f->n_seqs * (size_t)b->max_blocks;
-    struct batch_row *rows = batch_at(b, b->rows_at);
+    int32_t *table = batch_block_table_mut(b) + (size_t)f->n_seqs * (size_t)b->max_blocks;
+    struct batch_row *rows = batch_rows_mut(b);
 
     for (int32_t i = 0; i < n; i++, f->n_tokens++) {
         const int32_t at = first + i;
 
-        ((int32_t *)batch_at(b, b->tokens_at))[f->n_tokens] = tokens[i];
-        ((int32_t *)batch_at(b, b->positions_at))[f->n_tokens] = at;
-        ((int32_t *)batch_at(b, b->slots_at))[f->n_tokens] = t->table[at / len] * len + at % len;
+        batch_tokens_mut(b)[f->n_tokens] = tokens[i];
+        batch_positions_mut(b)[f->n_tokens] = at;
+        batch_slots_mut(b)[f->n_tokens] = t->table[at / len] * len + at % len;
     }
     for (int32_t i = n_wanted; i > 0; i--) {
         turn->row[b->step % BACKEND_IN_FLIGHT] = f->n_rows;
@@ -401,16 +400,16 @@ static void put(struct batch *b, struct batch *f, const struct drafter *d, struc
     }
     for (int32_t i = 0; i < b->max_blocks; i++)
         table[i] = i < t->n_table ? t->table[i] : -1;
-    ((int32_t *)batch_at(b, b->kv_len_at))[f->n_seqs] = first + n;
-    ((int32_t *)batch_at(b, b->q_start_at))[++f->n_seqs] = f->n_tokens;
+    batch_kv_len_mut(b)[f->n_seqs] = first + n;
+    batch_q_start_mut(b)[++f->n_seqs] = f->n_tokens;
 }
 
-/* In the order of a batch. */
-enum kind { DECODE, DRAFTED, CHUNK };
-
-static enum kind kind_of(const struct turn *t)
+static enum batch_kind kind_of(const struct turn *t)
 {
-    return t->n_rows > CATCH_UP ? CHUNK : t->n_rows == 1 ? DECODE : t->ends ? DRAFTED : CHUNK;
+    return t->n_rows > CATCH_UP ? BATCH_CHUNK
+           : t->n_rows == 1     ? BATCH_DECODE
+           : t->ends            ? BATCH_DRAFTED
+                                : BATCH_CHUNK;
 }
 
 /* The first step of a call: what has not been read, and the sampling of those that end. */
@@ -421,26 +420,26 @@ static struct batch *build_first(struct drafter *d, struct turn *turns, int32_t 
 
     *b = (struct batch){.step = d->step, .n_seqs = n, .max_blocks = d->max_blocks};
     for (int32_t i = 0; i < n; i++) {
-        const enum kind kind = kind_of(&turns[i]);
+        const enum batch_kind kind = kind_of(&turns[i]);
 
         b->n_tokens += turns[i].n_rows;
-        b->n_decodes += kind == DECODE;
-        b->n_drafted += kind == DRAFTED;
-        b->n_rows += kind == DRAFTED ? turns[i].n_rows : turns[i].ends;
+        b->n_decodes += kind == BATCH_DECODE;
+        b->n_drafted += kind == BATCH_DRAFTED;
+        b->n_rows += kind == BATCH_DRAFTED ? turns[i].n_rows : turns[i].ends;
         b->n_updates += turns[i].ends;
     }
     must(batch_layout(b) == 0 && b->bytes <= d->max.bytes);
-    ((int32_t *)batch_at(b, b->q_start_at))[0] = 0;
-    updates = batch_at(b, b->updates_at);
-    for (enum kind kind = DECODE; kind <= CHUNK; kind++)
+    batch_q_start_mut(b)[0] = 0;
+    updates = batch_updates_mut(b);
+    for (enum batch_kind kind = BATCH_DECODE; kind <= BATCH_CHUNK; kind++)
         for (int32_t i = 0; i < n; i++) {
             struct turn *t = &turns[i];
 
             if (kind_of(t) != kind)
                 continue;
             core_draft_request_tokens(t->request, t->first, d->unread);
-            put(b, &f, d, t, t->first, t->n_rows, d->unread, kind == DRAFTED ? t->n_rows : t->ends,
-                t->request->counter);
+            put(b, &f, d, t, t->first, t->n_rows, d->unread,
+                kind == BATCH_DRAFTED ? t->n_rows : t->ends, t->request->counter);
             if (!t->ends)
                 continue;
             updates[f.n_updates] = (struct sampler_update){.state = (int32_t)(t->text - d->texts),
@@ -474,7 +473,7 @@ static struct batch *build_next(struct drafter *d, struct turn *turns, int32_t n
                         .n_rows = n_going,
                         .max_blocks = d->max_blocks};
     must(batch_layout(b) == 0 && b->bytes <= d->max.bytes);
-    ((int32_t *)batch_at(b, b->q_start_at))[0] = 0;
+    batch_q_start_mut(b)[0] = 0;
     for (int32_t i = 0; i < n; i++) {
         struct turn *t = &turns[i];
         const int32_t token = ~t->row[(d->step - 1) % BACKEND_IN_FLIGHT];

@@ -81,7 +81,7 @@ static int32_t append(void *array, int32_t *filled, const void *from, int32_t n,
 static void build_update(struct batch *b, const struct sequence *s, struct batch *f)
 {
     const struct sampling *from = &s->sampling;
-    struct sampler_update *u = (struct sampler_update *)batch_at(b, b->updates_at) + f->n_updates++;
+    struct sampler_update *u = batch_updates_mut(b) + f->n_updates++;
 
     *u = (struct sampler_update){
         .state = s->slot,
@@ -102,7 +102,7 @@ static void build_update(struct batch *b, const struct sequence *s, struct batch
 
 static void build_rows(struct batch *b, struct step_entry *e, struct batch *f)
 {
-    struct batch_row *rows = batch_at(b, b->rows_at);
+    struct batch_row *rows = batch_rows_mut(b);
     struct sequence *s = e->sequence;
 
     if (e->wanted)
@@ -122,7 +122,7 @@ static void build_rows(struct batch *b, struct step_entry *e, struct batch *f)
 
 static void build_sum(struct batch *b, struct step_entry *e, struct batch *f)
 {
-    struct batch_sum *sums = batch_at(b, b->sums_at);
+    struct batch_sum *sums = batch_sums_mut(b);
 
     if (e->n_summed == 0)
         return;
@@ -136,11 +136,10 @@ static void build_entry(struct batch *b, struct step_entry *e, int shift, int32_
 {
     struct sequence *s = e->sequence;
     const int32_t first = core_is_offloaded(s) && !PLANT(PLANT_OFFLOAD_IDS) ? n_blocks : 0;
-    int32_t *tokens = (int32_t *)batch_at(b, b->tokens_at) + f->n_tokens;
-    int32_t *positions = (int32_t *)batch_at(b, b->positions_at) + f->n_tokens;
-    int32_t *slots = (int32_t *)batch_at(b, b->slots_at) + f->n_tokens;
-    int32_t *table =
-        (int32_t *)batch_at(b, b->block_table_at) + (size_t)f->n_seqs * (size_t)b->max_blocks;
+    int32_t *tokens = batch_tokens_mut(b) + f->n_tokens;
+    int32_t *positions = batch_positions_mut(b) + f->n_tokens;
+    int32_t *slots = batch_slots_mut(b) + f->n_tokens;
+    int32_t *table = batch_block_table_mut(b) + (size_t)f->n_seqs * (size_t)b->max_blocks;
     const int32_t n_known = e->n - e->n_drafts, mask = (1 << shift) - 1;
 
     must(e->n_drafts == 0 || !sampling_needs_history(&s->sampling));
@@ -160,20 +159,19 @@ static void build_entry(struct batch *b, struct step_entry *e, int shift, int32_
     for (int32_t i = s->n_table; i < b->max_blocks; i++)
         table[i] = -1;
     f->n_tokens += e->n;
-    ((int32_t *)batch_at(b, b->kv_len_at))[f->n_seqs] = e->start + e->n;
-    ((int32_t *)batch_at(b, b->q_start_at))[++f->n_seqs] = f->n_tokens;
+    batch_kv_len_mut(b)[f->n_seqs] = e->start + e->n;
+    batch_q_start_mut(b)[++f->n_seqs] = f->n_tokens;
     build_rows(b, e, f);
     build_sum(b, e, f);
     if (e->update)
         build_update(b, s, f);
 }
 
-/* In the order of a batch. */
-enum kind { DECODE, DRAFTED, CHUNK };
-
-static int kind_of(const struct step_entry *e)
+static enum batch_kind kind_of(const struct step_entry *e)
 {
-    return e->decode ? DECODE : e->n_drafts > 0 && !PLANT(PLANT_DRAFT_ORDER) ? DRAFTED : CHUNK;
+    return e->decode                                      ? BATCH_DECODE
+           : e->n_drafts > 0 && !PLANT(PLANT_DRAFT_ORDER) ? BATCH_DRAFTED
+                                                          : BATCH_CHUNK;
 }
 
 const struct batch *step_build(struct step *st, int32_t block_len, int32_t n_blocks)
@@ -197,12 +195,12 @@ const struct batch *step_build(struct step *st, int32_t block_len, int32_t n_blo
     must(b->n_tokens <= st->max.n_tokens && b->n_rows <= st->max.n_rows &&
          b->n_masks <= st->max.n_masks);
     must(batch_layout(b) == 0 && b->bytes <= st->max.bytes);
-    ((int32_t *)batch_at(b, b->q_start_at))[0] = 0;
-    for (int kind = DECODE; kind <= CHUNK; kind++)
+    batch_q_start_mut(b)[0] = 0;
+    for (enum batch_kind kind = BATCH_DECODE; kind <= BATCH_CHUNK; kind++)
         for (int32_t i = 0; i < st->head.n_seqs; i++)
             if (kind_of(&st->entries[i]) == kind)
                 build_entry(b, &st->entries[i], shift, n_blocks, &filled);
-    append(batch_at(b, b->copies_at), &filled.n_copies, st->copies, st->head.n_copies,
+    append(batch_copies_mut(b), &filled.n_copies, st->copies, st->head.n_copies,
            sizeof(*st->copies));
     batch_seal(b);
     return b;

@@ -14,7 +14,7 @@ static void put(const struct batch *b, uint64_t at, const void *from, size_t n, 
 
 static void put_updates(struct batch *b, const struct batch_parts *p)
 {
-    struct sampler_update *u = batch_at(b, b->updates_at);
+    struct sampler_update *u = batch_updates_mut(b);
     int32_t n_history = 0, n_bias = 0, n_stop_ids = 0;
 
     for (int32_t i = 0; i < p->n_updates; i++) {

@@ -101,7 +101,7 @@ TEST(broken_heads_are_found)
     b->version++;
     ck_assert_ptr_nonnull(batch_check(b, n));
     b->version--;
-    ((struct sampler_update *)batch_at(b, b->updates_at))[1].history_at = 1;
+    batch_updates_mut(b)[1].history_at = 1;
     ck_assert_ptr_nonnull(batch_check(b, n));
     free(b);
 }
@@ -111,7 +111,7 @@ TEST(checksum_covers_the_arrays)
 {
     struct batch *b = make();
 
-    ((int32_t *)batch_at(b, b->slots_at))[1] ^= 1;
+    batch_slots_mut(b)[1] ^= 1;
 #ifdef NVLLM_DEBUG
     ck_assert_ptr_nonnull(batch_check(b, b->bytes));
 #else
