@@ -12,7 +12,7 @@
 #include "engine/util/clock.h"
 
 enum {
-    RESTORE_US = 10000, /* by which restoring may delay READY */
+    RESTORE_US = 100000, /* by which restoring may delay READY */
 };
 
 /* What blocks must have in common to be found again. */
