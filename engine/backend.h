@@ -87,7 +87,8 @@ struct backend_info {
     int32_t tp_size;     /* ranks that share each layer; on the CPU all are one device */
     int32_t n_processes; /* that the ranks are divided among; the devices above and the memory below
                           * are those of this one; 0: one */
-    int32_t idle_s;  /* idle() is to be called after this many idle seconds, asleep too; 0: not */
+    int32_t idle_s;  /* idle(), which there is, is to be called after this many idle seconds, asleep
+                      * too; 0: not */
     char driver[64]; /* "580.159.04, CUDA 13.0"; empty: there is none */
     struct backend_tier tiers[N_TIERS];
     uint64_t block_bytes;   /* of one block, all layers, on all devices */

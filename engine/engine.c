@@ -368,9 +368,13 @@ static void on_progress(void *engine, double done)
         engine_publish_state(g, ENGINE_LOADING);
 }
 
-static bool begins(const struct err *e, const char *with)
+/* Whether the text begins with a name, of a folder with or without a file in it. */
+static bool names(const struct err *e, const char *name)
 {
-    return strncmp(e->text, with, strlen(with)) == 0;
+    const size_t n = strlen(name);
+
+    return strncmp(e->text, name, n) == 0 &&
+           (e->text[n] == ':' || e->text[n] == '/' || (n > 0 && name[n - 1] == '/'));
 }
 
 /* Names the folder in an error in the model's files, unless that or the option of another file is
@@ -379,7 +383,7 @@ static void say_where(const struct engine *g, struct err *e)
 {
     const struct err why = *e;
 
-    if (!begins(e, "model.chat_template: ") && !begins(e, g->options.model_folder))
+    if (!names(e, "model.chat_template") && !names(e, g->options.model_folder))
         err_set(e, 0, "%s: %s", g->options.model_folder, why.text);
 }
 

@@ -28,7 +28,7 @@ struct ctl {
     struct usage_line line;              /* the command's options and arguments */
     const char *socket_path;
     struct nvllm_client *client; /* NULL: not connected; main() closes it */
-    struct nvllm_error err;      /* why ctl_outcome() fails */
+    struct nvllm_error err;      /* why it failed */
     bool needs_model; /* false: the command neither waits for the model nor long for an answer */
     bool no_wait;     /* while the model is being loaded */
     bool wait;        /* until somebody listens */

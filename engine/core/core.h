@@ -35,7 +35,7 @@ struct core_options {
     int32_t max_seq_len;      /* tokens of a sequence: the model's length */
     int32_t max_preemptions;  /* a sequence preempted this often is its class's last victim */
     bool prefix_cache;        /* false: blocks are shared inside one request only (n > 1) */
-    bool share_all;           /* prefix_cache_scope = all: one namespace for all clients */
+    bool share_all;           /* cache.scope = all: one namespace for all clients */
     bool replay; /* sampled tokens are recomputed one a step, and only blocks of prompts are found
                   * in the cache: so preemptions and hits change no sequence's numbers, although
                   * chunks and decodes round differently */

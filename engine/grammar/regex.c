@@ -9,7 +9,11 @@
 #include "engine/util/checked.h"
 #include "engine/util/must.h"
 
-enum { MAX_FACTORED = 500 }; /* parts that texts may have in common; it is a recursion's depth */
+enum {
+    MAX_FACTORED = 500, /* parts that texts may have in common; it is a recursion's depth */
+    FEW_TEXTS = 16,     /* that may have FEW_STEP times fewer: there is little to gain */
+    FEW_STEP = 64,
+};
 
 int32_t regex_fail(struct regex_pool *p, int code)
 {
@@ -235,7 +239,14 @@ int32_t regex_other_chars(struct regex_pool *p, const struct regex_range *ranges
 
 int32_t regex_char(struct regex_pool *p, uint32_t point)
 {
-    return regex_chars(p, &(struct regex_range){point, point}, 1);
+    const bool is_kept = point < REGEX_ASCII_END;
+    int32_t term = is_kept ? p->ascii[point] : REGEX_NONE;
+
+    if (term == REGEX_NONE)
+        term = regex_chars(p, &(struct regex_range){point, point}, 1);
+    if (is_kept)
+        p->ascii[point] = term;
+    return term;
 }
 
 /* ---- one after the other, and again */
@@ -248,6 +259,8 @@ int32_t regex_concat(struct regex_pool *p, int32_t a, int32_t b)
         return REGEX_NONE;
     if (a == REGEX_EMPTY || b == REGEX_EMPTY)
         return a == REGEX_EMPTY ? b : a;
+    if (a == REGEX_ALL && y->nullable)
+        return a;
     return regex_intern(p, (struct regex_term){.op = OP_CONCAT,
                                                .a = a,
                                                .b = b,
@@ -260,7 +273,8 @@ int32_t regex_text(struct regex_pool *p, struct text utf8)
     int32_t term = REGEX_EMPTY;
     uint32_t point;
 
-    while (utf8.len > 0 && regex_spend(p, 1)) { /* from its end on */
+    (void)regex_spend(p, utf8.len / 2);  /* half as much as a derivative each */
+    while (utf8.len > 0 && !p->failed) { /* from its end on */
         size_t at = utf8.len - 1;
 
         while (at > 0 && (utf8.data[at] & 0xc0) == 0x80)
@@ -496,7 +510,7 @@ static int32_t unite(struct regex_pool *p, struct split *list, size_t n, int dep
         for (size_t k = i; k < end && end > i + 1; k++)
             list[k] = split(p, list[k].rest);
         if (end > i + 1)
-            rest = unite(p, list + i, end - i, depth + 1);
+            rest = unite(p, list + i, end - i, depth + (end - i < FEW_TEXTS ? FEW_STEP : 1));
         list[n_heads++].head = regex_concat(p, head, rest);
     }
     first = p->n_lists;

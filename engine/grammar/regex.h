@@ -24,6 +24,7 @@ enum {
     REGEX_ANY,   /* every character */
     REGEX_ALL,   /* every text */
     REGEX_MAX_POINT = 0x10ffff,
+    REGEX_ASCII_END = 128,
     REGEX_MAX_REPEAT = 100000,
     REGEX_MAX_MULTIPLE = 100000000,
     REGEX_INFINITE = INT32_MAX,
@@ -59,11 +60,12 @@ struct regex_pool {
     size_t n_steps, steps_cap;
     int32_t *table; /* [table_size] 1 + the first term of each hash value; 0: none */
     size_t table_size;
-    size_t max_bytes; /* that all of these may take */
-    size_t work;      /* derivatives, and what else has been spent: regex_spend() */
-    size_t max_work;  /* that may be, at first without a limit */
-    int depth;        /* of the recursion under way */
-    int failed;       /* 0, -ENOMEM, or -E2BIG: over a limit */
+    size_t max_bytes;               /* that all of these may take */
+    int32_t ascii[REGEX_ASCII_END]; /* the terms of single characters; 0: not made yet */
+    size_t work;                    /* derivatives, and what else has been spent: regex_spend() */
+    size_t max_work;                /* that may be, at first without a limit */
+    int depth;                      /* of the recursion under way */
+    int failed;                     /* 0, -ENOMEM, or -E2BIG: over a limit */
 };
 
 int regex_pool_init(struct regex_pool *p, size_t max_bytes); /* -ENOMEM */

@@ -5,7 +5,7 @@
  *        bench_streams SOCKET INSTANT PID latency TOKENS IDLE
  *        bench_streams bare STEPS STEP-US
  *
- * tests/e2e/test_streams.py starts the daemon and judges the figures, which are printed as a JSON
+ * tests/e2e/test_load.py starts the daemon and judges the figures, which are printed as a JSON
  * object; INSTANT is the file that this program and the backend share. One thread reads all
  * connections with libnvllm-client, as a program with a loop of its own does; its work counts, too.
  * bare measures the wake-ups of a token by themselves. */

@@ -98,6 +98,10 @@ def huge_schemas():
            "patternProperties": {"^k%d+.*(ab|cd){3}" % i: {} for i in range(300)}}
     yield {"enum": ["x" * 1000 + str(i) for i in range(240)], "pattern": "^x*[0-9]+$"}
     yield {"enum": ["x" * 250000]}
+    for n, length in (2000, 115), (4096, 57):  # by twos alike up to their ends
+        r = random.Random(n)
+        pairs = ["".join(r.choices("0123456789abcdef", k=length)) for _ in range(n // 2)]
+        yield Supported({"enum": [text + end for text in pairs for end in "ab"]})
     yield {"enum": [list(range(700))], "uniqueItems": True}
     yield {"enum": [[0] * 50000], "items": {"$ref": "#" + "/x" * 200},
            **json.loads(nest('{"x":', '{"type":"integer"}', "}", 200))}
