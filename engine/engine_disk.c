@@ -12,7 +12,7 @@
 #include "engine/util/clock.h"
 
 enum {
-    RESTORE_US = 100000, /* by which restoring may delay READY */
+    RESTORE_US = 1000000, /* by which restoring may delay READY: before, requests find little */
 };
 
 /* What blocks must have in common to be found again. */

@@ -54,9 +54,9 @@ VEC_FUNC struct vec load_inputs(enum dtype type, const float *x)
                                 : vec_to_int4_lanes(v);
 }
 
-/* One row is bound by memory. What is a tile of bf16 ahead is fetched: of bf16, whose products are
- * the fastest, to L2; of the others, to L1 (an EPYC of 4th generation, 2026-11-26: E4M3 16.0
- * instead of 13.5 billion weights a second on one core, INT4 23.5 instead of 20.5). */
+/* One row is bound by memory. What is a tile of bf16 ahead, in bytes, is fetched: of bf16, whose
+ * products are the fastest, to L2; of the others, to L1 (an EPYC of 4th generation, 2026-11-26:
+ * E4M3 16.0 instead of 13.5 billion weights a second on one core, INT4 23.5 instead of 20.5). */
 VEC_FUNC void prefetch_ahead(enum dtype type, const char *at, int outs)
 {
     VEC_UNROLL
@@ -84,7 +84,7 @@ VEC_FUNC void add_columns(struct vec *acc, const struct matmul *m, int row, int 
         for (int o = 0; o < outs; o++)
             wv[o] = load_weights(type, w + (size_t)o * ld + at, zeros[o]);
         if (rows == 1 && at % LINE == 0)
-            prefetch_ahead(type, w + (size_t)outs * (2 * (size_t)m->w->ld + at), outs);
+            prefetch_ahead(type, w + (size_t)outs * at + ROW_OUTS * 2 * (size_t)m->w->ld, outs);
         VEC_UNROLL
         for (int r = 0; r < rows; r++) {
             const struct vec xv = load_inputs(type, x + (size_t)r * m->x_stride + k);

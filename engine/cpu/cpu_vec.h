@@ -193,7 +193,7 @@ VEC_FUNC struct vec vec_int4_zero(float zero)
 }
 
 /* Sixteen elements in two words, in the order of struct matrix, less their zero, in the lanes of
- * vec_int4_lanes(). */
+ * vec_to_int4_lanes(). */
 VEC_FUNC struct vec vec_load_int4(const uint32_t *p, struct vec zero)
 {
 #if defined(__AVX512F__)
