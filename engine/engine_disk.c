@@ -12,7 +12,10 @@
 #include "engine/util/clock.h"
 
 enum {
-    RESTORE_US = 1000000, /* by which restoring may delay READY: before, requests find little */
+    /* By which an index may delay READY, until it is read, and then until it is restored: before,
+     * requests find little. A million records take 0.12 s to read and 0.32 s to restore. */
+    READ_MS = 1000,
+    RESTORE_US = 10000,
 };
 
 /* What blocks must have in common to be found again. */
@@ -63,7 +66,6 @@ int engine_open_disk(struct engine *g, struct err *e)
 int engine_start_disk(struct engine *g, struct err *e)
 {
     const int32_t max = core_max_copies(g->core);
-    const uint64_t until = clock_us() + RESTORE_US;
     int r = disk_tier_start(g->disk, max, e);
 
     g->copies = calloc(2 * (size_t)max, sizeof(*g->copies));
@@ -75,8 +77,8 @@ int engine_start_disk(struct engine *g, struct err *e)
     for (int32_t i = 0; r == 0 && i < max; i++)
         g->disk_blocks[i] = -1;
     g->restoring = r == 0;
-    if (r == 0 && disk_tier_is_read(g->disk, RESTORE_US / 1000))
-        (void)engine_restore(g, until);
+    if (r == 0 && disk_tier_is_read(g->disk, READ_MS))
+        (void)engine_restore(g, clock_us() + RESTORE_US);
     return r;
 }
 

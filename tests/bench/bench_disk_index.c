@@ -4,8 +4,8 @@
  *
  * Writes an index of BLOCKS (1,000,000) records, chains of 256 each, into the folder (a new one
  * below /tmp), opens it as a start does and prints how long the threads read it, and how long the
- * core takes its records in. READY waits for neither beyond 10 ms: records are taken in between
- * steps. */
+ * core takes its records in. READY waits for the former up to a second, for the latter 10 ms: the
+ * other records are taken in between steps. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
