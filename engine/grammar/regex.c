@@ -507,10 +507,11 @@ static int32_t unite(struct regex_pool *p, struct split *list, size_t n, int dep
              end < n && list[end].head == head && head != REGEX_EMPTY && depth < MAX_FACTORED;
              end++)
             ;
-        for (size_t k = i; k < end && end > i + 1; k++)
-            list[k] = split(p, list[k].rest);
-        if (end > i + 1)
+        if (end > i + 1) {
+            for (size_t k = i; k < end; k++)
+                list[k] = split(p, list[k].rest);
             rest = unite(p, list + i, end - i, depth + (end - i < FEW_TEXTS ? FEW_STEP : 1));
+        }
         list[n_heads++].head = regex_concat(p, head, rest);
     }
     first = p->n_lists;

@@ -16,6 +16,9 @@ extern struct backend_ops ops;
 void set_up_engine(void);
 void end_engine(void);
 
+/* For ops.info: the CPU's, but idle() is to be called every second. */
+void info_with_idle(const struct backend *b, struct backend_info *out);
+
 struct engine *start_loading(void);
 struct engine *start(void); /* and loaded */
 

@@ -508,12 +508,6 @@ TEST(a_draft_model_has_idle_work)
     ck_assert_ptr_ne(atomic_load(&idle_first), atomic_load(&idle_last));
 }
 
-static void looked_at_info(const struct backend *b, struct backend_info *out)
-{
-    cpu_backend.info(b, out);
-    out->idle_s = 1;
-}
-
 static int idle_look(struct backend *b, struct err *e)
 {
     (void)b, (void)e;
@@ -536,7 +530,7 @@ TEST(idle_backend_is_called_again)
 {
     struct engine *g;
 
-    ops.info = looked_at_info;
+    ops.info = info_with_idle;
     ops.idle = idle_look;
     g = start();
     wait_looks();

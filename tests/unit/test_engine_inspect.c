@@ -256,12 +256,6 @@ TEST(reports_do_not_hold_up_steps)
 static atomic_int n_idle;
 static atomic_bool may_answer;
 
-static void looked_at_info(const struct backend *b, struct backend_info *out)
-{
-    cpu_backend.info(b, out);
-    out->idle_s = 1;
-}
-
 /* The first call waits until all inspect requests are there. */
 static int idle_look(struct backend *b, struct err *e)
 {
@@ -279,7 +273,7 @@ TEST(reports_do_not_hold_up_idle_work)
     struct inspect_query q = query(INSPECT_BLOCKS);
     struct engine *g;
 
-    ops.info = looked_at_info;
+    ops.info = info_with_idle;
     ops.idle = idle_look;
     g = start();
     for (uint64_t i = 0; i < N; i++)
