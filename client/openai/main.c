@@ -25,6 +25,7 @@ enum {
     MAX_CALLBACKS = 32, /* of connections, before the loop looks for new events */
     OTHER_DESCRIPTORS = 64,
     DRAIN_LOOK_MS = 50, /* between two looks whether all has been answered */
+    READ_LOOKS = 20,    /* for clients to read how their answers were cut off */
 };
 
 struct program {
@@ -222,11 +223,11 @@ static void on_drain(evutil_socket_t fd, short what, void *arg)
         answers_end(gateway, &e);
         embeddings_end(gateway, &e);
         http_flush(gateway->http);
-        event_base_loopbreak(gateway->base);
-    } else if (TAILQ_EMPTY(&gateway->answers) && TAILQ_EMPTY(&gateway->embeddings) &&
-               !http_unsent(gateway->http)) {
-        event_base_loopbreak(gateway->base);
     }
+    if (p->drain_looks < -READ_LOOKS ||
+        (TAILQ_EMPTY(&gateway->answers) && TAILQ_EMPTY(&gateway->embeddings) &&
+         !http_unsent(gateway->http)))
+        event_base_loopbreak(gateway->base);
 }
 
 /* The first one lets answers go on to their end, the second does not. */

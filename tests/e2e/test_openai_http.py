@@ -368,6 +368,20 @@ class DaemonGoes(Case):
                 self.assertEqual(gateway.terminate(), 0)
                 self.assertIn(b'data: {"error":', read_to_end(s))
 
+    def test_answers_that_were_cut_off_are_read(self):
+        """Who reads slowly is told, too, that the answer was cut off; who never reads is not waited
+        for."""
+        with Daemon() as d, Gateway(d.socket, "--drain-timeout", 0) as gateway:
+            with gateway.open() as slow, gateway.open() as never:
+                for s in slow, never:
+                    s.sendall(post("completions", {**LONG, "stream": True}))
+                    s.recv(10)
+                time.sleep(1)  # the sockets are full
+                gateway.process.send_signal(signal.SIGTERM)
+                time.sleep(0.2)
+                self.assertTrue(read_to_end(slow).endswith(b"\r\n0\r\n\r\n"))
+                self.assertEqual(gateway.process.wait(timeout=10), 0)
+
 
 class Access(SharedDaemon):
     KEYS = {"alice": "sk-alice-0123456789", "bob": "sk-bob-9876543210-x"}
