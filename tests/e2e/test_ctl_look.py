@@ -10,7 +10,7 @@ import termios
 import time
 
 import harness
-from harness import LONG, SMALL, Case, Daemon, SharedDaemon, scaled
+from harness import RUNNING, SMALL, Case, Daemon, SharedDaemon, scaled
 from test_ctl_alone import Fake
 from test_ctl_chat import Typist
 
@@ -18,8 +18,6 @@ ME = subprocess.run(["id", "-un"], capture_output=True, text=True).stdout.strip(
 
 
 class Real(SharedDaemon):
-    options = (SMALL, "scheduler.max_seq_len=2048")
-
     def json(self, *args, **options):
         return json.loads(self.daemon.ctl(*args, "--json", **options).stdout)
 
@@ -27,7 +25,7 @@ class Real(SharedDaemon):
     def running(self, **changes):
         """A connection with one request that has begun to answer."""
         with self.daemon.connect() as w:
-            w.begin(1, {**LONG, **changes})
+            w.begin(1, {**RUNNING, **changes})
             yield w
 
     def test_requests_and_cancel(self):
@@ -37,7 +35,7 @@ class Real(SharedDaemon):
             self.assertEqual((len(listed["requests"]), listed["total"]), (1, 1))
             r, = listed["requests"]
             self.assertEqual((r["uid"], r["pid"], r["max_tokens"], r["prompt_tokens"], r["place"]),
-                             (os.getuid(), os.getpid(), 2000, 4, 0))
+                             (os.getuid(), os.getpid(), RUNNING["max_tokens"], 4, 0))
             text = self.daemon.ctl("requests").stdout.decode()
             self.assertRegex(text.splitlines()[1], rf"^ +{r['request']} {ME[:10]} .*decode")
             done = self.daemon.ctl("cancel", r["request"])
@@ -181,7 +179,7 @@ class Real(SharedDaemon):
             self.assertEqual(self.daemon.ctl("generate", "--no-wait", "x", check=False).returncode, 4)
             self.daemon.ctl("resume")
             self.assertEqual(w.collect([1])[1].choices[0].reason, "FINISH_LENGTH")
-            w.begin(2, LONG)
+            w.begin(2, RUNNING)
             done = self.daemon.ctl("drain", "--wait", "--timeout", 0.3, check=False)
             self.assertEqual(done.returncode, 5)
             self.assertIn(b"1 running", done.stderr)
@@ -212,7 +210,7 @@ class Real(SharedDaemon):
             text = self.daemon.ctl("top", "--once").stdout.decode()
         self.assertRegex(text, r"1 running, 0 waiting")
         self.assertRegex(text, r"tokens +[1-9]\d* a second generated")
-        self.assertRegex(text, r"\[#.*\] \d+ used")
+        self.assertRegex(text, r"\[[-#.]{40}\] [1-9]\d* used")
         self.assertIn("decode", text)
         self.assertNotIn("\x1b", text)
         done = self.daemon.ctl("top", check=False)

@@ -12,7 +12,7 @@ import wire
 from harness import Case, beside, scaled, wait_for
 
 STEP_US = 3000
-TOKENS, LONG = 60, 400
+TOKENS, LONG = 60, 1000
 MAX_SEQS = 32
 MANY = 200
 

@@ -15,7 +15,7 @@ import time
 
 import harness
 import wire
-from harness import LONG, MODEL, SMALL, Case, Daemon, config, model_folder, run_command, scaled
+from harness import LONG, MODEL, RUNNING, SMALL, Case, Daemon, config, model_folder, run_command, scaled
 
 CAP_SYS_NICE = 23
 ENGINE_NICE = -10
@@ -53,7 +53,7 @@ class Drain(Case):
     def test_deadline_of_the_drain(self):
         """What has not ended when the drain's time is over is ended, with an answer; status 0."""
         with Daemon("daemon.drain_timeout_s=1") as d, d.connect() as w:
-            w.begin(1, {**LONG, "max_tokens": 30000})
+            w.begin(1, RUNNING)
             begin = time.monotonic()
             d.process.send_signal(signal.SIGTERM)
             answer = w.collect([1])[1]
@@ -425,7 +425,7 @@ class ServiceManager(Case):
 
         with self.notified() as (env, messages):
             with Daemon("scheduler.max_seqs=1", env=env) as d, d.connect() as w:
-                w.begin(1, {**LONG, "max_tokens": 30000})
+                w.begin(1, RUNNING)
                 reader = threading.Thread(target=lambda: w.collect([1, 2]))
                 for want in "1 running, 0 waiting", "1 running, 1 waiting":
                     harness.wait_for(lambda w=want: w in last(messages), scaled(20, 120), want)

@@ -9,7 +9,7 @@ import time
 import harness
 import roles
 import wire
-from harness import SMALL, Case, Daemon, SharedDaemon, config, scaled, wait_for
+from harness import RUNNING, SMALL, Case, Daemon, SharedDaemon, config, scaled, wait_for
 
 SHORT = {"prompt": "Once upon a time", "max_tokens": 2}
 LONG = {**harness.LONG, "max_tokens": 3500}
@@ -207,19 +207,19 @@ class OfOneUser(Case):
 
     def test_requests(self):
         """A user's requests, on however many connections; others' go on, admins step in."""
-        with Daemon(SMALL, "limits.requests_per_uid=4", "limits.requests=6",
+        with Daemon("limits.requests_per_uid=4", "limits.requests=6",
                     "limits.admin_requests=2") as d, roles.connect(d, roles.USER) as w, \
                 roles.connect(d, roles.USER) as w2, roles.connect(d, roles.OTHER) as other, \
                 d.connect() as root:
             for i in range(1, 5):
-                w.send(i, generate=LONG)
+                w.send(i, generate=RUNNING)
             w.receive()
             self.busy(w2.generate(**SHORT).error, "requests_per_uid", 4)
             self.busy(w2.ask(list_requests={})["error"], "requests_per_uid", 4)
             self.assertEqual(w2.status()["state"], "STATE_READY")
             self.assertIsNone(other.generate(**SHORT).error)
-            other.send(1001, generate=LONG)
-            other.send(1002, generate=LONG)
+            other.send(1001, generate=RUNNING)
+            other.send(1002, generate=RUNNING)
             other.send(1003, generate=SHORT)
             while (reply := other.receive())["id"] != 1003:
                 pass
@@ -234,10 +234,10 @@ class OfOneUser(Case):
 
     def test_requests_of_a_connection(self):
         """As many as the limit of the connection, and no more."""
-        with Daemon(SMALL, "limits.requests_per_connection=3") as d, d.connect() as w, \
+        with Daemon("limits.requests_per_connection=3") as d, d.connect() as w, \
                 d.connect() as other:
             for i in range(1, 5):
-                w.send(i, generate=LONG)
+                w.send(i, generate=RUNNING)
             while (reply := w.receive())["id"] != 4:
                 pass
             self.busy(reply["error"], "requests_per_connection", 3)
@@ -246,10 +246,10 @@ class OfOneUser(Case):
     def test_inspect_requests(self):
         """The limit counts a user's inspect requests on all connections. Those of others are answered,
         and so are all that were accepted."""
-        with Daemon(SMALL, "limits.questions_per_uid=2") as d, \
+        with Daemon("limits.questions_per_uid=2") as d, \
                 roles.connect(d, roles.USER) as w, roles.connect(d, roles.OTHER) as other, \
                 d.connect() as root:
-            root.begin(1, LONG)
+            root.begin(1, RUNNING)
             n = 200
             for i in range(1, n + 1):
                 w.send(i, get_blocks={})
@@ -268,10 +268,10 @@ class OfOneUser(Case):
     def test_queued_tokens(self):
         """Prompts that wait: a user's tokens are bounded, and freed as answers begin."""
         prompt = {"ids": [7] * 400}
-        with Daemon(SMALL, "limits.queued_tokens_per_uid=1000", "limits.queued_tokens=1500",
+        with Daemon("limits.queued_tokens_per_uid=1000", "limits.queued_tokens=1500",
                     "scheduler.max_seqs=1") as d, roles.connect(d, roles.USER) as w, \
                 roles.connect(d, roles.OTHER) as other, d.connect() as root:
-            root.begin(1, LONG)  # the one that runs: all others wait
+            root.begin(1, RUNNING)  # the one that runs: all others wait
             for i in range(1, 4):
                 w.send(i, generate={"prompt_ids": prompt, "max_tokens": 1, "stream": True})
             self.busy(w.receive()["error"], "queued_tokens_per_uid", 1000)
@@ -284,7 +284,7 @@ class OfOneUser(Case):
                     self.assertIsNone(answer.error)
             for i in range(5, 7):
                 self.assertIsNone(w.generate(prompt_ids=prompt, max_tokens=1).error)
-            running = {k: v for k, v in LONG.items() if k != "prompt"}
+            running = {k: v for k, v in RUNNING.items() if k != "prompt"}
             w.begin(7, {**running, "prompt_ids": prompt})  # it has begun: its prompt waits no more
             for i in range(8, 11):
                 w.send(i, generate={"prompt_ids": prompt, "max_tokens": 1})
@@ -352,7 +352,7 @@ class OfOneUser(Case):
         with Daemon("cache.kv_memory=512M") as d, d.connect() as w:
             before = d.memory_kib("VmSize")
             for i in range(1, n + 1):
-                w.send(i, generate={**LONG, "max_tokens": 30000, "n": 64})
+                w.send(i, generate={**RUNNING, "n": 64})
             w.send(n + 1, list_requests={"limit": 1})
             while "request_list" not in (reply := w.receive()):
                 self.assertNotIn("error", reply)

@@ -509,16 +509,17 @@ class Devices(Served):
         """A driver that takes half a second for an answer takes it of nobody but who asks."""
         with self.device_daemon(ms=500) as d, d.connect() as w:
             scrape(d.metrics)
-            before, slowest, n = loop_ms(d), 0, 0
+            before, times = loop_ms(d), []
             with beside(lambda: scrape(d.metrics)):
                 end = time.monotonic() + 3
                 while time.monotonic() < end:
                     began = time.monotonic()
                     w.generate(prompt_ids={"ids": [1]}, max_tokens=2, sampling={"ignore_eos": True})
-                    slowest, n = max(slowest, time.monotonic() - began), n + 1
-            print(f"{n} requests beside a slow driver; the slowest took {1e3 * slowest:.0f} ms, "
-                  f"{(loop_ms(d) - before) / n:.3f} ms of the loop each")
-            self.assertLess(slowest, scaled(0.4, 4))
+                    times.append(time.monotonic() - began)
+            print(f"{len(times)} requests beside a slow driver; the slowest took "
+                  f"{1e3 * max(times):.0f} ms, {(loop_ms(d) - before) / len(times):.3f} ms of the "
+                  "loop each")
+            self.assertLess(sum(t > 0.4 for t in times), len(times) / 10)
 
     def test_driver_that_hangs(self):
         """A driver that never answers does not keep the daemon from its end."""

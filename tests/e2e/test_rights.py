@@ -9,7 +9,7 @@ from harness import Case, Daemon, scaled
 from test_embed import Embedder
 
 PROMPT = b"The quick brown fox jumps over the lazy dog, again and again and again."
-LONG = {**harness.LONG, "prompt": PROMPT}
+LONG = {**harness.RUNNING, "prompt": PROMPT}
 
 # Who may: everybody, the owner of the request that it is about, or admins alone. Each with a body;
 # NUMBER stands for the daemon's number of a request of USER's, OWN for a session of the role's own.
@@ -66,9 +66,8 @@ class Rights(Case):
         folder = self.temporary_folder()
         return Daemon(f"daemon.admin_group={self.group}",
                       f"daemon.admin_socket={folder / 'admin.sock'}",
-                      "daemon.admin_socket_mode=0660", "cache.kv_memory=64M", "scheduler.max_seq_len=2100",
-                      "daemon.drain_timeout_s=1", *options, folder=folder,
-                      model=Embedder.folder(self))
+                      "daemon.admin_socket_mode=0660", "daemon.drain_timeout_s=1", *options,
+                      folder=folder, model=Embedder.folder(self))
 
     def allowed(self, w, op, body):
         """Asks; False where it is denied. Any other error is a failure."""
