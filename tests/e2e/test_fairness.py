@@ -206,7 +206,7 @@ class Starvation(Case):
               f"the slowest took {max(times):.2f} s")
         self.assertEqual({len(a.choices[0].ids) for a in answers.values()}, {tokens})
         self.assertGreater(preempted, 2)
-        self.assertGreater(len(times), 10)
+        self.assertGreater(len(times), 3)
         self.assertLess(max(times), 2)
 
 
