@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "engine/util/checked.h"
+#include "engine/util/clock.h"
 #include "engine/util/must.h"
 
 enum {
@@ -336,18 +337,21 @@ static int set_mask(struct engine *g, struct job *j, int32_t choice)
     struct guide *u = j->guide;
     uint32_t *mask = u->masks + (size_t)choice * masks_of(g, u->max_drafts);
     int32_t drafts[MAX_DRAFTS];
+    const uint64_t begin = clock_us();
     int r = format_mask(u->kept->format, mask, u->places[choice], u->ends, u->n_ends);
     const int32_t n_drafts = r == 0 ? draft(g, j, choice, drafts) : 0;
     const bool failed = r == -E2BIG || r == -ENOMEM || format_failed(u->kept->format);
     const size_t bytes = format_bytes(u->kept->format);
     const size_t more = bytes > u->bytes ? bytes - u->bytes : 0;
+    const uint64_t us = clock_us() - begin;
 
+    g->masks_us += us;
     measure(g, u->kept, failed);
     u->bytes = bytes;
     if (r == 0 && more && request->charge && !request->charge(request->owner, more))
         r = -EDQUOT;
     /* False: the choice has ended meanwhile. */
-    if (r == 0 && core_set_mask(g->core, request->id, choice, mask, 1 + n_drafts))
+    if (r == 0 && core_set_mask(g->core, request->id, choice, mask, 1 + n_drafts, us))
         (void)core_draft(g->core, request->id, choice, drafts, n_drafts);
     return r;
 }

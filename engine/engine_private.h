@@ -125,6 +125,7 @@ struct engine {
     int in_flight;
     struct drafter *drafter; /* NULL: there is no draft model */
     uint64_t drafting_us;    /* that it has taken since the last step was read back */
+    uint64_t masks_us;       /* that masks have taken since then */
 
     struct engine_metrics counts;
     uint64_t lap_us;     /* until when its time has been counted */

@@ -79,16 +79,16 @@ void engine_count_step(struct engine *g, uint64_t step)
     const uint64_t submitted = g->submitted_us[step % BACKEND_IN_FLIGHT], now = clock_us();
     const uint64_t before = g->committed_us, begin = submitted > before ? submitted : before;
     const int32_t n_decodes = batch_decode_rows(b);
-    const uint64_t drafting_us = g->drafting_us;
+    const uint64_t drafting_us = g->drafting_us, masks_us = g->masks_us;
 
     g->committed_us = now;
-    g->drafting_us = 0;
+    g->drafting_us = g->masks_us = 0;
     count_step(g, b, begin, now);
     if (submitted <= g->resumed_us || b->n_offloaded > 0) /* which wait for host memory */
         return;
     if (b->n_drafted > 0 && n_decodes == b->n_tokens)
         step_cost_learn_drafts(&g->cost, n_decodes, (double)(now - before - drafting_us));
-    else
+    else if (masks_us <= (now - begin) / 2) /* else the device may have waited for masks */
         step_cost_learn(&g->cost, n_decodes, b->n_tokens - n_decodes, (double)(now - begin));
     core_set_cost(g->core, &g->cost);
 }

@@ -32,7 +32,8 @@ int32_t core_draft(struct core *c, uint64_t id, int32_t choice, const int32_t *t
     return core_set_drafts(s, tokens, n);
 }
 
-bool core_set_mask(struct core *c, uint64_t id, int32_t choice, const uint32_t *masks, int32_t n)
+bool core_set_mask(struct core *c, uint64_t id, int32_t choice, const uint32_t *masks, int32_t n,
+                   uint64_t us)
 {
     struct sequence *s = core_choice(c, id, choice);
 
@@ -40,6 +41,7 @@ bool core_set_mask(struct core *c, uint64_t id, int32_t choice, const uint32_t *
         return false;
     s->masks = n > 0 ? masks : NULL;
     s->n_masks = n;
+    s->mask_us = (double)us;
     return true;
 }
 

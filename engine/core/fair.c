@@ -8,6 +8,9 @@
  * time of those that are active, or at its own if that is greater, so idleness is no credit; and a
  * user that gets all it wants never falls behind one that does not.
  *
+ * The host makes masks while the device computes: a step takes as long as the longer of the two. A
+ * row's masks are charged where they take longer than its part of a one-decode step.
+ *
  * A step is bounded too. Let alone(u) be what a step with only the rows of u would take, and
  * share(u) its part of the shares of all users with rows. The step takes at most
  *
@@ -177,6 +180,8 @@ void fair_step_begin(struct fair *f, const struct step_cost *cost)
     f->cost = cost;
     f->base_us = 0;
     f->decode_us = f->row_us = 1; /* until something is known */
+    f->free_mask_us = INFINITY;
+    f->masks_us = 0;
     if (cost->row_us > 0)
         f->row_us = cost->row_us;
     FAIR_EACH (u, f) {
@@ -199,6 +204,22 @@ static void set_price(struct fair *f, int32_t decodes)
     f->row_us = f->cost->row_us > 0 ? f->cost->row_us : one;
     f->decode_us = decodes > 1 ? (step_cost_us(f->cost, decodes, 0) - one) / (decodes - 1) : one;
     f->base_us = one - f->decode_us;
+    f->free_mask_us = one / (decodes > 1 ? decodes : 1);
+}
+
+double fair_mask_us(const struct fair *f, const struct sequence *s)
+{
+    return fmax(s->mask_us - f->free_mask_us, 0);
+}
+
+/* Of all decodes that a user could have. */
+static double masks_us(const struct fair_user *u)
+{
+    double us = 0;
+
+    LIST_EACH (const struct sequence, s, in_plan, &u->decoding)
+        us += s->mask_us;
+    return us;
 }
 
 static double alone_us(const struct fair *f, const struct fair_user *u, int32_t max_rows)
@@ -206,13 +227,16 @@ static double alone_us(const struct fair *f, const struct fair_user *u, int32_t 
     const int32_t decodes = min_i32(u->decodes, max_rows);
     const int32_t rows = min_i32(u->rows[0], max_rows - decodes);
 
-    return step_cost_us(f->cost, decodes, min_i32(rows, step_cost_rows(f->cost, decodes)));
+    const double us =
+        step_cost_us(f->cost, decodes, min_i32(rows, step_cost_rows(f->cost, decodes)));
+
+    return fmax(us, masks_us(u));
 }
 
 double fair_step_limit(struct fair *f, int32_t max_rows)
 {
     const double one = step_cost_us(f->cost, 1, 0);
-    double limit = INFINITY, shares = 0;
+    double limit = INFINITY, shares = 0, masks = 0;
     int32_t klass = -1, n = 0, decodes = 0, rows = 0;
 
     FAIR_EACH (u, f) {
@@ -228,19 +252,21 @@ double fair_step_limit(struct fair *f, int32_t max_rows)
     if (one <= 0 || f->users.n < 2 || PLANT(PLANT_NO_STEP_LIMIT))
         return INFINITY;
     limit = PRECISION * one;
-    FAIR_EACH (u, f)
+    FAIR_EACH (u, f) {
+        masks += masks_us(u);
         if (n > 1 && u->klass == klass)
             limit = fmin(limit, alone_us(f, u, max_rows) * shares / u->share);
-    if (step_cost_us(f->cost, min_i32(decodes, max_rows), rows) <= limit)
+    }
+    if (fmax(step_cost_us(f->cost, min_i32(decodes, max_rows), rows), masks) <= limit)
         return INFINITY;
     FAIR_EACH (u, f)
         u->quota_us = limit * u->share / shares;
     return limit * (1 + 1e-9); /* sums round */
 }
 
-void fair_charge(struct fair *f, struct fair_user *u, int32_t decodes, int32_t rows)
+void fair_charge(struct fair *f, struct fair_user *u, int32_t decodes, int32_t rows, double mask_us)
 {
-    const double us = decodes * f->decode_us + rows * f->row_us;
+    const double us = decodes * f->decode_us + rows * f->row_us + mask_us;
 
     must(u->n_joined > 0);
     if (PLANT(PLANT_NO_FAIRNESS))

@@ -64,6 +64,8 @@ struct fair {
     /* Of the step being planned. */
     const struct step_cost *cost;
     double base_us, decode_us, row_us; /* what the step, a decode and a prompt row are charged */
+    double free_mask_us;               /* of a row's masks: the device computes meanwhile */
+    double masks_us;                   /* what those of the decodes planned so far take */
 };
 
 /* for each active user */
@@ -109,10 +111,13 @@ bool fair_lacks(const struct fair *f, const struct fair_user *u, int32_t has, in
 
 /* A step is planned in this order: fair_step_begin(); the caller counts decodes, rows and klass of
  * each user; fair_step_limit() sets each user's quota and returns how many µs the step may take, or
- * INFINITY; fair_charge() for rows as they are planned; fair_step_end(). */
+ * INFINITY; fair_charge() for rows as they are planned, with what fair_mask_us() says of those that
+ * are sampled from; fair_step_end(). */
 void fair_step_begin(struct fair *f, const struct step_cost *cost);
 double fair_step_limit(struct fair *f, int32_t max_rows);
-void fair_charge(struct fair *f, struct fair_user *u, int32_t decodes, int32_t rows);
+double fair_mask_us(const struct fair *f, const struct sequence *s);
+void fair_charge(struct fair *f, struct fair_user *u, int32_t decodes, int32_t rows,
+                 double mask_us);
 void fair_step_end(struct fair *f);
 
 /* What us microseconds add to a user's virtual time. */

@@ -97,18 +97,19 @@ void core_list_blocks(struct core *c, struct sequence *s, int32_t n_positions)
 
 /* Counts what was planned for s and charges it to its user: each position once, though it may be
  * computed again after a preemption, and none that was found in the cache. */
-static void count_planned(struct core *c, struct sequence *s, int32_t decodes, int32_t rows)
+static void count_planned(struct core *c, struct sequence *s, const struct step_entry *e)
 {
     struct fair_user *u = s->request->user;
-    int32_t n_new = min_i32(s->n_planned - s->n_charged, decodes + rows);
+    int32_t n_new = min_i32(s->n_planned - s->n_charged, e->n);
 
-    u->n_planned += decodes + rows;
-    u->planned_us += decodes * c->fair.decode_us + rows * c->fair.row_us;
+    u->n_planned += e->n;
+    u->planned_us += e->n * (e->decode ? c->fair.decode_us : c->fair.row_us);
     if (PLANT(PLANT_CHARGE_TWICE) && s->n_preempted > 0)
         n_new++;
     if (n_new <= 0)
         return;
-    fair_charge(&c->fair, u, decodes ? n_new : 0, decodes ? 0 : n_new);
+    fair_charge(&c->fair, u, e->decode ? n_new : 0, e->decode ? 0 : n_new,
+                e->wanted ? fair_mask_us(&c->fair, s) : 0);
     s->n_charged = s->n_planned;
 }
 
@@ -169,12 +170,12 @@ static int32_t plan_decode(struct core *c, struct step *st, struct sequence *s, 
         list_remove(&s->link);
         list_append(&c->decoding, &s->link);
     }
-    if (n_drafts == 0) {
-        count_planned(c, s, 1, 0);
-        return 0;
+    count_planned(c, s, e);
+    if (e->wanted) { /* the next masks are made while the step runs */
+        s->request->user->planned_us += fair_mask_us(&c->fair, s);
+        c->fair.masks_us += s->mask_us;
     }
-    count_planned(c, s, 0, e->n);
-    return e->n;
+    return e->decode ? 0 : e->n;
 }
 
 /* Known tokens of s that are left to be computed in chunks. */
@@ -228,7 +229,7 @@ static int32_t plan_chunk(struct core *c, struct step *st, struct sequence *s, i
         c->n_prefilling--;
         c->n_decoding++;
     }
-    count_planned(c, s, 0, n);
+    count_planned(c, s, e);
     return n;
 }
 
@@ -332,6 +333,12 @@ static struct fair_user *next_user(const struct core *c, const struct plan *p)
     return next;
 }
 
+/* Where it takes longer already, those that take no time. */
+static bool masks_fit(const struct core *c, const struct plan *p, const struct sequence *s)
+{
+    return s->mask_us <= fmax(p->limit_us - c->fair.masks_us, 0);
+}
+
 /* A decode, with drafts as far as rows, the step and at first the user's quota have room. */
 static void grant_decode(struct core *c, struct plan *p, struct fair_user *u)
 {
@@ -348,6 +355,10 @@ static void grant_decode(struct core *c, struct plan *p, struct fair_user *u)
         us = fmin(us, u->quota_us - u->planned_us - c->fair.decode_us);
     drafts = p->no_chunks ? 0 : fmax(us / c->fair.row_us, 0); /* they are a chunk */
     s = pop(&u->decoding);
+    if (!is_empty(p) && !masks_fit(c, p, s)) {
+        list_clear(&u->decoding); /* a later step begins with s: none of its user overtakes it */
+        return;
+    }
     if (may_decode(p->step, s)) /* not preempted since */
         p->n_rows += plan_decode(c, p->step, s, drafts < left ? (int32_t)drafts : left);
 }

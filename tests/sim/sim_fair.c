@@ -61,6 +61,9 @@ struct rows {
     int32_t decodes, rows;         /* that it has */
     int32_t all_decodes, all_rows; /* that it could have */
     int32_t new_decodes, new_rows; /* that were never computed before */
+    double mask_us, all_mask_us;   /* of the masks of its decodes */
+    int32_t n_masked;              /* decodes that have some */
+    double charged_mask_us;        /* of all new rows that are sampled from */
     int32_t share, klass;          /* of what it could have */
 };
 
@@ -68,7 +71,16 @@ enum { N_CLIENTS = 5 };
 
 static double own_us(const struct world *w, const struct rows *r)
 {
-    return step_cost_us(&w->cost, r->decodes, r->rows);
+    return fmax(step_cost_us(&w->cost, r->decodes, r->rows), r->mask_us);
+}
+
+static double masks_us(const struct rows rows[N_CLIENTS])
+{
+    double us = 0;
+
+    for (int k = 0; k < N_CLIENTS; k++)
+        us += rows[k].mask_us;
+    return us;
 }
 
 /* Positions that the step is the first to compute for this sequence. */
@@ -89,13 +101,32 @@ static void add_possible(struct rows rows[N_CLIENTS], const struct sequence *s, 
 
     r->all_decodes += decodes;
     r->all_rows += n;
+    r->all_mask_us += decodes ? s->mask_us : 0;
     r->share = s->request->user->share;
     if ((int32_t)s->request->priority > r->klass)
         r->klass = (int32_t)s->request->priority;
 }
 
+static bool could_decode(const struct step *st, const struct sequence *s)
+{
+    return s->last_step != st->head.step && s->n_generated + s->n_sampling < s->request->max_tokens;
+}
+
+/* What masks may take without being charged. */
+static double free_mask_us(const struct world *w, const struct step *st)
+{
+    const double one = step_cost_us(&w->cost, 1, 0);
+    const struct list *all = &w->core->decoding;
+    int32_t n = st->head.n_decodes;
+
+    for (const struct list *l = all->next; l != all; l = l->next)
+        n += could_decode(st, CONTAINER_OF(l, struct sequence, link));
+    return one > 0 ? one / (n > 1 ? n : 1) : INFINITY;
+}
+
 static void count_rows(struct world *w, const struct step *st, struct rows rows[N_CLIENTS])
 {
+    const double free_us = free_mask_us(w, st);
     const struct core *c = w->core;
 
     for (int k = 0; k < N_CLIENTS; k++)
@@ -105,7 +136,14 @@ static void count_rows(struct world *w, const struct step *st, struct rows rows[
         struct rows *r = &rows[e->sequence->request->client_id];
 
         *(e->decode ? &r->decodes : &r->rows) += e->n;
-        *(e->decode ? &r->new_decodes : &r->new_rows) += count_new(w, e);
+        const int32_t n_new = count_new(w, e);
+
+        *(e->decode ? &r->new_decodes : &r->new_rows) += n_new;
+        if (e->wanted) {
+            r->mask_us += e->decode ? e->sequence->mask_us : 0;
+            r->n_masked += e->decode && e->sequence->mask_us > 0;
+            r->charged_mask_us += n_new > 0 ? fmax(e->sequence->mask_us - free_us, 0) : 0;
+        }
         add_possible(rows, e->sequence, e->decode ? 1 : 0, e->decode ? 0 : e->n);
     }
     for (const struct list *l = c->prefilling.next; l != &c->prefilling; l = l->next) {
@@ -116,8 +154,7 @@ static void count_rows(struct world *w, const struct step *st, struct rows rows[
     for (const struct list *l = c->decoding.next; l != &c->decoding; l = l->next) {
         const struct sequence *s = CONTAINER_OF(l, struct sequence, link);
 
-        if (s->last_step != st->head.step &&
-            s->n_generated + s->n_sampling < s->request->max_tokens)
+        if (could_decode(st, s))
             add_possible(rows, s, 1, 0);
     }
 }
@@ -128,13 +165,14 @@ static const char *check_limit(const struct world *w, const struct rows rows[N_C
 {
     const double us = step_cost_us(&w->cost, b->n_decodes, b->n_tokens - b->n_decodes);
     double limit = PRECISION * step_cost_us(&w->cost, 1, 0), shares = 0;
-    int32_t klass = -1, n = 0;
+    int32_t klass = -1, n = 0, n_masked = 0;
 
     if (limit <= 0 || w->core->fair.users.n < 2)
         return NULL;
     for (int k = 0; k < N_CLIENTS; k++) {
         shares += rows[k].klass >= 0 ? rows[k].share : 0;
         n += rows[k].klass >= 0;
+        n_masked += rows[k].n_masked;
         klass = rows[k].klass > klass ? rows[k].klass : klass;
     }
     for (int k = 0; k < N_CLIENTS && n > 1; k++) {
@@ -143,10 +181,13 @@ static const char *check_limit(const struct world *w, const struct rows rows[N_C
         const int32_t prompts =
             min_i32(min_i32(rows[k].all_rows, max - decodes), step_cost_rows(&w->cost, decodes));
 
+        const double alone = fmax(step_cost_us(&w->cost, decodes, prompts), rows[k].all_mask_us);
+
         if (rows[k].klass == klass)
-            limit = fmin(limit, step_cost_us(&w->cost, decodes, prompts) * shares / rows[k].share);
+            limit = fmin(limit, alone * shares / rows[k].share);
     }
-    return us > limit * 1.001 && b->n_tokens > 1
+    return (us > limit * 1.001 && b->n_tokens > 1) ||
+                   (masks_us(rows) > limit * 1.001 && n_masked > 1)
                ? "a step takes longer than a user's share of the time allows"
                : NULL;
 }
@@ -168,7 +209,7 @@ static const char *check_charges(const struct world *w, const struct rows rows[N
     base_us = one > 0 ? one - decode_us : 0;
     FAIR_EACH (u, &w->core->fair) {
         const struct rows *r = &rows[u->id];
-        const double own = r->new_decodes * decode_us + r->new_rows * row_us;
+        const double own = r->new_decodes * decode_us + r->new_rows * row_us + r->charged_mask_us;
         const double us = own > 0 ? own + base_us * u->share / shares : 0;
 
         if (fabs(us - u->charged_us) > 1e-6 * (1 + us))
@@ -187,7 +228,7 @@ static double charged_us(const struct world *w, const struct rows rows[N_CLIENTS
         decodes -= k == LIGHT ? 0 : rows[k].decodes - rows[k].new_decodes;
         n -= k == LIGHT ? 0 : rows[k].rows - rows[k].new_rows;
     }
-    return step_cost_us(&w->cost, decodes, n);
+    return fmax(step_cost_us(&w->cost, decodes, n), masks_us(rows));
 }
 
 /* From the step after the first with its rows up to one with its rows, a client with one request

@@ -95,8 +95,11 @@ static void choose_options(struct world *w)
         sim_fair_choose_light(w);
     else if (rng_one_in(r, 2))
         sim_fair_choose_cost(w);
-    if (!w->fair && !w->timed)
+    if (w->fair || w->timed)
+        w->options.mask_words = ORACLE_MASK_WORDS;
+    else
         choose_contract(w);
+    w->max_mask_us = rng_one_in(r, 2) ? 0 : 4 * (int32_t)step_cost_us(&w->cost, 1, 0);
     for (int k = 0; k < N_BASES; k++) {
         w->n_base[k] = rng_range(r, 0, w->max_prompt);
         for (int32_t i = 0; i < w->n_base[k]; i++)
@@ -220,7 +223,7 @@ static const char *arrive(struct world *w, int32_t client)
         .n = rng_range(r, 1, w->max_n),
         .sampling = &sampling,
         .cache_salt = sim_salt(salt),
-        .masks = w->speaks && rng_one_in(r, 3),
+        .masks = w->options.mask_words > 0 && rng_one_in(r, 3),
     };
     const bool drafts = w->speaks && rng_one_in(r, 2);
     const char *wrong = NULL;

@@ -59,6 +59,7 @@ struct world {
     double light_share;            /* the least, since it runs */
 
     bool speaks;                  /* requests may have drafts and masks */
+    int32_t max_mask_us;          /* that making these takes */
     bool pools;                   /* requests may have pooling */
     int32_t hand_one_in;          /* pins, clears and looks */
     uint64_t n_cleared[5];        /* times that a client's cache was cleared */

@@ -2,6 +2,7 @@
  * told. */
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "engine/core/core_impl.h"
 #include "tests/unit/core_rig.h"
@@ -12,6 +13,8 @@ enum { MANY = 200 };
 static struct step_cost cost;
 static double over_us[BACKEND_IN_FLIGHT]; /* when the steps in flight are over */
 static double last_us;                    /* the last one submitted */
+static uint64_t mask_us;                  /* that each mask takes */
+static uint32_t any_token[40];
 
 static void set_cost(double base_us, double decode_us, double row_us)
 {
@@ -30,6 +33,8 @@ static void set_up(void)
     rig.options.max_seq_len = 512;
     rig.options.n_blocks = 256 * 32;
     rig.options.max_batch_tokens = 2048;
+    rig.options.mask_words = N(any_token);
+    memset(any_token, 0xff, sizeof(any_token));
 }
 
 static void start(void)
@@ -43,6 +48,19 @@ static void start(void)
 static double in_flight_ms(void)
 {
     return (2 * 16 + 1) * step_cost_us(&cost, 1, 0) / 1e3;
+}
+
+/* The masks that follow from what has just been told: the step in flight waits for them. */
+static void make_masks(void)
+{
+    LIST_EACH (struct request, q, in_core, &rig.core->all) {
+        if (!q->masks || q->choices[0].masks)
+            continue;
+        ck_assert(core_set_mask(rig.core, q->id, 0, any_token, 1, mask_us));
+        rig.now_us += mask_us;
+    }
+    if (core_in_flight(rig.core) > 0 && last_us < (double)rig.now_us)
+        last_us = over_us[rig.core->planned % BACKEND_IN_FLIGHT] = (double)rig.now_us;
 }
 
 /* Two steps in flight, as the engine has them: the next is planned when the one before the last is
@@ -65,6 +83,7 @@ static void step_once(void)
         rig.now_us = over > (double)rig.now_us ? (uint64_t)over : rig.now_us;
         rig_commit();
     }
+    make_masks();
     rig.n_events = 0;
 }
 
@@ -245,6 +264,36 @@ TEST(three_users_have_a_third_each, .timeout = 300)
     ck_assert_int_ge(n[2], 114);
     ck_assert_msg(n[3] * 10 > n[1] * 7 && n[3] * 7 < n[1] * 10, "%d and %d rows", n[3], n[1]);
     rig_end();
+}
+
+/* Who has formats whose masks take long is charged for them: another client has half of the time
+ * all the same, and one whose masks are made while the device computes is charged nothing. */
+TEST(slow_masks_are_charged, .timeout = 300)
+{
+    static const uint64_t slow_us[] = {50, 300, 2700, 26000};
+    const int32_t n = 200;
+    double alone, among[N(slow_us)];
+
+    set_cost(4000, 30, 10);
+    alone = alone_ms(8, n);
+    for (size_t k = 0; k < N(slow_us); k++) {
+        mask_us = slow_us[k];
+        start_among_several();
+        for (int32_t i = 0; i < 32; i++) {
+            struct core_request r = rig_request(100 + i, 8, 400);
+
+            r.masks = true;
+            rig_ask(&r);
+        }
+        make_masks();
+        step_times(60);
+        among[k] = latency_ms(rig_ask_of(2, 2, 8, n));
+        printf("32 masks of %d us: %.2f times as long as alone\n", (int)mask_us, among[k] / alone);
+        ck_assert_double_le(among[k], 2 * alone + in_flight_ms() + 32e-3 * (double)mask_us);
+        ck_assert_int_eq(rig.core->n_requests, 32); /* they are still there */
+        rig_end();
+    }
+    ck_assert_double_le(among[0], 1.3 * alone);
 }
 
 /* The other client's share bounds what it may add. */
