@@ -35,6 +35,7 @@ struct guide {
     struct kept_format *kept;
     bool compiled; /* for this request */
     size_t bytes;  /* of the format, when it was last charged for */
+    uint64_t us;   /* that its steps and masks have taken and the core was not told yet */
     int32_t n_ends;
     int32_t ends[SAMPLING_MAX_STOP_IDS];
     int32_t n;
@@ -329,6 +330,17 @@ static int32_t draft(struct engine *g, struct job *j, int32_t choice, int32_t *d
     return n;
 }
 
+/* Tells the core, and what it took; of n 0 that alone. */
+static bool give_mask(struct engine *g, struct job *j, int32_t choice, const uint32_t *mask,
+                      int32_t n)
+{
+    const uint64_t us = j->guide->us;
+
+    g->masks_us += us;
+    j->guide->us = 0;
+    return core_set_mask(g->core, j->request.id, choice, mask, n, us);
+}
+
 /* Sets the mask of a choice at its place and its drafts, and charges the request for what the
  * format has learned since u->bytes was set. */
 static int set_mask(struct engine *g, struct job *j, int32_t choice)
@@ -343,15 +355,14 @@ static int set_mask(struct engine *g, struct job *j, int32_t choice)
     const bool failed = r == -E2BIG || r == -ENOMEM || format_failed(u->kept->format);
     const size_t bytes = format_bytes(u->kept->format);
     const size_t more = bytes > u->bytes ? bytes - u->bytes : 0;
-    const uint64_t us = clock_us() - begin;
 
-    g->masks_us += us;
     measure(g, u->kept, failed);
+    u->us += clock_us() - begin;
     u->bytes = bytes;
     if (r == 0 && more && request->charge && !request->charge(request->owner, more))
         r = -EDQUOT;
     /* False: the choice has ended meanwhile. */
-    if (r == 0 && core_set_mask(g->core, request->id, choice, mask, 1 + n_drafts, us))
+    if (give_mask(g, j, choice, mask, r == 0 ? 1 + n_drafts : 0) && r == 0)
         (void)core_draft(g->core, request->id, choice, drafts, n_drafts);
     return r;
 }
@@ -375,11 +386,13 @@ bool guide_step(struct job *j, const struct core_event *ev)
 {
     struct guide *u = j->guide;
     int32_t *place = &u->places[ev->choice];
+    const uint64_t begin = clock_us();
 
     u->bytes = format_bytes(u->kept->format);
     if (ev->reason == CORE_REASON_STOP)
         return false;
     *place = format_step(u->kept->format, *place, ev->token);
+    u->us += clock_us() - begin;
     return *place != GRAMMAR_DEAD && format_is_over(u->kept->format, *place);
 }
 
@@ -388,5 +401,6 @@ int guide_next(struct engine *g, struct job *j, int32_t choice)
     if (j->guide->places[choice] != GRAMMAR_DEAD)
         return set_mask(g, j, choice);
     measure(g, j->guide->kept, true); /* the step failed */
+    (void)give_mask(g, j, choice, NULL, 0);
     return -E2BIG;
 }

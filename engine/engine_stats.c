@@ -72,6 +72,16 @@ static void count_step(struct engine *g, const struct batch *b, uint64_t begin_u
                                                    .n_seqs = b->n_seqs});
 }
 
+/* A step in which masks took long may have waited for them: it shows what the device takes at most.
+ */
+static void learn(struct engine *g, int32_t n_decodes, int32_t n_rows, double us, double masks_us)
+{
+    const double estimate = step_cost_us(&g->cost, n_decodes, n_rows);
+
+    if (masks_us <= us / 2 || us < estimate || estimate <= 0)
+        step_cost_learn(&g->cost, n_decodes, n_rows, us);
+}
+
 /* A step starts when it is submitted, or when the step before it ends. */
 void engine_count_step(struct engine *g, uint64_t step)
 {
@@ -88,7 +98,7 @@ void engine_count_step(struct engine *g, uint64_t step)
         return;
     if (b->n_drafted > 0 && n_decodes == b->n_tokens)
         step_cost_learn_drafts(&g->cost, n_decodes, (double)(now - before - drafting_us));
-    else if (masks_us <= (now - begin) / 2) /* else the device may have waited for masks */
-        step_cost_learn(&g->cost, n_decodes, b->n_tokens - n_decodes, (double)(now - begin));
+    else
+        learn(g, n_decodes, b->n_tokens - n_decodes, (double)(now - begin), (double)masks_us);
     core_set_cost(g->core, &g->cost);
 }

@@ -38,7 +38,7 @@ struct program {
     const char *paths[HTTP_MAX_LISTENERS]; /* [n_paths] of sockets that the program has made */
     size_t n_paths;
     struct event *signals[3], *drain, *watchdog;
-    int drain_looks; /* left, until answers are cut off */
+    int drain_looks; /* left, until answers are cut off; then negative: looks since */
 };
 
 /* ---- options */
@@ -239,7 +239,7 @@ static void on_stop(evutil_socket_t number, short what, void *arg)
     (void)number;
     (void)what;
     if (p->gateway.stopping)
-        p->drain_looks = 0;
+        p->drain_looks = p->drain_looks > 0 ? 0 : p->drain_looks;
     else
         p->drain_looks = p->drain_s * 1000 / DRAIN_LOOK_MS;
     p->gateway.stopping = true;

@@ -217,9 +217,10 @@ int32_t core_set_model_drafts(struct core *c, uint64_t id, int32_t choice, const
 /* Sets which tokens may come next in a choice of a request with masks: masks [n][mask_words] as in
  * backend.h, the first for the next token, the others for those after its drafts. The first is due
  * when core_masks() is called for the step that samples the token; drafts are planned only as far
- * as masks are there. us: what it took to make them, which counts as the client's use. The memory
- * is the caller's and must stay until the choice's next token is reported, or it ends. False: an
- * unknown choice, or its next token is being sampled and has masks. */
+ * as masks are there. The memory is the caller's and must stay until the choice's next token is
+ * reported, or it ends. us: how long they took to make, which counts as the client's use, also
+ * where that failed and n is 0. False: an unknown choice, or its next token is being sampled and
+ * has masks. */
 bool core_set_mask(struct core *c, uint64_t id, int32_t choice, const uint32_t *masks, int32_t n,
                    uint64_t us);
 

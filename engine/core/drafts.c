@@ -41,7 +41,7 @@ bool core_set_mask(struct core *c, uint64_t id, int32_t choice, const uint32_t *
         return false;
     s->masks = n > 0 ? masks : NULL;
     s->n_masks = n;
-    s->mask_us = (double)us;
+    fair_add_masks(s->request->user, (double)us);
     return true;
 }
 

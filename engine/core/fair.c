@@ -8,22 +8,24 @@
  * time of those that are active, or at its own if that is greater, so idleness is no credit; and a
  * user that gets all it wants never falls behind one that does not.
  *
- * The host makes masks while the device computes: a step takes as long as the longer of the two. A
- * row's masks are charged where they take longer than its part of a one-decode step.
- *
  * A step is bounded too. Let alone(u) be what a step with only the rows of u would take, and
  * share(u) its part of the shares of all users with rows. The step takes at most
  *
  *     T = min over u of alone(u) / share(u)        (u of the highest class that has rows)
  *
- * but for the first row granted, and at most PRECISION one-decode steps. So, with estimates that
- * are right:
+ * but for the first row granted, with its masks, and at most PRECISION one-decode steps. So, with
+ * estimates that are right, and but for the masks of one row:
  *
  * - each token of u, of that class, takes at most 1 / share(u) times as long as it would alone;
  * - of two users that want more than they get over some time, the microseconds charged, divided by
  *   the shares, differ by at most one grant of each: a row, a chunk, or, where slots are short,
  *   what the requests in the slots take;
  * - a newcomer waits for the steps in flight, each of at most PRECISION one-decode steps.
+ *
+ * The host makes the masks of a step's rows while the device computes, so a step takes as long as
+ * the longer of the two, and T bounds each. How long masks take is known afterwards; before, it is
+ * what the user's took on average. By what they took longer than the step behind which they were
+ * made, they are charged to the users that they were for.
  *
  * Where steps are short of rows rather than of time, prompts get the rows that decodes leave.
  * One user alone is not bounded at all until a second one has ever sent a request. */
@@ -175,21 +177,42 @@ bool fair_lacks(const struct fair *f, const struct fair_user *u, int32_t has, in
 
 /* ---- a step */
 
+void fair_add_masks(struct fair_user *u, double us)
+{
+    u->mask_us += u->mask_us > 0 ? (us - u->mask_us) / PRECISION : us;
+    u->made_us += us;
+}
+
+/* For the masks made since the last step was planned, behind that step. */
+static void charge_masks(struct fair *f)
+{
+    double made = 0, excess;
+
+    FAIR_EACH (u, f)
+        made += u->made_us;
+    excess = made - f->step_us;
+    FAIR_EACH (u, f) {
+        if (excess > 0 && !PLANT(PLANT_FREE_MASKS))
+            u->vtime += fair_vtime_of(u, excess * u->made_us / made);
+        u->made_us = 0;
+    }
+}
+
 void fair_step_begin(struct fair *f, const struct step_cost *cost)
 {
     f->cost = cost;
     f->base_us = 0;
     f->decode_us = f->row_us = 1; /* until something is known */
-    f->free_mask_us = INFINITY;
     f->masks_us = 0;
+    charge_masks(f);
     if (cost->row_us > 0)
         f->row_us = cost->row_us;
     FAIR_EACH (u, f) {
-        u->decodes = u->n_planned = u->n_skipped = 0;
+        u->decodes = u->n_masked = u->n_planned = u->n_skipped = 0;
         memset(u->rows, 0, sizeof(u->rows));
         u->klass = -1;
         u->quota_us = INFINITY;
-        u->planned_us = u->charged_us = 0;
+        u->planned_us = u->masks_us = u->charged_us = 0;
         u->closed = false;
     }
 }
@@ -204,33 +227,16 @@ static void set_price(struct fair *f, int32_t decodes)
     f->row_us = f->cost->row_us > 0 ? f->cost->row_us : one;
     f->decode_us = decodes > 1 ? (step_cost_us(f->cost, decodes, 0) - one) / (decodes - 1) : one;
     f->base_us = one - f->decode_us;
-    f->free_mask_us = one / (decodes > 1 ? decodes : 1);
-}
-
-double fair_mask_us(const struct fair *f, const struct sequence *s)
-{
-    return fmax(s->mask_us - f->free_mask_us, 0);
-}
-
-/* Of all decodes that a user could have. */
-static double masks_us(const struct fair_user *u)
-{
-    double us = 0;
-
-    LIST_EACH (const struct sequence, s, in_plan, &u->decoding)
-        us += s->mask_us;
-    return us;
 }
 
 static double alone_us(const struct fair *f, const struct fair_user *u, int32_t max_rows)
 {
     const int32_t decodes = min_i32(u->decodes, max_rows);
     const int32_t rows = min_i32(u->rows[0], max_rows - decodes);
-
     const double us =
         step_cost_us(f->cost, decodes, min_i32(rows, step_cost_rows(f->cost, decodes)));
 
-    return fmax(us, masks_us(u));
+    return fmax(us, u->n_masked * u->mask_us);
 }
 
 double fair_step_limit(struct fair *f, int32_t max_rows)
@@ -253,7 +259,7 @@ double fair_step_limit(struct fair *f, int32_t max_rows)
         return INFINITY;
     limit = PRECISION * one;
     FAIR_EACH (u, f) {
-        masks += masks_us(u);
+        masks += u->n_masked * u->mask_us;
         if (n > 1 && u->klass == klass)
             limit = fmin(limit, alone_us(f, u, max_rows) * shares / u->share);
     }
@@ -264,9 +270,9 @@ double fair_step_limit(struct fair *f, int32_t max_rows)
     return limit * (1 + 1e-9); /* sums round */
 }
 
-void fair_charge(struct fair *f, struct fair_user *u, int32_t decodes, int32_t rows, double mask_us)
+void fair_charge(struct fair *f, struct fair_user *u, int32_t decodes, int32_t rows)
 {
-    const double us = decodes * f->decode_us + rows * f->row_us + mask_us;
+    const double us = decodes * f->decode_us + rows * f->row_us;
 
     must(u->n_joined > 0);
     if (PLANT(PLANT_NO_FAIRNESS))
@@ -299,17 +305,22 @@ static bool wants_more(const struct fair_user *u)
 
 void fair_step_end(struct fair *f)
 {
-    const double credit = PRECISION * fmax(step_cost_us(f->cost, 1, 0), 1);
-    double least = INFINITY, greatest = 0;
+    double credit = PRECISION * fmax(step_cost_us(f->cost, 1, 0), 1), longest_mask = 0;
+    double charged = 0, least = INFINITY, greatest = 0;
 
     charge_base(f);
     FAIR_EACH (u, f) {
+        charged += u->charged_us;
         greatest = fmax(greatest, u->vtime);
+        longest_mask = fmax(longest_mask, u->n_masked > 0 ? u->mask_us : 0);
         if (wants_more(u))
             least = fmin(least, u->vtime);
     }
     if (isinf(least))
         least = greatest;
+    if (charged > 0)
+        f->step_us = charged;
+    credit += longest_mask; /* of the row that is granted whatever it takes */
     FAIR_EACH (u, f) {
         if (!wants_more(u))
             u->vtime = fmax(u->vtime, least - fair_vtime_of(u, credit));

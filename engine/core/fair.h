@@ -27,7 +27,9 @@ struct sequence;
 struct fair_user {
     uint64_t id;
     int32_t share;
-    double vtime; /* µs charged, scaled to the usual share */
+    double vtime;   /* µs charged, scaled to the usual share */
+    double mask_us; /* that the masks of one choice and token take, on average of late */
+    double made_us; /* that all masks took since a step was planned */
     int64_t n_joined;
     struct list link;                       /* among the active, while n_joined > 0 */
     struct list waiting[CORE_N_PRIORITIES]; /* sequences of each class, in order */
@@ -39,11 +41,13 @@ struct fair_user {
 
     /* Of the step being planned, from fair_step_begin() on. */
     int32_t decodes;                 /* that its running sequences could have */
+    int32_t n_masked;                /* of these, with masks */
     int32_t rows[CORE_N_PRIORITIES]; /* of prompts in this class and above, up to a step's rows */
     int32_t klass;                   /* the highest class of these; -1: none */
     int32_t n_planned;               /* decodes and rows planned so far */
     double quota_us;                 /* its part of the step by its share; INFINITY: no limit */
     double planned_us;               /* what its rows add to the step */
+    double masks_us;                 /* what the masks of its decodes are to take */
     double charged_us;
     int32_t n_skipped;    /* waiting sequences that do not fit now */
     bool closed;          /* admits no more */
@@ -64,8 +68,8 @@ struct fair {
     /* Of the step being planned. */
     const struct step_cost *cost;
     double base_us, decode_us, row_us; /* what the step, a decode and a prompt row are charged */
-    double free_mask_us;               /* of a row's masks: the device computes meanwhile */
-    double masks_us;                   /* what those of the decodes planned so far take */
+    double masks_us;                   /* what the masks of all its decodes are to take */
+    double step_us;                    /* what the last step takes without masks */
 };
 
 /* for each active user */
@@ -111,14 +115,14 @@ bool fair_lacks(const struct fair *f, const struct fair_user *u, int32_t has, in
 
 /* A step is planned in this order: fair_step_begin(); the caller counts decodes, rows and klass of
  * each user; fair_step_limit() sets each user's quota and returns how many µs the step may take, or
- * INFINITY; fair_charge() for rows as they are planned, with what fair_mask_us() says of those that
- * are sampled from; fair_step_end(). */
+ * INFINITY; fair_charge() for rows as they are planned; fair_step_end(). */
 void fair_step_begin(struct fair *f, const struct step_cost *cost);
 double fair_step_limit(struct fair *f, int32_t max_rows);
-double fair_mask_us(const struct fair *f, const struct sequence *s);
-void fair_charge(struct fair *f, struct fair_user *u, int32_t decodes, int32_t rows,
-                 double mask_us);
+void fair_charge(struct fair *f, struct fair_user *u, int32_t decodes, int32_t rows);
 void fair_step_end(struct fair *f);
+
+/* The masks of a choice's next token have been made, which took us. */
+void fair_add_masks(struct fair_user *u, double us);
 
 /* What us microseconds add to a user's virtual time. */
 static inline double fair_vtime_of(const struct fair_user *u, double us)

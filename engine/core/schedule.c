@@ -108,8 +108,7 @@ static void count_planned(struct core *c, struct sequence *s, const struct step_
         n_new++;
     if (n_new <= 0)
         return;
-    fair_charge(&c->fair, u, e->decode ? n_new : 0, e->decode ? 0 : n_new,
-                e->wanted ? fair_mask_us(&c->fair, s) : 0);
+    fair_charge(&c->fair, u, e->decode ? n_new : 0, e->decode ? 0 : n_new);
     s->n_charged = s->n_planned;
 }
 
@@ -117,6 +116,12 @@ static void count_planned(struct core *c, struct sequence *s, const struct step_
 static bool replays(const struct sequence *s)
 {
     return s->n_planned < sequence_n_tokens(s) - 1;
+}
+
+/* The estimate of how long the masks take to make of the row that s gets next. */
+static double mask_us(const struct sequence *s)
+{
+    return s->request->masks && !replays(s) ? s->request->user->mask_us : 0;
 }
 
 static bool may_decode(const struct step *st, const struct sequence *s)
@@ -171,9 +176,9 @@ static int32_t plan_decode(struct core *c, struct step *st, struct sequence *s, 
         list_append(&c->decoding, &s->link);
     }
     count_planned(c, s, e);
-    if (e->wanted) { /* the next masks are made while the step runs */
-        s->request->user->planned_us += fair_mask_us(&c->fair, s);
-        c->fair.masks_us += s->mask_us;
+    if (e->wanted) {
+        s->request->user->masks_us += mask_us(s);
+        c->fair.masks_us += mask_us(s);
     }
     return e->decode ? 0 : e->n;
 }
@@ -324,7 +329,7 @@ static struct fair_user *next_user(const struct core *c, const struct plan *p)
     struct fair_user *next = NULL;
 
     FAIR_EACH (u, &c->fair) {
-        if ((!p->last && u->planned_us >= u->quota_us) ||
+        if ((!p->last && fmax(u->planned_us, u->masks_us) >= u->quota_us) ||
             (!may_have_decode(c, p, u) && !may_have_prompt(c, p, u)))
             continue;
         if (!next || u->vtime < next->vtime)
@@ -333,10 +338,11 @@ static struct fair_user *next_user(const struct core *c, const struct plan *p)
     return next;
 }
 
-/* Where it takes longer already, those that take no time. */
+/* Whether the step has time for the masks of s. Once those of its first row exceed it, only rows
+ * without fit. */
 static bool masks_fit(const struct core *c, const struct plan *p, const struct sequence *s)
 {
-    return s->mask_us <= fmax(p->limit_us - c->fair.masks_us, 0);
+    return PLANT(PLANT_NO_MASK_LIMIT) || mask_us(s) <= fmax(p->limit_us - c->fair.masks_us, 0);
 }
 
 /* A decode, with drafts as far as rows, the step and at first the user's quota have room. */
@@ -408,8 +414,10 @@ void core_count_runnable(const struct core *c, const struct sequence *s)
     const int32_t klass = (int32_t)s->request->priority, max = c->options.max_batch_tokens;
     const int32_t n = chunk_left(c, s);
 
-    if (s->state == SEQ_DECODE)
+    if (s->state == SEQ_DECODE) {
         u->decodes++;
+        u->n_masked += s->request->masks && !replays(s);
+    }
     for (int32_t k = 0; s->state == SEQ_PREFILL && !core_is_offloaded(s) && k <= klass; k++)
         u->rows[k] += min_i32(n, max - u->rows[k]);
     if (klass > u->klass)

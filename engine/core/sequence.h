@@ -58,7 +58,6 @@ struct sequence {
     const uint32_t *masks;   /* [n_masks, mask_words] of the next token to be reported, and of
                               * those after its drafts: the caller's; NULL: not set yet */
     int32_t n_masks;
-    double mask_us; /* what it took to make them, or the last ones */
 
     /* While it has a slot: running, or draining. */
     int32_t slot;   /* sampler state and row of tables; -1: none */

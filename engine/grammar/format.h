@@ -53,9 +53,9 @@ struct format;
 /* Whether the source asks for nothing: any text will do, and calls of tools that are not strict. */
 bool format_is_free(const struct format_source *source);
 
-/* The vocabulary must outlive it. -EINVAL: the source is wrong, or no text is allowed; -ENOTSUP: it
- * says what is not supported; -E2BIG: it is too large or too complex; -ENOMEM. Where a tool is why,
- * the text says so: "chat.tools[2].…". */
+/* Also makes the mask of its start. The vocabulary must outlive it. -EINVAL: the source is wrong,
+ * or no text is allowed; -ENOTSUP: it says what is not supported; -E2BIG: it is too large or too
+ * complex; -ENOMEM. Where a tool is why, the text says so: "chat.tools[2].…". */
 int format_new(struct format **out, const struct format_source *source, const struct vocabulary *v,
                struct err *e);
 void format_free(struct format *f); /* takes NULL */

@@ -559,13 +559,13 @@ static int fill(struct masks *m, uint32_t *mask, int32_t place)
     return r;
 }
 
-int masks_fill(struct masks *m, uint32_t *mask, int32_t place, const int32_t *ends, int32_t n_ends)
+int masks_prepare(struct masks *m, int32_t place)
 {
-    const size_t words = n_words(m->v), slot = (size_t)place % KEPT_MASKS;
+    const size_t slot = (size_t)place % KEPT_MASKS;
     int r = 0;
 
     if (!m->kept[slot]) {
-        m->kept[slot] = calloc(words + 1, sizeof(*mask));
+        m->kept[slot] = calloc(n_words(m->v) + 1, sizeof(*m->kept[slot]));
         m->kept_place[slot] = GRAMMAR_DEAD;
     }
     if (!m->kept[slot])
@@ -573,10 +573,19 @@ int masks_fill(struct masks *m, uint32_t *mask, int32_t place, const int32_t *en
     if (m->kept_place[slot] != place) {
         m->kept_place[slot] = GRAMMAR_DEAD;
         r = fill(m, m->kept[slot], place);
-        if (r < 0)
-            return r;
-        m->kept_place[slot] = place;
+        if (r == 0)
+            m->kept_place[slot] = place;
     }
+    return r;
+}
+
+int masks_fill(struct masks *m, uint32_t *mask, int32_t place, const int32_t *ends, int32_t n_ends)
+{
+    const size_t words = n_words(m->v), slot = (size_t)place % KEPT_MASKS;
+    const int r = masks_prepare(m, place);
+
+    if (r < 0)
+        return r;
     memcpy(mask, m->kept[slot], words * sizeof(*mask));
     for (int32_t i = 0; m->g->places[place].accepts && i < n_ends; i++)
         set_bit(mask, ends[i]);

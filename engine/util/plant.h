@@ -31,6 +31,8 @@ extern int sim_plant; /* of the simulation alone */
     X(IDLE_CREDIT, "a user that comes back starts at its own virtual time")                        \
     X(NEWCOMER_LAST, "a user that comes back starts behind all others")                            \
     X(NO_STEP_LIMIT, "a step takes as long as all rows take")                                      \
+    X(FREE_MASKS, "what masks take is not charged")                                                \
+    X(NO_MASK_LIMIT, "a step has rows however long their masks take")                              \
     X(NO_PASS_LIMIT, "a request that does not fit is passed without end")                          \
     X(NO_YIELD, "a user with more than its part keeps it while others wait")                       \
     X(NO_TURNS, "decodes do not take turns")                                                       \

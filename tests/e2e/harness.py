@@ -39,7 +39,7 @@ SMALL = "cache.kv_memory=64M"
 GOOD = {"prompt": "Hello", "max_tokens": 2, "sampling": {"temperature": 0}}
 LONG = {"prompt": "Once upon a time", "max_tokens": 2000, "stream": True,
         "sampling": {"temperature": 1.0, "seed": 1, "ignore_eos": True}}
-# Found running by what comes seconds later; the pool needs KV_MEMORY.
+# Runs for seconds more when a test looks at it; the pool needs KV_MEMORY.
 RUNNING = {**LONG, "max_tokens": 30000}
 
 config = argparse.Namespace()

@@ -519,7 +519,7 @@ class Devices(Served):
             print(f"{len(times)} requests beside a slow driver; the slowest took "
                   f"{1e3 * max(times):.0f} ms, {(loop_ms(d) - before) / len(times):.3f} ms of the "
                   "loop each")
-            self.assertLess(sum(t > 0.4 for t in times), len(times) / 10)
+            self.assertLessEqual(sum(t > 0.4 for t in times), 2)
 
     def test_driver_that_hangs(self):
         """A driver that never answers does not keep the daemon from its end."""

@@ -379,8 +379,8 @@ class DaemonGoes(Case):
                 time.sleep(1)  # the sockets are full
                 gateway.process.send_signal(signal.SIGTERM)
                 time.sleep(0.2)
-                self.assertTrue(read_to_end(slow).endswith(b"\r\n0\r\n\r\n"))
-                self.assertEqual(gateway.process.wait(timeout=10), 0)
+                self.assertRegex(read_to_end(slow), rb'data: {"error":[^\n]*\n\n\r\n0\r\n\r\n$')
+                self.assertEqual(gateway.process.wait(timeout=scaled(4, 10)), 0)
 
 
 class Access(SharedDaemon):

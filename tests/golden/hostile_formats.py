@@ -115,9 +115,8 @@ def huge_schemas():
            "$defs": named(3000, lambda i: {"$anchor": f"n{i}"})}
     yield Supported(nest('{"type":"array","minItems":100000,"items":', '{"minLength":100000}',
                          "}", 3))
-    for divisor in 99999989, 1e-7:
-        yield Supported({"type": "number", "multipleOf": divisor, "minimum": -1e15,
-                         "maximum": 1e15})
+    yield {"type": "number", "multipleOf": 99999989, "minimum": -1e15, "maximum": 1e15}
+    yield Supported({"type": "number", "multipleOf": 1e-7, "minimum": -1e15, "maximum": 1e15})
 
 
 def repeated_schemas():
@@ -172,7 +171,7 @@ def regexes(r):
         yield "".join("(?%s.*a.{%d}b)" % (ahead, i) for i in range(200)) + ".*"
     yield "".join(other_characters(r, 300) for _ in range(60))
     yield Supported("(((((((a*)*)*)*b*)*)*c*)*)*")
-    yield Supported("a*" * 20000)
+    yield "a*" * 20000
     yield Supported(".*a" * 20000)
     yield "(" + "|".join("a" * i for i in range(1, 300)) + ")*"
     yield Supported("(a)|" * 15000 + "b")

@@ -63,11 +63,16 @@ struct rows {
     int32_t new_decodes, new_rows; /* that were never computed before */
     double mask_us, all_mask_us;   /* of the masks of its decodes */
     int32_t n_masked;              /* decodes that have some */
-    double charged_mask_us;        /* of all new rows that are sampled from */
     int32_t share, klass;          /* of what it could have */
 };
 
 enum { N_CLIENTS = 5 };
+
+/* What the masks of its next token are expected to take. */
+static double mask_us(const struct sequence *s)
+{
+    return s->request->masks ? s->request->user->mask_us : 0;
+}
 
 static double own_us(const struct world *w, const struct rows *r)
 {
@@ -101,7 +106,7 @@ static void add_possible(struct rows rows[N_CLIENTS], const struct sequence *s, 
 
     r->all_decodes += decodes;
     r->all_rows += n;
-    r->all_mask_us += decodes ? s->mask_us : 0;
+    r->all_mask_us += decodes ? mask_us(s) : 0;
     r->share = s->request->user->share;
     if ((int32_t)s->request->priority > r->klass)
         r->klass = (int32_t)s->request->priority;
@@ -112,21 +117,8 @@ static bool could_decode(const struct step *st, const struct sequence *s)
     return s->last_step != st->head.step && s->n_generated + s->n_sampling < s->request->max_tokens;
 }
 
-/* What masks may take without being charged. */
-static double free_mask_us(const struct world *w, const struct step *st)
-{
-    const double one = step_cost_us(&w->cost, 1, 0);
-    const struct list *all = &w->core->decoding;
-    int32_t n = st->head.n_decodes;
-
-    for (const struct list *l = all->next; l != all; l = l->next)
-        n += could_decode(st, CONTAINER_OF(l, struct sequence, link));
-    return one > 0 ? one / (n > 1 ? n : 1) : INFINITY;
-}
-
 static void count_rows(struct world *w, const struct step *st, struct rows rows[N_CLIENTS])
 {
-    const double free_us = free_mask_us(w, st);
     const struct core *c = w->core;
 
     for (int k = 0; k < N_CLIENTS; k++)
@@ -136,13 +128,10 @@ static void count_rows(struct world *w, const struct step *st, struct rows rows[
         struct rows *r = &rows[e->sequence->request->client_id];
 
         *(e->decode ? &r->decodes : &r->rows) += e->n;
-        const int32_t n_new = count_new(w, e);
-
-        *(e->decode ? &r->new_decodes : &r->new_rows) += n_new;
-        if (e->wanted) {
-            r->mask_us += e->decode ? e->sequence->mask_us : 0;
-            r->n_masked += e->decode && e->sequence->mask_us > 0;
-            r->charged_mask_us += n_new > 0 ? fmax(e->sequence->mask_us - free_us, 0) : 0;
+        *(e->decode ? &r->new_decodes : &r->new_rows) += count_new(w, e);
+        if (e->decode && e->wanted) {
+            r->mask_us += mask_us(e->sequence);
+            r->n_masked += mask_us(e->sequence) > 0;
         }
         add_possible(rows, e->sequence, e->decode ? 1 : 0, e->decode ? 0 : e->n);
     }
@@ -192,7 +181,8 @@ static const char *check_limit(const struct world *w, const struct rows rows[N_C
                : NULL;
 }
 
-/* Each position is charged once, by what it adds; the rest of the step by share. */
+/* Each position is charged once, by what it adds; the rest of the step by share. Masks are charged
+ * where they take longer than their row's part of the step. */
 static const char *check_charges(const struct world *w, const struct rows rows[N_CLIENTS])
 {
     const double one = step_cost_us(&w->cost, 1, 0);
@@ -209,7 +199,7 @@ static const char *check_charges(const struct world *w, const struct rows rows[N
     base_us = one > 0 ? one - decode_us : 0;
     FAIR_EACH (u, &w->core->fair) {
         const struct rows *r = &rows[u->id];
-        const double own = r->new_decodes * decode_us + r->new_rows * row_us + r->charged_mask_us;
+        const double own = r->new_decodes * decode_us + r->new_rows * row_us;
         const double us = own > 0 ? own + base_us * u->share / shares : 0;
 
         if (fabs(us - u->charged_us) > 1e-6 * (1 + us))
@@ -267,7 +257,8 @@ static const char *check_light(struct world *w, const struct rows rows[N_CLIENTS
                                     : charged_us(w, rows, batch);
     w->light_own_us += own;
     w->light_most_us = fmax(w->light_most_us, fmax(own, w->cost.row_us));
-    at_once = (2 * w->light_most_us + PRECISION * one) / share;
+    at_once =
+        (2 * w->light_most_us + PRECISION * one) / share + (w->n_clients - 1) * w->max_mask_us;
     return n > 0 && w->light_us > w->light_own_us / share + at_once
                ? "a light client gets less than its share of the time"
                : NULL;
@@ -278,8 +269,8 @@ static const char *check_light(struct world *w, const struct rows rows[N_CLIENTS
 static const char *check_served(struct world *w)
 {
     const double one = fmax(step_cost_us(&w->cost, 1, 0), 1);
-    const double most_us =
-        w->max_tokens * one + 2 * w->max_prompt * (w->cost.row_us > 0 ? w->cost.row_us : one);
+    const double most_us = w->max_tokens * (one + w->max_mask_us) +
+                           2 * w->max_prompt * (w->cost.row_us > 0 ? w->cost.row_us : one);
     const int32_t n_blocks = (2 * w->max_prompt + w->max_tokens) / w->options.block_len + 2;
     const int32_t n = w->options.max_seqs + 1 +
                       (w->options.n_blocks < w->options.max_seqs * n_blocks ? MAX_PASSED : 0);
@@ -335,6 +326,36 @@ static const char *check_passed(struct world *w, const struct batch *batch)
     return NULL;
 }
 
+void sim_fair_plan(struct world *w)
+{
+    double made = 0, over;
+
+    if (core_in_flight(w->core) == BACKEND_IN_FLIGHT || w->core->n_requests == 0)
+        return;
+    FAIR_EACH (u, &w->core->fair)
+        made += w->made_us[u->id];
+    over = fmax(made - w->core->fair.step_us, 0);
+    FAIR_EACH (v, &w->core->fair) {
+        const double us = made > 0 ? fair_vtime_of(v, over * w->made_us[v->id] / made) : 0;
+
+        w->least_vtime[v->id] = v->vtime + us;
+        w->served_us[v->id] += us;
+        w->made_us[v->id] = 0;
+    }
+}
+
+/* What masks took longer than the step was charged to those whose they were. */
+static const char *check_masks(const struct world *w)
+{
+    FAIR_EACH (u, &w->core->fair) {
+        const double vtime = w->least_vtime[u->id] + fair_vtime_of(u, u->charged_us);
+
+        if (u->vtime < vtime * (1 - 1e-9))
+            return "a user is not charged for its masks";
+    }
+    return NULL;
+}
+
 const char *sim_fair_check(struct world *w, const struct batch *batch, uint64_t n_preempted)
 {
     const struct step *st = &w->core->steps[batch->step % BACKEND_IN_FLIGHT];
@@ -348,6 +369,8 @@ const char *sim_fair_check(struct world *w, const struct batch *batch, uint64_t 
         wrong = check_limit(w, rows, batch);
     if (!wrong && n_preempted == 0)
         wrong = check_charges(w, rows);
+    if (!wrong)
+        wrong = check_masks(w);
     if (!wrong && w->fair)
         wrong = check_served(w);
     if (!wrong && w->timed)

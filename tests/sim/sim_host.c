@@ -58,6 +58,7 @@ void sim_host(struct world *w)
 const char *sim_host_masks(struct world *w)
 {
     const uint32_t *const *masks;
+    int32_t us;
 
     if (!sim_backend_lacks_masks(w->backend))
         return NULL;
@@ -69,9 +70,10 @@ const char *sim_host_masks(struct world *w)
             if (!s || s->masks || s->n_sampling == 0)
                 continue;
             oracle_mask(c->masks, c->hash, &w->backend_options);
-            if (!core_set_mask(w->core, w->alive[i]->id, k, c->masks, 1,
-                               (uint64_t)rng_range(&w->rng, 0, w->max_mask_us)))
+            us = w->timed ? w->max_mask_us : rng_range(&w->rng, 0, w->max_mask_us);
+            if (!core_set_mask(w->core, w->alive[i]->id, k, c->masks, 1, (uint64_t)us))
                 return "a mask that a row waits for is refused";
+            w->made_us[w->alive[i]->client] += us;
             w->counts->late_masks++;
         }
     masks = core_masks(w->core);

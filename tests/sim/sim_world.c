@@ -99,7 +99,8 @@ static void choose_options(struct world *w)
         w->options.mask_words = ORACLE_MASK_WORDS;
     else
         choose_contract(w);
-    w->max_mask_us = rng_one_in(r, 2) ? 0 : 4 * (int32_t)step_cost_us(&w->cost, 1, 0);
+    w->max_mask_us =
+        rng_one_in(r, 2) ? 0 : rng_range(r, 1, 40) * (int32_t)step_cost_us(&w->cost, 1, 0);
     for (int k = 0; k < N_BASES; k++) {
         w->n_base[k] = rng_range(r, 0, w->max_prompt);
         for (int32_t i = 0; i < w->n_base[k]; i++)
@@ -394,21 +395,30 @@ static const char *check_turns(struct world *w, const struct batch *batch, bool 
     return NULL;
 }
 
-/* Whether one waits for a slot that another has beyond its part, though it could begin. */
-static const char *check_shares(struct world *w, bool blocks_short)
+/* The order of a sequence that waits for a slot that another user has beyond its part, though it
+ * could begin; or 0. */
+static uint64_t kept_waiting(const struct world *w)
 {
     struct core *c = w->core;
     const struct sequence *s;
-    bool waits;
 
     FAIR_EACH (u, &c->fair)
         u->closed = false;
     s = fair_top(&c->fair);
-    waits = s && !sequence_waits_for_first(s) && s->n_lacking == 0 && c->n_free_slots == 0 &&
-            list_empty(&c->draining) && !blocks_short && s->request->user->rows[0] == 0 &&
-            core_slot_victim(c, s);
-    w->n_kept_waiting = !waits ? 0 : s->order == w->kept_waiting ? w->n_kept_waiting + 1 : 1;
-    w->kept_waiting = s ? s->order : 0;
+    return s && !sequence_waits_for_first(s) && s->n_lacking == 0 && c->n_free_slots == 0 &&
+                   list_empty(&c->draining) && s->request->user->rows[0] == 0 &&
+                   core_slot_victim(c, s)
+               ? s->order
+               : 0;
+}
+
+/* Whether the one that was kept waiting before the step was planned still is. */
+static const char *check_shares(struct world *w, uint64_t before, bool blocks_short)
+{
+    const bool waits = before && !blocks_short && kept_waiting(w) == before;
+
+    w->n_kept_waiting = !waits ? 0 : before == w->kept_waiting ? w->n_kept_waiting + 1 : 1;
+    w->kept_waiting = before;
     return w->n_kept_waiting > 3 ? "a client has more than its part while another waits" : NULL;
 }
 
@@ -417,10 +427,11 @@ static const char *next(struct world *w)
     const struct batch *batch;
     const char *wrong = sim_host_masks(w);
     bool prompts = !list_empty(&w->core->prefilling), blocks_short;
-    uint64_t n_preempted = w->core->stats.preemptions;
+    uint64_t n_preempted = w->core->stats.preemptions, waits = kept_waiting(w);
 
     if (wrong)
         return wrong;
+    sim_fair_plan(w);
     switch (core_next(w->core, &batch, w->now_us)) {
     case CORE_OK:
         if (w->n_alive == 0 && batch->n_seqs > 0)
@@ -430,7 +441,7 @@ static const char *next(struct world *w)
         blocks_short = n_preempted > 0 || w->core->n_short > 0 || w->core->host_short;
         wrong = check_turns(w, batch, prompts, blocks_short);
         if (!wrong)
-            wrong = check_shares(w, blocks_short);
+            wrong = check_shares(w, waits, blocks_short);
         if (!wrong)
             wrong = sim_fair_check(w, batch, n_preempted);
         if (!wrong)

@@ -266,34 +266,75 @@ TEST(three_users_have_a_third_each, .timeout = 300)
     rig_end();
 }
 
-/* Who has formats whose masks take long is charged for them: another client has half of the time
- * all the same, and one whose masks are made while the device computes is charged nothing. */
-TEST(slow_masks_are_charged, .timeout = 300)
+static void flood_with_masks(uint64_t client, int32_t n)
 {
-    static const uint64_t slow_us[] = {50, 300, 2700, 26000};
-    const int32_t n = 200;
-    double alone, among[N(slow_us)];
+    for (int32_t i = 0; i < n; i++) {
+        struct core_request r = rig_request(100 + (int32_t)client * 1000 + i, 8, 400);
 
-    set_cost(4000, 30, 10);
-    alone = alone_ms(8, n);
-    for (size_t k = 0; k < N(slow_us); k++) {
-        mask_us = slow_us[k];
+        r.client = client;
+        r.masks = true;
+        rig_ask(&r);
+    }
+    make_masks();
+}
+
+/* However long another client's masks take, a request has half of the time after the steps that
+ * were in flight, and the masks of three rows. */
+TEST(beside_slow_masks, .timeout = 300)
+{
+    static const struct {
+        double cost[3];
+        uint64_t mask_us;
+    } cases[] = {{{4000, 30, 10}, 50},    {{4000, 30, 10}, 300},    {{4000, 30, 10}, 2700},
+                 {{4000, 30, 10}, 26000}, {{4000, 30, 10}, 300000}, {{700, 5, 2}, 26000}};
+    const int32_t n = 300;
+
+    for (size_t k = 0; k < N(cases); k++) {
+        const double *us = cases[k].cost;
+        double alone, among;
+
+        set_cost(us[0], us[1], us[2]);
+        mask_us = cases[k].mask_us;
+        alone = alone_ms(8, n);
         start_among_several();
-        for (int32_t i = 0; i < 32; i++) {
-            struct core_request r = rig_request(100 + i, 8, 400);
-
-            r.masks = true;
-            rig_ask(&r);
-        }
-        make_masks();
+        flood_with_masks(1, 32);
         step_times(60);
-        among[k] = latency_ms(rig_ask_of(2, 2, 8, n));
-        printf("32 masks of %d us: %.2f times as long as alone\n", (int)mask_us, among[k] / alone);
-        ck_assert_double_le(among[k], 2 * alone + in_flight_ms() + 32e-3 * (double)mask_us);
+        among = latency_ms(rig_ask_of(2, 2, 8, n));
+        printf("a step %g us: 32 masks of %d us: %.2f times as long as alone\n", us[0],
+               (int)mask_us, among / alone);
+        ck_assert_double_le(among, 2 * alone + in_flight_ms() + 3e-3 * (double)mask_us);
         ck_assert_int_eq(rig.core->n_requests, 32); /* they are still there */
         rig_end();
     }
-    ck_assert_double_le(among[0], 1.3 * alone);
+}
+
+/* Masks that are made while the device computes cost their client nothing; where they take longer
+ * than all that it computes, the time is shared. */
+TEST(masks_are_charged_where_they_delay, .timeout = 300)
+{
+    static const uint64_t us[] = {0, 50, 115, 2000};
+    int32_t n[N(us)][2] = {0};
+
+    set_cost(0, 115, 60);
+    for (size_t k = 0; k < N(us); k++) {
+        start_among_several();
+        mask_us = us[k];
+        flood_with_masks(1, 32);
+        for (int32_t i = 0; i < 32; i++)
+            rig_ask_of(2, 5000 + i, 8, 400);
+        step_times(100);
+        for (int i = 0; i < 300; i++) {
+            step_once();
+            n[k][0] += rows_of(1);
+            n[k][1] += rows_of(2);
+        }
+        printf("masks of %d us: %d rows with, %d without\n", (int)us[k], n[k][0], n[k][1]);
+        rig_end();
+    }
+    for (int k = 0; k < 3; k++)
+        ck_assert_int_le(abs(n[k][0] - n[k][1]), n[k][1] / 50);
+    ck_assert_int_lt(n[3][0], n[3][1] / 4);
+    ck_assert_int_gt(n[3][0], 100);
 }
 
 /* The other client's share bounds what it may add. */

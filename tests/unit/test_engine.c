@@ -7,6 +7,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "engine/core/core_impl.h"
+#include "engine/engine_private.h"
 #include "tests/unit/engine_rig.h"
 #include "tests/unit/run_suite.h"
 
@@ -554,6 +556,25 @@ TEST(bad_folder_fails_with_its_name)
     engine_status(g, &s);
     ck_assert_int_eq(s.state, ENGINE_FAILED);
     ck_assert_ptr_nonnull(strstr(s.failure.text, "/nonexistent-folder"));
+}
+
+/* What the masks of an answer take counts as its client's use. */
+TEST(masks_count_as_use)
+{
+    static const char regex[] = ".{0,2000}x.{0,2000}";
+    struct engine_request r = request(1, "x");
+    static struct answer answer;
+    struct engine *g = start();
+    const struct fair_user *u;
+
+    r.ignore_eos = false;
+    r.format = (struct format_source){.kind = FORMAT_REGEX, .text = {regex, strlen(regex)}};
+    generate(g, &r);
+    gather(g, &answer, 1);
+    ck_assert_int_eq(answer.terminal, ENGINE_DONE);
+    u = id_map_get(&g->core->fair.users, r.client);
+    ck_assert_ptr_nonnull(u);
+    ck_assert_double_gt(u->mask_us, 0);
 }
 
 /* The memory of a request follows from its choices, each with its stops, and its biases. */

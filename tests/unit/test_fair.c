@@ -85,9 +85,9 @@ TEST(served_least_goes_first)
     fair_push(&a2);
     fair_push(&b3);
     ck_assert_uint_eq(next_order(), 1); /* equal: arrival */
-    fair_charge(&fair, a, 0, 10, 0);
+    fair_charge(&fair, a, 0, 10);
     ck_assert_uint_eq(next_order(), 3);
-    fair_charge(&fair, b, 0, 11, 0);
+    fair_charge(&fair, b, 0, 11);
     ck_assert_uint_eq(next_order(), 2);
 }
 
@@ -97,7 +97,7 @@ TEST(idleness_is_no_credit)
     struct fair_user *a = join(1), *b;
     struct sequence a1 = item(a, 1, CORE_NORMAL), b2, b3;
 
-    fair_charge(&fair, a, 0, 1000, 0);
+    fair_charge(&fair, a, 0, 1000);
     fair_push(&a1);
     b = join(2);
     b2 = item(b, 2, CORE_NORMAL);
@@ -105,9 +105,9 @@ TEST(idleness_is_no_credit)
     fair_push(&b2);
     fair_push(&b3);
     ck_assert_uint_eq(next_order(), 1);
-    fair_charge(&fair, a, 0, 2, 0);
+    fair_charge(&fair, a, 0, 2);
     ck_assert_uint_eq(next_order(), 2);
-    fair_charge(&fair, b, 0, 1, 0);
+    fair_charge(&fair, b, 0, 1);
     ck_assert_uint_eq(next_order(), 3);
 }
 
@@ -117,7 +117,7 @@ TEST(a_short_leave_forgives_nothing)
     struct fair_user *a = join(1), *b = join(2);
     struct sequence a1, b2 = item(b, 2, CORE_NORMAL);
 
-    fair_charge(&fair, a, 0, 100, 0);
+    fair_charge(&fair, a, 0, 100);
     fair_leave(&fair, a);
     a = join(1);
     a1 = item(a, 1, CORE_NORMAL);
@@ -135,7 +135,7 @@ TEST(front_is_of_its_own_client)
                     b5 = item(b, 5, CORE_NORMAL);
 
     a9.n_preempted = 1;
-    fair_charge(&fair, a, 0, 5, 0);
+    fair_charge(&fair, a, 0, 5);
     fair_push(&a1);
     fair_push(&a9);
     fair_push(&b5);
@@ -198,7 +198,7 @@ TEST(shares_are_kept)
         struct sequence *top = fair_top(&fair);
 
         served[top == &items[1]]++;
-        fair_charge(&fair, top->request->user, 0, 1, 0);
+        fair_charge(&fair, top->request->user, 0, 1);
     }
     ck_assert_int_ge(served[1], 2970);
     ck_assert_int_le(served[1], 3030);
@@ -220,7 +220,7 @@ TEST(what_is_not_wanted_is_no_credit)
 
     fair_push(&a1);
     fair_push(&b2);
-    fair_charge(&fair, a, 0, 1000, 0);
+    fair_charge(&fair, a, 0, 1000);
     fair_step_end(&fair);
     ck_assert_double_eq(b->vtime, 0);
     fair_remove(&b2);
@@ -309,8 +309,8 @@ TEST(the_base_is_split_by_share)
     want(b, 1, 0, 1);
     want(c, 1, 0, 1);
     fair_step_limit(&fair, 256);
-    fair_charge(&fair, a, 1, 0, 0);
-    fair_charge(&fair, b, 1, 0, 0);
+    fair_charge(&fair, a, 1, 0);
+    fair_charge(&fair, b, 1, 0);
     fair_step_end(&fair);
     ck_assert_double_eq_tol(a->vtime, 100 + 200, 1e-6);
     ck_assert_double_eq_tol(b->vtime, 100 / 3.0 + 200, 1e-6);
@@ -353,7 +353,7 @@ TEST(skipped_users_come_last)
     struct sequence a1 = item(a, 1, CORE_NORMAL), a2 = item(a, 2, CORE_NORMAL),
                     b3 = item(b, 3, CORE_NORMAL);
 
-    fair_charge(&fair, b, 0, 100, 0);
+    fair_charge(&fair, b, 0, 100);
     fair_push(&a1);
     fair_push(&a2);
     fair_push(&b3);
