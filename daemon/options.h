@@ -85,7 +85,7 @@ struct device_list {
     X(REQUESTS_PER_CONNECTION, requests_per_connection, max_requests_per_connection, INT, 1,       \
       1000000, "1024", BUSY, SOON_MS, "requests in progress of this connection",                   \
       "requests in progress of one connection")                                                    \
-    X(INSPECTS_PER_UID, questions_per_uid, max_inspects_per_uid, INT, 1, 1000000, "4", BUSY,       \
+    X(INSPECTS_PER_UID, inspects_per_uid, max_inspects_per_uid, INT, 1, 1000000, "4", BUSY,        \
       SOON_MS, "inspect requests in progress of this user",                                        \
       "one user's requests in progress that inspect requests, blocks or the cache")                \
     X(QUEUED_TOKENS, queued_tokens, max_queued_tokens, INT, 1, INT64_C(1) << 40, "16777216", BUSY, \

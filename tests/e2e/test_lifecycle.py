@@ -66,7 +66,7 @@ class Drain(Case):
         """A client that always has another inspect request in progress is answered those accepted, and
         then refused: the daemon ends as one without work."""
         text = b"The quick brown fox jumps over the lazy dog, 12 times. " * 4000
-        with Daemon("daemon.drain_timeout_s=300", "limits.questions_per_uid=16") as d, \
+        with Daemon("daemon.drain_timeout_s=300", "limits.inspects_per_uid=16") as d, \
                 d.connect() as w:
             frames = [wire.frame(i, explain={"prompt": text}) for i in range(1, 17)]
             w.raw(b"".join(frames))

@@ -246,7 +246,7 @@ class OfOneUser(Case):
     def test_inspect_requests(self):
         """The limit counts a user's inspect requests on all connections. Those of others are answered,
         and so are all that were accepted."""
-        with Daemon("limits.questions_per_uid=2") as d, \
+        with Daemon("limits.inspects_per_uid=2") as d, \
                 roles.connect(d, roles.USER) as w, roles.connect(d, roles.OTHER) as other, \
                 d.connect() as root:
             root.begin(1, RUNNING)
@@ -262,7 +262,7 @@ class OfOneUser(Case):
             self.assertGreater(len(refused), 0)
             self.assertLess(len(refused), n)
             for error in refused:
-                self.busy(error, "questions_per_uid", 2)
+                self.busy(error, "inspects_per_uid", 2)
             self.assertIn("request_list", w.ask(list_requests={}))
 
     def test_queued_tokens(self):
