@@ -262,12 +262,6 @@ bool format_is_free(const struct format_source *s)
                                             tool_calls_are_strict(s->tools, s->n_tools) == 0));
 }
 
-/* What a step or a mask may cost; what is known already costs nothing. */
-static void allow_work(struct format *f)
-{
-    f->grammar.lexer.regex.max_work = f->grammar.lexer.regex.work + MASK_WORK;
-}
-
 int format_new(struct format **out, const struct format_source *source, const struct vocabulary *v,
                struct err *e)
 {
@@ -290,7 +284,6 @@ int format_new(struct format **out, const struct format_source *source, const st
     r = compile_answer(&f->grammar, source, &rule, e);
     if (r == 0) {
         r = grammar_close(&f->grammar, rule);
-        allow_work(f);
         if (r == 0)
             r = masks_prepare(f->masks, f->grammar.start);
         if (r < 0)
@@ -319,6 +312,12 @@ size_t format_bytes(const struct format *f)
 }
 
 /* ---- reading */
+
+/* What a step or a mask may cost; what is known already costs nothing. */
+static void allow_work(struct format *f)
+{
+    f->grammar.lexer.regex.max_work = f->grammar.lexer.regex.work + MASK_WORK;
+}
 
 int32_t format_start(const struct format *f)
 {
