@@ -35,7 +35,7 @@ struct guide {
     struct kept_format *kept;
     bool compiled; /* for this request */
     size_t bytes;  /* of the format, when it was last charged for */
-    uint64_t us;   /* that its steps and masks have taken and the core was not told yet */
+    uint64_t us;   /* that its steps have taken since a mask was made */
     int32_t n_ends;
     int32_t ends[SAMPLING_MAX_STOP_IDS];
     int32_t n;
@@ -330,17 +330,6 @@ static int32_t draft(struct engine *g, struct job *j, int32_t choice, int32_t *d
     return n;
 }
 
-/* Tells the core, and what it took; of n 0 that alone. */
-static bool give_mask(struct engine *g, struct job *j, int32_t choice, const uint32_t *mask,
-                      int32_t n)
-{
-    const uint64_t us = j->guide->us;
-
-    g->masks_us += us;
-    j->guide->us = 0;
-    return core_set_mask(g->core, j->request.id, choice, mask, n, us);
-}
-
 /* Sets the mask of a choice at its place and its drafts, and charges the request for what the
  * format has learned since u->bytes was set. */
 static int set_mask(struct engine *g, struct job *j, int32_t choice)
@@ -349,7 +338,6 @@ static int set_mask(struct engine *g, struct job *j, int32_t choice)
     struct guide *u = j->guide;
     uint32_t *mask = u->masks + (size_t)choice * masks_of(g, u->max_drafts);
     int32_t drafts[MAX_DRAFTS];
-    const uint64_t begin = clock_us();
     int r = format_mask(u->kept->format, mask, u->places[choice], u->ends, u->n_ends);
     const int32_t n_drafts = r == 0 ? draft(g, j, choice, drafts) : 0;
     const bool failed = r == -E2BIG || r == -ENOMEM || format_failed(u->kept->format);
@@ -357,12 +345,11 @@ static int set_mask(struct engine *g, struct job *j, int32_t choice)
     const size_t more = bytes > u->bytes ? bytes - u->bytes : 0;
 
     measure(g, u->kept, failed);
-    u->us += clock_us() - begin;
     u->bytes = bytes;
     if (r == 0 && more && request->charge && !request->charge(request->owner, more))
         r = -EDQUOT;
     /* False: the choice has ended meanwhile. */
-    if (give_mask(g, j, choice, mask, r == 0 ? 1 + n_drafts : 0) && r == 0)
+    if (r == 0 && core_set_mask(g->core, request->id, choice, mask, 1 + n_drafts))
         (void)core_draft(g->core, request->id, choice, drafts, n_drafts);
     return r;
 }
@@ -398,9 +385,17 @@ bool guide_step(struct job *j, const struct core_event *ev)
 
 int guide_next(struct engine *g, struct job *j, int32_t choice)
 {
+    const uint64_t begin = clock_us();
+    uint64_t us = j->guide->us;
+    int r = -E2BIG;
+
     if (j->guide->places[choice] != GRAMMAR_DEAD)
-        return set_mask(g, j, choice);
-    measure(g, j->guide->kept, true); /* the step failed */
-    (void)give_mask(g, j, choice, NULL, 0);
-    return -E2BIG;
+        r = set_mask(g, j, choice);
+    else
+        measure(g, j->guide->kept, true); /* the step failed */
+    us += clock_us() - begin;
+    j->guide->us = 0;
+    g->masks_us += us;
+    core_add_mask_time(g->core, j->request.id, us);
+    return r;
 }

@@ -238,9 +238,9 @@ static void on_stop(evutil_socket_t number, short what, void *arg)
 
     (void)number;
     (void)what;
-    if (p->gateway.stopping)
-        p->drain_looks = p->drain_looks > 0 ? 0 : p->drain_looks;
-    else
+    if (p->gateway.stopping && p->drain_looks > 0)
+        p->drain_looks = 0;
+    else if (!p->gateway.stopping)
         p->drain_looks = p->drain_s * 1000 / DRAIN_LOOK_MS;
     p->gateway.stopping = true;
     sd_notify(0, "STOPPING=1");

@@ -218,11 +218,12 @@ int32_t core_set_model_drafts(struct core *c, uint64_t id, int32_t choice, const
  * backend.h, the first for the next token, the others for those after its drafts. The first is due
  * when core_masks() is called for the step that samples the token; drafts are planned only as far
  * as masks are there. The memory is the caller's and must stay until the choice's next token is
- * reported, or it ends. us: how long they took to make, which counts as the client's use, also
- * where that failed and n is 0. False: an unknown choice, or its next token is being sampled and
- * has masks. */
-bool core_set_mask(struct core *c, uint64_t id, int32_t choice, const uint32_t *masks, int32_t n,
-                   uint64_t us);
+ * reported, or it ends. False: an unknown choice, or its next token is being sampled and has masks.
+ */
+bool core_set_mask(struct core *c, uint64_t id, int32_t choice, const uint32_t *masks, int32_t n);
+/* Making the masks of one choice and token took us microseconds, or so long that there are none:
+ * its client is charged for what that delays. */
+void core_add_mask_time(struct core *c, uint64_t id, uint64_t us);
 
 /* The masks of the oldest step in flight, as mask() of backend.h takes them; valid until the next
  * call of any core function. NULL: it has none. */

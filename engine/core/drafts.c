@@ -32,8 +32,7 @@ int32_t core_draft(struct core *c, uint64_t id, int32_t choice, const int32_t *t
     return core_set_drafts(s, tokens, n);
 }
 
-bool core_set_mask(struct core *c, uint64_t id, int32_t choice, const uint32_t *masks, int32_t n,
-                   uint64_t us)
+bool core_set_mask(struct core *c, uint64_t id, int32_t choice, const uint32_t *masks, int32_t n)
 {
     struct sequence *s = core_choice(c, id, choice);
 
@@ -41,8 +40,15 @@ bool core_set_mask(struct core *c, uint64_t id, int32_t choice, const uint32_t *
         return false;
     s->masks = n > 0 ? masks : NULL;
     s->n_masks = n;
-    fair_add_masks(s->request->user, (double)us);
     return true;
+}
+
+void core_add_mask_time(struct core *c, uint64_t id, uint64_t us)
+{
+    const struct request *q = id_map_get(&c->requests, id);
+
+    if (q)
+        fair_add_mask_time(q->user, (double)us);
 }
 
 bool core_may_sample(const struct sequence *s)

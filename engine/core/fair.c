@@ -22,10 +22,10 @@
  *   what the requests in the slots take;
  * - a newcomer waits for the steps in flight, each of at most PRECISION one-decode steps.
  *
- * The host makes the masks of a step's rows while the device computes, so a step takes as long as
- * the longer of the two, and T bounds each. How long masks take is known afterwards; before, it is
- * what the user's took on average. By what they took longer than the step behind which they were
- * made, they are charged to the users that they were for.
+ * The host makes the masks of a step's rows while the device computes the step behind it, so a step
+ * takes as long as the longer of the two, and T bounds each. How long masks take is known only
+ * afterwards; until then the user's average is used. If they take longer than that step, the
+ * difference is charged to the users they were made for.
  *
  * Where steps are short of rows rather than of time, prompts get the rows that decodes leave.
  * One user alone is not bounded at all until a second one has ever sent a request. */
@@ -44,6 +44,8 @@
  * at most. Slots and blocks change hands only where a user has more than 1/16 beyond its part:
  * otherwise users that ask alike would take from each other all the time. */
 enum { PRECISION = 16 };
+
+enum { MASKS_OF_MEAN = 16 }; /* the latest weigh most */
 
 /* Sequences admitted past one that does not fit, until the queue waits for it. While small requests
  * go on passing, a step is full; then blocks come free until the large one fits, which takes no
@@ -177,24 +179,24 @@ bool fair_lacks(const struct fair *f, const struct fair_user *u, int32_t has, in
 
 /* ---- a step */
 
-void fair_add_masks(struct fair_user *u, double us)
+void fair_add_mask_time(struct fair_user *u, double us)
 {
-    u->mask_us += u->mask_us > 0 ? (us - u->mask_us) / PRECISION : us;
-    u->made_us += us;
+    u->mean_mask_us += u->mean_mask_us > 0 ? (us - u->mean_mask_us) / MASKS_OF_MEAN : us;
+    u->spent_mask_us += us;
 }
 
 /* For the masks made since the last step was planned, behind that step. */
 static void charge_masks(struct fair *f)
 {
-    double made = 0, excess;
+    double spent = 0, excess;
 
     FAIR_EACH (u, f)
-        made += u->made_us;
-    excess = made - f->step_us;
+        spent += u->spent_mask_us;
+    excess = spent - f->last_step_us;
     FAIR_EACH (u, f) {
         if (excess > 0 && !PLANT(PLANT_FREE_MASKS))
-            u->vtime += fair_vtime_of(u, excess * u->made_us / made);
-        u->made_us = 0;
+            u->vtime += fair_vtime_of(u, excess * u->spent_mask_us / spent);
+        u->spent_mask_us = 0;
     }
 }
 
@@ -203,7 +205,7 @@ void fair_step_begin(struct fair *f, const struct step_cost *cost)
     f->cost = cost;
     f->base_us = 0;
     f->decode_us = f->row_us = 1; /* until something is known */
-    f->masks_us = 0;
+    f->planned_masks_us = 0;
     charge_masks(f);
     if (cost->row_us > 0)
         f->row_us = cost->row_us;
@@ -212,8 +214,8 @@ void fair_step_begin(struct fair *f, const struct step_cost *cost)
         memset(u->rows, 0, sizeof(u->rows));
         u->klass = -1;
         u->quota_us = INFINITY;
-        u->planned_us = u->masks_us = u->charged_us = 0;
-        u->closed = false;
+        u->planned_us = u->planned_masks_us = u->charged_us = 0;
+        u->closed = u->held = false;
     }
 }
 
@@ -236,7 +238,7 @@ static double alone_us(const struct fair *f, const struct fair_user *u, int32_t 
     const double us =
         step_cost_us(f->cost, decodes, min_i32(rows, step_cost_rows(f->cost, decodes)));
 
-    return fmax(us, u->n_masked * u->mask_us);
+    return fmax(us, u->n_masked * u->mean_mask_us);
 }
 
 double fair_step_limit(struct fair *f, int32_t max_rows)
@@ -259,8 +261,8 @@ double fair_step_limit(struct fair *f, int32_t max_rows)
         return INFINITY;
     limit = PRECISION * one;
     FAIR_EACH (u, f) {
-        masks += u->n_masked * u->mask_us;
-        if (n > 1 && u->klass == klass)
+        masks += u->n_masked * u->mean_mask_us;
+        if (n > 1 && u->klass == klass && u->decodes + u->rows[0] > 0)
             limit = fmin(limit, alone_us(f, u, max_rows) * shares / u->share);
     }
     if (fmax(step_cost_us(f->cost, min_i32(decodes, max_rows), rows), masks) <= limit)
@@ -305,22 +307,21 @@ static bool wants_more(const struct fair_user *u)
 
 void fair_step_end(struct fair *f)
 {
-    double credit = PRECISION * fmax(step_cost_us(f->cost, 1, 0), 1), longest_mask = 0;
-    double charged = 0, least = INFINITY, greatest = 0;
+    const double credit = PRECISION * fmax(step_cost_us(f->cost, 1, 0), 1);
+    double least = INFINITY, greatest = 0, planned = 0, longest_mask = 0;
 
     charge_base(f);
     FAIR_EACH (u, f) {
-        charged += u->charged_us;
+        planned += u->planned_us;
         greatest = fmax(greatest, u->vtime);
-        longest_mask = fmax(longest_mask, u->n_masked > 0 ? u->mask_us : 0);
+        longest_mask = fmax(longest_mask, fair_vtime_of(u, u->mean_mask_us));
         if (wants_more(u))
             least = fmin(least, u->vtime);
     }
+    f->last_step_us = planned > 0 ? f->base_us + planned : 0;
     if (isinf(least))
         least = greatest;
-    if (charged > 0)
-        f->step_us = charged;
-    credit += longest_mask; /* of the row that is granted whatever it takes */
+    least -= longest_mask; /* which a row may have that is granted whatever it takes */
     FAIR_EACH (u, f) {
         if (!wants_more(u))
             u->vtime = fmax(u->vtime, least - fair_vtime_of(u, credit));

@@ -27,9 +27,9 @@ struct sequence;
 struct fair_user {
     uint64_t id;
     int32_t share;
-    double vtime;   /* µs charged, scaled to the usual share */
-    double mask_us; /* that the masks of one choice and token take, on average of late */
-    double made_us; /* that all masks took since a step was planned */
+    double vtime;         /* µs charged, scaled to the usual share */
+    double mean_mask_us;  /* that the masks of one choice and token took, of late */
+    double spent_mask_us; /* that masks took since a step was planned; not charged yet */
     int64_t n_joined;
     struct list link;                       /* among the active, while n_joined > 0 */
     struct list waiting[CORE_N_PRIORITIES]; /* sequences of each class, in order */
@@ -41,15 +41,16 @@ struct fair_user {
 
     /* Of the step being planned, from fair_step_begin() on. */
     int32_t decodes;                 /* that its running sequences could have */
-    int32_t n_masked;                /* of these, with masks */
+    int32_t n_masked;                /* rows with masks that these and its prompts could have */
     int32_t rows[CORE_N_PRIORITIES]; /* of prompts in this class and above, up to a step's rows */
     int32_t klass;                   /* the highest class of these; -1: none */
     int32_t n_planned;               /* decodes and rows planned so far */
     double quota_us;                 /* its part of the step by its share; INFINITY: no limit */
     double planned_us;               /* what its rows add to the step */
-    double masks_us;                 /* what the masks of its decodes are to take */
+    double planned_masks_us;         /* what the masks of its rows are expected to take */
     double charged_us;
     int32_t n_skipped;    /* waiting sequences that do not fit now */
+    bool held;            /* gets no more rows: a later step begins with its next one */
     bool closed;          /* admits no more */
     struct list decoding; /* sequences that may still be granted a decode, in order */
     struct list prompts;  /* and those of the class being planned that may be granted a chunk */
@@ -65,11 +66,12 @@ struct fair {
     struct fair_share *shares; /* [n_shares] */
     int32_t n_shares;
 
+    double last_step_us; /* what the step planned before takes without masks */
+
     /* Of the step being planned. */
     const struct step_cost *cost;
     double base_us, decode_us, row_us; /* what the step, a decode and a prompt row are charged */
-    double masks_us;                   /* what the masks of all its decodes are to take */
-    double step_us;                    /* what the last step takes without masks */
+    double planned_masks_us;           /* what the masks of all its rows are expected to take */
 };
 
 /* for each active user */
@@ -121,8 +123,9 @@ double fair_step_limit(struct fair *f, int32_t max_rows);
 void fair_charge(struct fair *f, struct fair_user *u, int32_t decodes, int32_t rows);
 void fair_step_end(struct fair *f);
 
-/* The masks of a choice's next token have been made, which took us. */
-void fair_add_masks(struct fair_user *u, double us);
+/* Counts the microseconds that making the masks of one choice and token took. They are charged when
+ * the next step is planned. */
+void fair_add_mask_time(struct fair_user *u, double us);
 
 /* What us microseconds add to a user's virtual time. */
 static inline double fair_vtime_of(const struct fair_user *u, double us)

@@ -111,6 +111,8 @@ void fair_leave(struct fair *f, struct fair_user *u)
     if (--u->n_joined > 0)
         return;
     must(u->n_running == 0 && u->n_waiting == 0 && u->n_blocks == 0);
+    u->vtime += fair_vtime_of(u, u->spent_mask_us);
+    u->spent_mask_us = 0;
     list_remove(&u->link);
     f->active_shares -= u->share;
     f->n_active--;

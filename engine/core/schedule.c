@@ -104,6 +104,10 @@ static void count_planned(struct core *c, struct sequence *s, const struct step_
 
     u->n_planned += e->n;
     u->planned_us += e->n * (e->decode ? c->fair.decode_us : c->fair.row_us);
+    if (e->wanted && s->request->masks) {
+        u->planned_masks_us += u->mean_mask_us;
+        c->fair.planned_masks_us += u->mean_mask_us;
+    }
     if (PLANT(PLANT_CHARGE_TWICE) && s->n_preempted > 0)
         n_new++;
     if (n_new <= 0)
@@ -116,12 +120,6 @@ static void count_planned(struct core *c, struct sequence *s, const struct step_
 static bool replays(const struct sequence *s)
 {
     return s->n_planned < sequence_n_tokens(s) - 1;
-}
-
-/* The estimate of how long the masks take to make of the row that s gets next. */
-static double mask_us(const struct sequence *s)
-{
-    return s->request->masks && !replays(s) ? s->request->user->mask_us : 0;
 }
 
 static bool may_decode(const struct step *st, const struct sequence *s)
@@ -176,10 +174,6 @@ static int32_t plan_decode(struct core *c, struct step *st, struct sequence *s, 
         list_append(&c->decoding, &s->link);
     }
     count_planned(c, s, e);
-    if (e->wanted) {
-        s->request->user->masks_us += mask_us(s);
-        c->fair.masks_us += mask_us(s);
-    }
     return e->decode ? 0 : e->n;
 }
 
@@ -329,7 +323,7 @@ static struct fair_user *next_user(const struct core *c, const struct plan *p)
     struct fair_user *next = NULL;
 
     FAIR_EACH (u, &c->fair) {
-        if ((!p->last && fmax(u->planned_us, u->masks_us) >= u->quota_us) ||
+        if (u->held || (!p->last && fmax(u->planned_us, u->planned_masks_us) >= u->quota_us) ||
             (!may_have_decode(c, p, u) && !may_have_prompt(c, p, u)))
             continue;
         if (!next || u->vtime < next->vtime)
@@ -338,11 +332,12 @@ static struct fair_user *next_user(const struct core *c, const struct plan *p)
     return next;
 }
 
-/* Whether the step has time for the masks of s. Once those of its first row exceed it, only rows
- * without fit. */
+/* Whether the step has time for the masks of s behind a row that is sampled from. Once those of its
+ * first row exceed it, only rows without masks fit. */
 static bool masks_fit(const struct core *c, const struct plan *p, const struct sequence *s)
 {
-    return PLANT(PLANT_NO_MASK_LIMIT) || mask_us(s) <= fmax(p->limit_us - c->fair.masks_us, 0);
+    return !s->request->masks || is_empty(p) || PLANT(PLANT_NO_MASK_LIMIT) ||
+           s->request->user->mean_mask_us <= fmax(p->limit_us - c->fair.planned_masks_us, 0);
 }
 
 /* A decode, with drafts as far as rows, the step and at first the user's quota have room. */
@@ -361,8 +356,8 @@ static void grant_decode(struct core *c, struct plan *p, struct fair_user *u)
         us = fmin(us, u->quota_us - u->planned_us - c->fair.decode_us);
     drafts = p->no_chunks ? 0 : fmax(us / c->fair.row_us, 0); /* they are a chunk */
     s = pop(&u->decoding);
-    if (!is_empty(p) && !masks_fit(c, p, s)) {
-        list_clear(&u->decoding); /* a later step begins with s: none of its user overtakes it */
+    if (!replays(s) && !masks_fit(c, p, s)) {
+        u->held = true;
         return;
     }
     if (may_decode(p->step, s)) /* not preempted since */
@@ -386,9 +381,14 @@ static void grant_chunk(struct core *c, struct plan *p, struct fair_user *u)
     if (!p->last)
         rows = fmin(rows, ceil((u->quota_us - u->planned_us) / row_us));
     rows = fmax(rows, 1);
+    rows = fmin(rows, left);
     s = pop(&u->prompts);
+    if (chunk_left(c, s) <= (int32_t)rows && !masks_fit(c, p, s)) {
+        u->held = true;
+        return;
+    }
     if (s->state == SEQ_PREFILL && (s->loaded || step_has_room_for_update(p->step, s)))
-        p->n_rows += plan_chunk(c, p->step, s, rows < left ? (int32_t)rows : left);
+        p->n_rows += plan_chunk(c, p->step, s, (int32_t)rows);
 }
 
 /* Prompts go by class; decodes of all classes go beside those of the highest. */
@@ -414,10 +414,9 @@ void core_count_runnable(const struct core *c, const struct sequence *s)
     const int32_t klass = (int32_t)s->request->priority, max = c->options.max_batch_tokens;
     const int32_t n = chunk_left(c, s);
 
-    if (s->state == SEQ_DECODE) {
-        u->decodes++;
-        u->n_masked += s->request->masks && !replays(s);
-    }
+    u->decodes += s->state == SEQ_DECODE;
+    if (s->request->masks && (s->state == SEQ_DECODE ? !replays(s) : n <= max))
+        u->n_masked++;
     for (int32_t k = 0; s->state == SEQ_PREFILL && !core_is_offloaded(s) && k <= klass; k++)
         u->rows[k] += min_i32(n, max - u->rows[k]);
     if (klass > u->klass)

@@ -61,8 +61,8 @@ struct rows {
     int32_t decodes, rows;         /* that it has */
     int32_t all_decodes, all_rows; /* that it could have */
     int32_t new_decodes, new_rows; /* that were never computed before */
-    double mask_us, all_mask_us;   /* of the masks of its decodes */
-    int32_t n_masked;              /* decodes that have some */
+    double mask_us, all_mask_us;   /* of the masks of its rows */
+    int32_t n_masked;              /* rows that have some */
     int32_t share, klass;          /* of what it could have */
 };
 
@@ -71,7 +71,7 @@ enum { N_CLIENTS = 5 };
 /* What the masks of its next token are expected to take. */
 static double mask_us(const struct sequence *s)
 {
-    return s->request->masks ? s->request->user->mask_us : 0;
+    return s->request->masks ? s->request->user->mean_mask_us : 0;
 }
 
 static double own_us(const struct world *w, const struct rows *r)
@@ -106,7 +106,7 @@ static void add_possible(struct rows rows[N_CLIENTS], const struct sequence *s, 
 
     r->all_decodes += decodes;
     r->all_rows += n;
-    r->all_mask_us += decodes ? mask_us(s) : 0;
+    r->all_mask_us += mask_us(s);
     r->share = s->request->user->share;
     if ((int32_t)s->request->priority > r->klass)
         r->klass = (int32_t)s->request->priority;
@@ -129,7 +129,7 @@ static void count_rows(struct world *w, const struct step *st, struct rows rows[
 
         *(e->decode ? &r->decodes : &r->rows) += e->n;
         *(e->decode ? &r->new_decodes : &r->new_rows) += count_new(w, e);
-        if (e->decode && e->wanted) {
+        if (e->wanted) {
             r->mask_us += mask_us(e->sequence);
             r->n_masked += mask_us(e->sequence) > 0;
         }
@@ -183,7 +183,7 @@ static const char *check_limit(const struct world *w, const struct rows rows[N_C
 
 /* Each position is charged once, by what it adds; the rest of the step by share. Masks are charged
  * where they take longer than their row's part of the step. */
-static const char *check_charges(const struct world *w, const struct rows rows[N_CLIENTS])
+static const char *check_charges(struct world *w, const struct rows rows[N_CLIENTS])
 {
     const double one = step_cost_us(&w->cost, 1, 0);
     const double row_us = w->cost.row_us > 0 ? w->cost.row_us : one > 0 ? one : 1;
@@ -197,6 +197,9 @@ static const char *check_charges(const struct world *w, const struct rows rows[N
     if (decodes > 1 && one > 0)
         decode_us = (step_cost_us(&w->cost, decodes, 0) - one) / (decodes - 1);
     base_us = one > 0 ? one - decode_us : 0;
+    w->last_step_us = base_us;
+    for (int k = 0; k < N_CLIENTS; k++)
+        w->last_step_us += rows[k].decodes * decode_us + rows[k].rows * row_us;
     FAIR_EACH (u, &w->core->fair) {
         const struct rows *r = &rows[u->id];
         const double own = r->new_decodes * decode_us + r->new_rows * row_us;
@@ -328,23 +331,24 @@ static const char *check_passed(struct world *w, const struct batch *batch)
 
 void sim_fair_plan(struct world *w)
 {
-    double made = 0, over;
+    double spent = 0, over;
 
     if (core_in_flight(w->core) == BACKEND_IN_FLIGHT || w->core->n_requests == 0)
         return;
     FAIR_EACH (u, &w->core->fair)
-        made += w->made_us[u->id];
-    over = fmax(made - w->core->fair.step_us, 0);
+        spent += w->spent_mask_us[u->id];
+    over = fmax(spent - w->last_step_us, 0);
     FAIR_EACH (v, &w->core->fair) {
-        const double us = made > 0 ? fair_vtime_of(v, over * w->made_us[v->id] / made) : 0;
+        const double us = spent > 0 ? fair_vtime_of(v, over * w->spent_mask_us[v->id] / spent) : 0;
 
         w->least_vtime[v->id] = v->vtime + us;
         w->served_us[v->id] += us;
-        w->made_us[v->id] = 0;
     }
+    memset(w->spent_mask_us, 0, sizeof(w->spent_mask_us)); /* who has left was charged */
+    w->last_step_us = 0;
 }
 
-/* What masks took longer than the step was charged to those whose they were. */
+/* Users are charged for the time that their masks took beyond the step. */
 static const char *check_masks(const struct world *w)
 {
     FAIR_EACH (u, &w->core->fair) {
@@ -367,8 +371,11 @@ const char *sim_fair_check(struct world *w, const struct batch *batch, uint64_t 
     count_rows(w, st, rows);
     if (!wrong && n_preempted == 0) /* what those preempted could have had is not to be seen */
         wrong = check_limit(w, rows, batch);
+    w->last_step_us = w->core->fair.last_step_us;
     if (!wrong && n_preempted == 0)
         wrong = check_charges(w, rows);
+    if (!wrong && fabs(w->last_step_us - w->core->fair.last_step_us) > 1e-6 * w->last_step_us)
+        wrong = "the step is said to take more or less than its rows do";
     if (!wrong)
         wrong = check_masks(w);
     if (!wrong && w->fair)

@@ -38,8 +38,7 @@ static void speak(struct world *w, struct oracle_request *q, int32_t choice)
         hash = sim_hash(hash, id, q->n_prompt + c->n_told + i);
         oracle_mask(masks + (size_t)(i + 1) * ORACLE_MASK_WORDS, hash, &w->backend_options);
     }
-    if (q->masks && core_set_mask(w->core, q->id, choice, c->masks, rng_range(&w->rng, 1, n + 1),
-                                  (uint64_t)rng_range(&w->rng, 0, w->max_mask_us))) {
+    if (q->masks && core_set_mask(w->core, q->id, choice, c->masks, rng_range(&w->rng, 1, n + 1))) {
         memcpy(c->masks, masks, sizeof(masks));
         w->counts->masks++;
     }
@@ -70,10 +69,11 @@ const char *sim_host_masks(struct world *w)
             if (!s || s->masks || s->n_sampling == 0)
                 continue;
             oracle_mask(c->masks, c->hash, &w->backend_options);
-            us = w->timed ? w->max_mask_us : rng_range(&w->rng, 0, w->max_mask_us);
-            if (!core_set_mask(w->core, w->alive[i]->id, k, c->masks, 1, (uint64_t)us))
+            if (!core_set_mask(w->core, w->alive[i]->id, k, c->masks, 1))
                 return "a mask that a row waits for is refused";
-            w->made_us[w->alive[i]->client] += us;
+            us = w->timed ? w->max_mask_us : rng_range(&w->rng, 0, w->max_mask_us);
+            core_add_mask_time(w->core, w->alive[i]->id, (uint64_t)us);
+            w->spent_mask_us[w->alive[i]->client] += us;
             w->counts->late_masks++;
         }
     masks = core_masks(w->core);

@@ -262,6 +262,8 @@ static const char *arrive(struct world *w, int32_t client)
          core_room(w->core, &q) != w->options.tier_blocks[TIER_HOST] - w->options.n_blocks))
         return "nothing is pinned, and not all blocks are there";
     start = sim_fair_start(w, q.client);
+    if (start >= 0) /* it left, and was charged */
+        w->spent_mask_us[q.client] = 0;
     rc = core_admit(w->core, &q, w->now_us);
     if (rc != expect)
         return "what can fit is refused, or what cannot is admitted";

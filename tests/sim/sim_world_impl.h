@@ -42,7 +42,8 @@ struct world {
     bool timed;              /* client 1 has one request at a time, the others never stop asking */
     uint64_t n_decodes[5];   /* rows, by client */
     double served_us[5];     /* charged for its share, by client */
-    double made_us[5];       /* that its masks took since a step was planned */
+    double spent_mask_us[5]; /* that its masks took since a step was planned */
+    double last_step_us;     /* what that takes without masks */
     double least_vtime[5];   /* that it has when the step has been planned, but for its rows */
     struct oracle_request *alive[MAX_ALIVE];
     int32_t n_alive, max_alive;
@@ -85,8 +86,8 @@ const char *sim_restart(struct world *w, const char *(*end)(struct world *w));
 
 void sim_fair_choose_cost(struct world *w);
 void sim_fair_choose_light(struct world *w); /* a timed world */
+void sim_fair_plan(struct world *w);         /* a step is about to be planned */
 /* The step just planned, which preempted so many sequences. */
-void sim_fair_plan(struct world *w); /* a step is about to be planned */
 const char *sim_fair_check(struct world *w, const struct batch *batch, uint64_t n_preempted);
 /* Where a client that is not active would start, or -1; and whether it did. */
 double sim_fair_start(const struct world *w, uint64_t client);

@@ -149,8 +149,8 @@ TEST(masks_come_while_a_step_is_in_flight)
     ck_assert(b->n_tokens == 10 && b->n_rows == 1 && b->n_masks == 1);
     for (int32_t i = 0; i < N; i++) {
         set_bit(mask, 200 + i);
-        ck_assert(core_set_mask(rig.core, id, 0, mask, 1, 0));
-        ck_assert(!core_set_mask(rig.core, id, 0, mask, 1, 0));
+        ck_assert(core_set_mask(rig.core, id, 0, mask, 1));
+        ck_assert(!core_set_mask(rig.core, id, 0, mask, 1));
         b = rig_next();
         if (i < N - 1) {
             ck_assert(b->n_masks == 1 && batch_rows(b)[0].mask == 0 && batch_tokens(b)[0] == ~0);
@@ -174,7 +174,7 @@ TEST(ended_rows_need_no_mask, .n = 2)
     id = request(true);
     rig_next();
     set_bit(mask, 200);
-    ck_assert(_i == 1 || core_set_mask(rig.core, id, 0, mask, 1, 0));
+    ck_assert(_i == 1 || core_set_mask(rig.core, id, 0, mask, 1));
     if (_i == 0)
         core_cancel(rig.core, id, CORE_REASON_CANCELLED, 1);
     else
@@ -196,12 +196,12 @@ TEST(drafts_have_masks_of_their_own)
     id = request(true);
     for (int32_t i = 0; i < 3; i++)
         set_bit(masks + i * 40, 300 + i);
-    ck_assert(core_set_mask(rig.core, id, 0, masks, 1, 0));
+    ck_assert(core_set_mask(rig.core, id, 0, masks, 1));
     rig_step();
     for (int32_t i = 0; i < 3; i++)
         set_bit(masks + i * 40, 301 + i);
     ck_assert_int_eq(core_draft(rig.core, id, 0, drafts, 2), 2);
-    ck_assert(core_set_mask(rig.core, id, 0, masks, 3, 0));
+    ck_assert(core_set_mask(rig.core, id, 0, masks, 3));
     rig_step();
     ck_assert_int_eq(rig_count(id, CORE_TOKEN), 3);
     for (int32_t i = 0; i < 3; i++)

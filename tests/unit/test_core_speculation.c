@@ -123,10 +123,10 @@ TEST(masks_come_first)
     id = rig_ask(&r);
     /* Nothing is known of it yet. */
     ck_assert_int_eq(core_propose(rig.core, id, 0, tokens, CORE_MAX_DRAFTS), 0);
-    ck_assert(core_set_mask(rig.core, id, 0, mask, 1, 0));
+    ck_assert(core_set_mask(rig.core, id, 0, mask, 1));
     rig_step();
     ck_assert_int_eq(rig_count(id, CORE_TOKEN), 1);
-    ck_assert(core_set_mask(rig.core, id, 0, mask, 1, 0));
+    ck_assert(core_set_mask(rig.core, id, 0, mask, 1));
     ck_assert_int_gt(core_propose(rig.core, id, 0, tokens, CORE_MAX_DRAFTS), 0);
     ck_assert_int_eq(core_propose(rig.core, id, 1, tokens, CORE_MAX_DRAFTS), 0);
     ck_assert_int_eq(rig_next()->n_drafted, 0);
@@ -159,14 +159,14 @@ TEST(one_of_many_gains_too_little)
     r = rig_request(1, 10, N);
     r.masks = true;
     id = rig_ask(&r);
-    ck_assert(core_set_mask(rig.core, id, 0, mask, 1, 0));
+    ck_assert(core_set_mask(rig.core, id, 0, mask, 1));
     rig_step();
     ck_assert_int_eq(core_n_forced_drafts(rig.core, id, 0, 4), 4);
     for (int i = 0; i < 7; i++)
         rig_ask_for(2, 10, N);
     for (int i = 0; rig.core->n_decoding < 8; i++) {
         ck_assert_int_lt(i, 10);
-        ck_assert(core_set_mask(rig.core, id, 0, mask, 1, 0));
+        ck_assert(core_set_mask(rig.core, id, 0, mask, 1));
         rig_step();
     }
     ck_assert_int_eq(core_n_forced_drafts(rig.core, id, 0, 4), 0);

@@ -56,7 +56,10 @@ static void make_masks(void)
     LIST_EACH (struct request, q, in_core, &rig.core->all) {
         if (!q->masks || q->choices[0].masks)
             continue;
-        ck_assert(core_set_mask(rig.core, q->id, 0, any_token, 1, mask_us));
+        ck_assert(core_set_mask(rig.core, q->id, 0, any_token, 1));
+        if (q->choices[0].n_generated == 0) /* known before */
+            continue;
+        core_add_mask_time(rig.core, q->id, mask_us);
         rig.now_us += mask_us;
     }
     if (core_in_flight(rig.core) > 0 && last_us < (double)rig.now_us)
@@ -306,6 +309,55 @@ TEST(beside_slow_masks, .timeout = 300)
         ck_assert_int_eq(rig.core->n_requests, 32); /* they are still there */
         rig_end();
     }
+}
+
+/* Rows with masks of the present step. */
+static int32_t n_masked_rows(void)
+{
+    const struct step *st = &rig.core->steps[rig.core->planned % BACKEND_IN_FLIGHT];
+    int32_t n = 0;
+
+    for (int32_t i = 0; i < st->head.n_seqs; i++)
+        n += st->entries[i].wanted && st->entries[i].sequence->request->masks;
+    return n;
+}
+
+/* Many prompts whose ends are sampled from, and so have masks, do not all end in one step. */
+TEST(prompts_with_masks_end_one_after_another, .timeout = 300)
+{
+    set_cost(4000, 30, 10);
+    mask_us = 2700;
+    start_among_several();
+    flood_with_masks(1, 1);
+    rig_ask_of(2, 2, 8, 400);
+    step_times(20);
+    flood_with_masks(1, 32);
+    for (int i = 0; i < 60; i++) {
+        step_once();
+        ck_assert_int_le(n_masked_rows(), 3);
+    }
+    rig_end();
+}
+
+/* One of slow masks goes on beside prompts of its own client that never end, and though another
+ * client comes first by what it was charged. */
+TEST(slow_masks_go_on_beside_prompts, .timeout = 300)
+{
+    int32_t text = 50000, n = 0;
+
+    set_cost(0, 115, 60);
+    mask_us = 26000;
+    start_among_several();
+    flood_with_masks(1, 1);
+    rig_ask_of(2, 2, 8, 400);
+    for (int i = 0; i < 300; i++) {
+        rig_ask_of(1, text++, 30, 1);
+        step_once();
+        n += n_masked_rows();
+    }
+    printf("%d rows with masks beside prompts\n", n);
+    ck_assert_int_ge(n, 3);
+    rig_end();
 }
 
 /* Masks that are made while the device computes cost their client nothing; where they take longer

@@ -558,8 +558,8 @@ TEST(bad_folder_fails_with_its_name)
     ck_assert_ptr_nonnull(strstr(s.failure.text, "/nonexistent-folder"));
 }
 
-/* What the masks of an answer take counts as its client's use. */
-TEST(masks_count_as_use)
+/* The core is told how long the masks of an answer take. */
+TEST(mask_time_is_counted)
 {
     static const char regex[] = ".{0,2000}x.{0,2000}";
     struct engine_request r = request(1, "x");
@@ -574,7 +574,7 @@ TEST(masks_count_as_use)
     ck_assert_int_eq(answer.terminal, ENGINE_DONE);
     u = id_map_get(&g->core->fair.users, r.client);
     ck_assert_ptr_nonnull(u);
-    ck_assert_double_gt(u->mask_us, 0);
+    ck_assert_double_gt(u->mean_mask_us, 0);
 }
 
 /* The memory of a request follows from its choices, each with its stops, and its biases. */

@@ -257,6 +257,7 @@ TEST(a_step_is_limited)
         {0, 1, 0, 1, 200},  {0, 2, 0, 1, 400},    {0, 0, 7, 1, 200}, /* as one decode at least */
         {0, 0, 30, 1, 600}, {900, 1, 0, 1, 2000}, {0, 1, 0, 2, 200},
         {0, 1, 0, 0, 1600}, /* 16 one-decode steps */
+        {0, 0, 0, 1, 1600}, /* an offloaded prompt alone */
     };
 
     for (int i = 0; i < N(cases); i++) {
