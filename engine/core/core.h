@@ -222,7 +222,7 @@ int32_t core_set_model_drafts(struct core *c, uint64_t id, int32_t choice, const
  */
 bool core_set_mask(struct core *c, uint64_t id, int32_t choice, const uint32_t *masks, int32_t n);
 /* Making the masks of one choice and token took us microseconds, or so long that there are none:
- * its client is charged for what that delays. */
+ * its client is charged for what that delays, or for all of it when it leaves. */
 void core_add_mask_time(struct core *c, uint64_t id, uint64_t us);
 
 /* The masks of the oldest step in flight, as mask() of backend.h takes them; valid until the next

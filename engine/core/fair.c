@@ -47,6 +47,8 @@ enum { PRECISION = 16 };
 
 enum { MASKS_OF_MEAN = 16 }; /* the latest weigh most */
 
+static const double LEAST_DECODE = 1e-6; /* of what a step of one takes */
+
 /* Sequences admitted past one that does not fit, until the queue waits for it. While small requests
  * go on passing, a step is full; then blocks come free until the large one fits, which takes no
  * longer than the answers that are running. */
@@ -215,7 +217,7 @@ void fair_step_begin(struct fair *f, const struct step_cost *cost)
         u->klass = -1;
         u->quota_us = INFINITY;
         u->planned_us = u->planned_masks_us = u->charged_us = 0;
-        u->closed = u->held = false;
+        u->closed = u->held = u->has_masks = false;
     }
 }
 
@@ -227,7 +229,10 @@ static void set_price(struct fair *f, int32_t decodes)
     if (one <= 0)
         return;
     f->row_us = f->cost->row_us > 0 ? f->cost->row_us : one;
-    f->decode_us = decodes > 1 ? (step_cost_us(f->cost, decodes, 0) - one) / (decodes - 1) : one;
+    f->decode_us = one;
+    if (decodes > 1) /* never nothing: who is charged nothing does not get on */
+        f->decode_us =
+            fmax((step_cost_us(f->cost, decodes, 0) - one) / (decodes - 1), LEAST_DECODE * one);
     f->base_us = one - f->decode_us;
 }
 
@@ -314,11 +319,12 @@ void fair_step_end(struct fair *f)
     FAIR_EACH (u, f) {
         planned += u->planned_us;
         greatest = fmax(greatest, u->vtime);
-        longest_mask = fmax(longest_mask, fair_vtime_of(u, u->mean_mask_us));
+        if (u->has_masks)
+            longest_mask = fmax(longest_mask, fair_vtime_of(u, u->mean_mask_us));
         if (wants_more(u))
             least = fmin(least, u->vtime);
     }
-    f->last_step_us = planned > 0 ? f->base_us + planned : 0;
+    f->last_step_us = planned > 0 ? fmax(f->base_us + planned, 0) : 0;
     if (isinf(least))
         least = greatest;
     least -= longest_mask; /* which a row may have that is granted whatever it takes */

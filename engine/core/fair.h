@@ -38,10 +38,11 @@ struct fair_user {
     int32_t n_running; /* sequences */
     int32_t n_waiting; /* in the queue */
     int32_t n_blocks;  /* taken by its running sequences; blocks found in the cache do not count */
+    bool prompt_waits; /* its prompts go before its decodes: the masks of one did not fit */
 
     /* Of the step being planned, from fair_step_begin() on. */
-    int32_t decodes;                 /* that its running sequences could have */
-    int32_t n_masked;                /* rows with masks that these and its prompts could have */
+    int32_t decodes;  /* that its running sequences could have */
+    int32_t n_masked; /* rows with masks that these and its prompts could have at once */
     int32_t rows[CORE_N_PRIORITIES]; /* of prompts in this class and above, up to a step's rows */
     int32_t klass;                   /* the highest class of these; -1: none */
     int32_t n_planned;               /* decodes and rows planned so far */
@@ -50,7 +51,8 @@ struct fair_user {
     double planned_masks_us;         /* what the masks of its rows are expected to take */
     double charged_us;
     int32_t n_skipped;    /* waiting sequences that do not fit now */
-    bool held;            /* gets no more rows: a later step begins with its next one */
+    bool has_masks;       /* sequences of its run that have masks */
+    bool held;            /* gets no more rows, so that its next one comes first in a later step */
     bool closed;          /* admits no more */
     struct list decoding; /* sequences that may still be granted a decode, in order */
     struct list prompts;  /* and those of the class being planned that may be granted a chunk */

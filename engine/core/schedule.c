@@ -183,6 +183,12 @@ static int32_t chunk_left(const struct core *c, const struct sequence *s)
     return core_n_chunked(c, s) - s->n_planned;
 }
 
+/* Whether a chunk of n rows ends with one that is sampled from. */
+static bool ends_sampled(const struct core *c, const struct sequence *s, int32_t n)
+{
+    return chunk_left(c, s) <= n && core_n_chunked(c, s) == sequence_n_tokens(s);
+}
+
 /* What of a planned chunk is wanted. Nothing follows a prompt whose hidden states are summed: it
  * counts as if its one token were being sampled. */
 static void want(struct step *st, struct step_entry *e)
@@ -333,7 +339,7 @@ static struct fair_user *next_user(const struct core *c, const struct plan *p)
 }
 
 /* Whether the step has time for the masks of s behind a row that is sampled from. Once those of its
- * first row exceed it, only rows without masks fit. */
+ * first row exceed it, only rows fit that are expected to have none. */
 static bool masks_fit(const struct core *c, const struct plan *p, const struct sequence *s)
 {
     return !s->request->masks || is_empty(p) || PLANT(PLANT_NO_MASK_LIMIT) ||
@@ -383,7 +389,8 @@ static void grant_chunk(struct core *c, struct plan *p, struct fair_user *u)
     rows = fmax(rows, 1);
     rows = fmin(rows, left);
     s = pop(&u->prompts);
-    if (chunk_left(c, s) <= (int32_t)rows && !masks_fit(c, p, s)) {
+    u->prompt_waits = ends_sampled(c, s, (int32_t)rows) && !masks_fit(c, p, s);
+    if (u->prompt_waits) {
         u->held = true;
         return;
     }
@@ -400,7 +407,8 @@ static void plan_pass(struct core *c, struct plan *p)
         if (!line_up_prompts(c, p->step, klass) && klass > 0)
             continue;
         while ((u = next_user(c, p))) {
-            if (may_have_decode(c, p, u) && !(p->prompts_first && may_have_prompt(c, p, u)))
+            if (may_have_decode(c, p, u) &&
+                !((p->prompts_first || u->prompt_waits) && may_have_prompt(c, p, u)))
                 grant_decode(c, p, u);
             else
                 grant_chunk(c, p, u);
@@ -415,7 +423,8 @@ void core_count_runnable(const struct core *c, const struct sequence *s)
     const int32_t n = chunk_left(c, s);
 
     u->decodes += s->state == SEQ_DECODE;
-    if (s->request->masks && (s->state == SEQ_DECODE ? !replays(s) : n <= max))
+    if (s->request->masks &&
+        (s->state == SEQ_DECODE ? !replays(s) : ends_sampled(c, s, max - u->rows[0])))
         u->n_masked++;
     for (int32_t k = 0; s->state == SEQ_PREFILL && !core_is_offloaded(s) && k <= klass; k++)
         u->rows[k] += min_i32(n, max - u->rows[k]);
@@ -426,10 +435,13 @@ void core_count_runnable(const struct core *c, const struct sequence *s)
 /* Counts what each user's running sequences could have, and lines up its decodes. */
 static void count_running(struct core *c, const struct step *st)
 {
-    SEQUENCE_EACH (s, &c->prefilling)
+    SEQUENCE_EACH (s, &c->prefilling) {
+        s->request->user->has_masks |= s->request->masks;
         core_count_runnable(c, s);
+    }
     c->n_ahead = c->n_alone = c->n_model_blocks = 0;
     SEQUENCE_EACH (s, &c->decoding) {
+        s->request->user->has_masks |= s->request->masks;
         c->n_ahead += !s->waits;
         c->n_alone += !core_may_ask_model(c, s);
         c->n_model_blocks += core_model_blocks(c, s);

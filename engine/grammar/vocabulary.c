@@ -191,8 +191,8 @@ struct masks {
     size_t bytes, max_bytes;
     /* Masks of the places that were last asked for, by their numbers: in the middle of a text the
      * next token's is often the same. */
-    uint32_t *kept[KEPT_MASKS];
-    int32_t kept_place[KEPT_MASKS];
+    uint32_t *kept[KEPT_MASKS + 1]; /* the last one for the start */
+    int32_t kept_place[KEPT_MASKS + 1];
     uint32_t *scratch;
 };
 
@@ -467,7 +467,7 @@ void masks_free(struct masks *m)
         return;
     for (size_t i = 0; i < m->n_known; i++)
         forget(&m->known[i]);
-    for (int i = 0; i < KEPT_MASKS; i++)
+    for (int i = 0; i <= KEPT_MASKS; i++)
         free(m->kept[i]);
     free(m->known);
     free(m->of_state);
@@ -478,7 +478,7 @@ void masks_free(struct masks *m)
 size_t masks_bytes(const struct masks *m)
 {
     return m->bytes + m->of_state_cap * sizeof(*m->of_state) +
-           (KEPT_MASKS + 1) * n_words(m->v) * sizeof(uint32_t);
+           (KEPT_MASKS + 2) * n_words(m->v) * sizeof(uint32_t);
 }
 
 /* Sets the tokens below a node, at which a text has ended, that go on from a place. */
@@ -559,9 +559,14 @@ static int fill(struct masks *m, uint32_t *mask, int32_t place)
     return r;
 }
 
+static size_t slot_of(const struct masks *m, int32_t place)
+{
+    return place == m->g->start ? KEPT_MASKS : (size_t)place % KEPT_MASKS;
+}
+
 int masks_prepare(struct masks *m, int32_t place)
 {
-    const size_t slot = (size_t)place % KEPT_MASKS;
+    const size_t slot = slot_of(m, place);
     int r = 0;
 
     if (!m->kept[slot]) {
@@ -581,7 +586,7 @@ int masks_prepare(struct masks *m, int32_t place)
 
 int masks_fill(struct masks *m, uint32_t *mask, int32_t place, const int32_t *ends, int32_t n_ends)
 {
-    const size_t words = n_words(m->v), slot = (size_t)place % KEPT_MASKS;
+    const size_t words = n_words(m->v), slot = slot_of(m, place);
     const int r = masks_prepare(m, place);
 
     if (r < 0)

@@ -25,7 +25,8 @@ struct masks *masks_new(const struct vocabulary *v, struct grammar *g, size_t ma
 void masks_free(struct masks *m);
 size_t masks_bytes(const struct masks *m);
 
-/* Learns the mask of a place: masks_fill() is quick then. -ENOMEM, -E2BIG. */
+/* Makes the mask of a place; that of the grammar's start is kept, others for a while. -ENOMEM,
+ * -E2BIG. */
 int masks_prepare(struct masks *m, int32_t place);
 /* Sets mask [(vocab_size + 31) / 32] to the tokens that may come at a place, and where the answer
  * may end also to the n_ends ids that end it. -ENOENT: there is none; -ENOMEM, -E2BIG. */

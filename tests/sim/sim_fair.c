@@ -181,8 +181,7 @@ static const char *check_limit(const struct world *w, const struct rows rows[N_C
                : NULL;
 }
 
-/* Each position is charged once, by what it adds; the rest of the step by share. Masks are charged
- * where they take longer than their row's part of the step. */
+/* Each position is charged once, by what it adds; the rest of the step by share. */
 static const char *check_charges(struct world *w, const struct rows rows[N_CLIENTS])
 {
     const double one = step_cost_us(&w->cost, 1, 0);
@@ -195,7 +194,7 @@ static const char *check_charges(struct world *w, const struct rows rows[N_CLIEN
         shares += rows[k].new_decodes + rows[k].new_rows > 0 ? rows[k].share : 0;
     }
     if (decodes > 1 && one > 0)
-        decode_us = (step_cost_us(&w->cost, decodes, 0) - one) / (decodes - 1);
+        decode_us = fmax((step_cost_us(&w->cost, decodes, 0) - one) / (decodes - 1), 1e-6 * one);
     base_us = one > 0 ? one - decode_us : 0;
     w->last_step_us = base_us;
     for (int k = 0; k < N_CLIENTS; k++)

@@ -360,6 +360,32 @@ TEST(slow_masks_go_on_beside_prompts, .timeout = 300)
     rig_end();
 }
 
+/* A prompt of slow masks begins to answer beside many decodes of its own client, and though another
+ * client comes first by what it was charged. */
+TEST(slow_masks_begin_beside_decodes, .timeout = 300)
+{
+    const struct request *q;
+    int n = 0;
+
+    set_cost(4000, 30, 10);
+    mask_us = 26000;
+    start_among_several();
+    flood_with_masks(1, 1);
+    step_times(10);
+    rig_ask_of(2, 2, 8, 500);
+    for (int32_t i = 0; i < 30; i++)
+        rig_ask_of(1, 5000 + i, 8, 500);
+    step_times(40);
+    flood_with_masks(1, 2);
+    q = find(rig.last_id);
+    for (; q->choices[0].n_generated == 0; n++) {
+        ck_assert_int_lt(n, 60);
+        step_once();
+    }
+    printf("a prompt of slow masks began after %d steps beside decodes\n", n);
+    rig_end();
+}
+
 /* Masks that are made while the device computes cost their client nothing; where they take longer
  * than all that it computes, the time is shared. */
 TEST(masks_are_charged_where_they_delay, .timeout = 300)

@@ -365,6 +365,35 @@ TEST(skipped_users_come_last)
     ck_assert_uint_eq(next_order(), 1);
 }
 
+/* Whatever was learned of steps, a decode is charged something, and what a step without masks hides
+ * adds nothing. */
+TEST(odd_costs)
+{
+    static const double costs[][3] = {{100, 100, 100}, {0, 100, 1000}, {0, 10, 10000}};
+
+    for (int i = 0; i < N(costs); i++) {
+        struct fair_user *a = join(1), *b = join(2);
+
+        for (int k = 0; k < 3; k++) {
+            cost.decodes[k].n = costs[i][k] > 0 ? 1 << k : 0;
+            cost.decodes[k].us = costs[i][k];
+        }
+        fair_step_begin(&fair, &cost);
+        want(a, 2, 0, 1);
+        want(b, 2, 1, 1);
+        fair_step_limit(&fair, 256);
+        ck_assert_double_gt(fair.decode_us, 0);
+        fair_charge(&fair, b, 0, 1); /* less than the line through decodes says of none */
+        b->planned_us = fair.row_us;
+        fair_step_end(&fair);
+        ck_assert_double_ge(fair.last_step_us, 0);
+        fair_step_begin(&fair, &cost);
+        ck_assert(isfinite(a->vtime) && isfinite(b->vtime));
+        fair_leave(&fair, a);
+        fair_leave(&fair, b);
+    }
+}
+
 /* Accounts of idle users do not grow without bound. */
 TEST(idle_accounts_are_bounded)
 {
