@@ -113,6 +113,7 @@ void fair_leave(struct fair *f, struct fair_user *u)
     must(u->n_running == 0 && u->n_waiting == 0 && u->n_blocks == 0);
     u->vtime += fair_vtime_of(u, u->spent_mask_us);
     u->spent_mask_us = 0;
+    u->prompt_waits = false;
     list_remove(&u->link);
     f->active_shares -= u->share;
     f->n_active--;

@@ -423,8 +423,9 @@ void core_count_runnable(const struct core *c, const struct sequence *s)
     const int32_t n = chunk_left(c, s);
 
     u->decodes += s->state == SEQ_DECODE;
+    u->has_masks |= s->request->masks;
     if (s->request->masks &&
-        (s->state == SEQ_DECODE ? !replays(s) : ends_sampled(c, s, max - u->rows[0])))
+        (s->state == SEQ_DECODE ? !replays(s) : ends_sampled(c, s, max - u->rows[klass])))
         u->n_masked++;
     for (int32_t k = 0; s->state == SEQ_PREFILL && !core_is_offloaded(s) && k <= klass; k++)
         u->rows[k] += min_i32(n, max - u->rows[k]);
@@ -435,13 +436,11 @@ void core_count_runnable(const struct core *c, const struct sequence *s)
 /* Counts what each user's running sequences could have, and lines up its decodes. */
 static void count_running(struct core *c, const struct step *st)
 {
-    SEQUENCE_EACH (s, &c->prefilling) {
-        s->request->user->has_masks |= s->request->masks;
+    SEQUENCE_EACH (s, &c->prefilling)
         core_count_runnable(c, s);
-    }
     c->n_ahead = c->n_alone = c->n_model_blocks = 0;
     SEQUENCE_EACH (s, &c->decoding) {
-        s->request->user->has_masks |= s->request->masks;
+        s->request->user->has_masks |= s->request->masks; /* also with its row in flight */
         c->n_ahead += !s->waits;
         c->n_alone += !core_may_ask_model(c, s);
         c->n_model_blocks += core_model_blocks(c, s);
