@@ -169,7 +169,6 @@ static const char *check_limit(const struct world *w, const struct rows rows[N_C
         const int32_t decodes = min_i32(rows[k].all_decodes, max);
         const int32_t prompts =
             min_i32(min_i32(rows[k].all_rows, max - decodes), step_cost_rows(&w->cost, decodes));
-
         const double alone = fmax(step_cost_us(&w->cost, decodes, prompts), rows[k].all_mask_us);
 
         if (rows[k].klass == klass)
@@ -337,11 +336,11 @@ void sim_fair_plan(struct world *w)
     FAIR_EACH (u, &w->core->fair)
         spent += w->spent_mask_us[u->id];
     over = fmax(spent - w->last_step_us, 0);
-    FAIR_EACH (v, &w->core->fair) {
-        const double us = spent > 0 ? fair_vtime_of(v, over * w->spent_mask_us[v->id] / spent) : 0;
+    FAIR_EACH (u, &w->core->fair) {
+        const double us = spent > 0 ? fair_vtime_of(u, over * w->spent_mask_us[u->id] / spent) : 0;
 
-        w->least_vtime[v->id] = v->vtime + us;
-        w->served_us[v->id] += us;
+        w->least_vtime[u->id] = u->vtime + us;
+        w->served_us[u->id] += us;
     }
     memset(w->spent_mask_us, 0, sizeof(w->spent_mask_us)); /* who has left was charged */
     w->last_step_us = 0;
