@@ -51,8 +51,8 @@ struct fair_user {
     double planned_masks_us;         /* what the masks of its rows are expected to take */
     double charged_us;
     int32_t n_skipped;    /* waiting sequences that do not fit now */
-    bool has_masks;       /* sequences of its run that have masks */
-    bool held;            /* gets no more rows, so that its next one comes first in a later step */
+    bool has_masks;       /* some of its running sequences do */
+    bool held;            /* it gets no more rows, so that its next one begins a later step */
     bool closed;          /* admits no more */
     struct list decoding; /* sequences that may still be granted a decode, in order */
     struct list prompts;  /* and those of the class being planned that may be granted a chunk */
