@@ -16,6 +16,7 @@ enum {
     FORWARD_SPARE_ROWS = 128, /* of an invariant pass: its prompts begin at any row, and are
                                * computed as a rounded number of rows */
     FORWARD_FEW_ROWS = 128,   /* the most that few_rows may be */
+    FORWARD_PART_FLOATS = STREAM_PART_TILES * 64 * STREAM_MAX_ROWS, /* all parts of a product */
 };
 
 /* How a step of few rows is computed; of more than the forward's few_rows always PATH_GEMM. */
@@ -104,7 +105,7 @@ struct forward {
     float *x_scales;        /* scales of x_e4m3: [k / 128, rows] or [rows] */
     uint16_t *dequantized;  /* a matrix that is multiplied as bf16 */
     struct int4_work int4_work;
-    float *parts;           /* [GEMM_PART_FLOATS] of a product that the next norm adds */
+    float *parts;           /* [FORWARD_PART_FLOATS] of a product that the next norm adds */
     float *partial;         /* of split attention */
     int32_t *counters;      /* of splits that are done */
     float *prefill_partial; /* of split prefill attention */

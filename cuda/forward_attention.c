@@ -8,6 +8,10 @@ enum {
     FETCH_ALONE = 32,
 };
 
+/* Keys that a thread block of a product brings to L2. A step of 64 streams at 512 tokens on an H100
+ * with none, 32 and 64 KiB: 0.6B 2.62, 2.52 and 2.48 ms; 8B 7.87, 7.83 and 7.91 ms. */
+enum { AHEAD_BYTES = 32 << 10 };
+
 /* Begins to fetch what earlier steps wrote of a layer, once attention has read what is there. */
 static int fetch_old(const struct pass *p, int layer)
 {
@@ -122,6 +126,29 @@ static int prefill_e4m3(const struct pass *p, const struct attn *a)
             r = prefill(p, &from, &staging->maps[0], &v, end - first, max_kv_len);
     }
     return r;
+}
+
+/* Steps of prompts keep memory busy, and L2 for themselves. */
+struct keys_ahead pass_ahead(const struct pass *p, int layer, int turn, int n_turns)
+{
+    const struct kv_pool *kv = &p->f->kv;
+    const int64_t layer_bytes = kv->layer_stride * (int64_t)sizeof(*kv->base);
+    const int bytes = layer_bytes < AHEAD_BYTES ? (int)layer_bytes : AHEAD_BYTES;
+
+    if (layer >= p->f->config->n_layers || p->s->n_items == 0 || p->s->n_tiles > 0)
+        return (struct keys_ahead){0};
+    return (struct keys_ahead){.layer = (const char *)kv->base + layer * layer_bytes,
+                               .block_stride = kv->block_stride * (int64_t)sizeof(*kv->base),
+                               .n_blocks = kv->n_blocks,
+                               .block_shift = kv->block_shift,
+                               .piece_bytes = bytes,
+                               .n_pieces = (int)(layer_bytes / bytes),
+                               .first = turn * p->f->launch->n_sms,
+                               .n = n_turns * p->f->launch->n_sms,
+                               .counts = p->v->counts,
+                               .kv_len = p->v->kv_len,
+                               .table_start = p->v->table_start,
+                               .tables = p->v->tables};
 }
 
 /* Prompts are normed, rotated and stored by rope_store(); decodes in the attention kernel, which

@@ -2,8 +2,8 @@
  * sums go, and what its weights or its input are made into first. */
 #include "cuda/forward_impl.h"
 
-/* Parts of few rows are in f->parts, whichever kernel leaves them. */
-_Static_assert(STREAM_PART_TILES * 64 * STREAM_MAX_ROWS <= GEMM_PART_FLOATS, "there is room");
+_Static_assert((int)GEMM_PART_FLOATS <= (int)FORWARD_PART_FLOATS,
+               "whichever kernel leaves parts, there is room");
 
 /* Whether stream_gemm() multiplies n_rows rows with w. */
 static bool streams(const struct forward *f, const struct matrix *w, int n_rows)
@@ -179,6 +179,18 @@ static struct skinny skinny_of(const struct forward *f, enum forward_product kin
     return s;
 }
 
+static int run_stream(const struct pass *p, enum forward_product kind, int layer,
+                      const struct skinny *s, int n_parts)
+{
+    const struct forward *f = p->f;
+    const int next = kind == PRODUCT_QKV ? layer : layer + 1; /* whose attention comes next */
+    struct keys_ahead ahead = {0};
+
+    if (kind != PRODUCT_LM_HEAD) /* the layers' products come before it */
+        ahead = pass_ahead(p, next, (int)kind, PRODUCT_LM_HEAD);
+    return cuda_check(stream_gemm(f->launch, s, n_parts, &ahead), "stream_gemm", p->e);
+}
+
 int pass_gemm(const struct pass *p, enum forward_product kind, int layer, struct rows rows)
 {
     const struct forward *f = p->f;
@@ -192,8 +204,7 @@ int pass_gemm(const struct pass *p, enum forward_product kind, int layer, struct
 
         return forward_is_int4(f, w, rows.n)
                    ? cuda_check(int4_gemm(f->launch, &s, &f->int4_work), "int4_gemm", p->e)
-                   : cuda_check(stream_gemm(f->launch, &s, in_parts ? stream_parts(s.n, s.k) : 1),
-                                "stream_gemm", p->e);
+                   : run_stream(p, kind, layer, &s, in_parts ? stream_parts(s.n, s.k) : 1);
     }
     if ((r = prepare(f, kind, layer, rows, p->e)) < 0)
         return r;

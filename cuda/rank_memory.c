@@ -66,7 +66,7 @@ static void lay_activations(struct rank *rank, struct arena *a)
     if (rank->shard.tp_size > 1)
         lay_shared(rank, a, rows);
     else
-        f->parts = arena_take(a, GEMM_PART_FLOATS * sizeof(float));
+        f->parts = arena_take(a, FORWARD_PART_FLOATS * sizeof(float));
     f->partial =
         arena_take(a, partials * passes * ATTN_GROUP * ((size_t)c->head_dim + 2) * sizeof(float));
     f->counters = arena_take(a, (size_t)rank->limits.max_seqs * passes * sizeof(int32_t));

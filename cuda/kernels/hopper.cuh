@@ -194,7 +194,7 @@ static __device__ __forceinline__ void wgmma_ss(float (&d)[64], uint64_t a, uint
                  : "l"(a), "l"(b), "r"((int)add));
 }
 
-// The same of b [16, 16], [32, 16], [48, 16] and [64, 16].
+// The same of b [16, 16], [32, 16], [48, 16], [64, 16] and [96, 16].
 static __device__ __forceinline__ void wgmma_ss(float (&d)[8], uint64_t a, uint64_t b, bool add)
 {
     asm volatile("{.reg .pred p; setp.ne.b32 p, %10, 0; "
@@ -232,6 +232,18 @@ static __device__ __forceinline__ void wgmma_ss(float (&d)[32], uint64_t a, uint
                  "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
                  "%32, %33, p, 1, 1, 0, 0;}"
                  : ACCUMULATORS_16(d, 0), ACCUMULATORS_16(d, 16)
+                 : "l"(a), "l"(b), "r"((int)add));
+}
+
+static __device__ __forceinline__ void wgmma_ss(float (&d)[48], uint64_t a, uint64_t b, bool add)
+{
+    asm volatile("{.reg .pred p; setp.ne.b32 p, %50, 0; "
+                 "wgmma.mma_async.sync.aligned.m64n96k16.f32.bf16.bf16 "
+                 "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+                 "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+                 "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47}, "
+                 "%48, %49, p, 1, 1, 0, 0;}"
+                 : ACCUMULATORS_16(d, 0), ACCUMULATORS_16(d, 16), ACCUMULATORS_16(d, 32)
                  : "l"(a), "l"(b), "r"((int)add));
 }
 

@@ -412,15 +412,29 @@ bool skinny_halves(const struct quant *q, int k);
 cudaError_t skinny_norm(const struct launch *l, uint16_t *y, float *rms, const float *x,
                         const uint16_t *norm, int m, int k, float eps);
 
+/* Keys and values of a layer, of which the products before its attention have a part brought to L2
+ * while memory rests: each of their blocks a piece. Zeroed: none. */
+struct keys_ahead {
+    const char *layer; /* in block 0 of the pool */
+    int64_t block_stride;
+    int n_blocks, block_shift;
+    int piece_bytes, n_pieces;        /* of them in a block's layer */
+    int first, n;                     /* the product's first piece; pieces of all these products */
+    const struct step_counts *counts; /* of the decodes, */
+    const int32_t *kv_len, *table_start, *tables;
+};
+
 /* Products as struct skinny has them, of x and the sum whole, by kernels for compute
  * capability 9.0. Each has an init, once a device; not usable where the kernels were not compiled
  * for it.
  *
  * Of bf16 weights, k a multiple of 8 and of SKINNY_SILU_MUL n as well, and STREAM_MAX_ROWS rows at
  * most. A row's result does not depend on how many rows there are. n_parts: 1, or of SKINNY_F32
- * stream_parts(): y [n_parts, m, n] are sums over equal parts of k, not yet added. */
-enum { STREAM_MAX_ROWS = 64, STREAM_PART_TILES = 128 };
-cudaError_t stream_gemm(const struct launch *l, const struct skinny *s, int n_parts);
+ * stream_parts(): y [n_parts, m, n] are sums over equal parts of k, not yet added. ahead: NULL,
+ * or keys for blocks on n_sms multiprocessors at most. */
+enum { STREAM_MAX_ROWS = 96, STREAM_PART_TILES = 128 };
+cudaError_t stream_gemm(const struct launch *l, const struct skinny *s, int n_parts,
+                        const struct keys_ahead *ahead);
 cudaError_t stream_gemm_init(bool *usable);
 
 /* Where tiles of all rows of w are too few for the machine, parts of k make them more: as many as

@@ -6,7 +6,8 @@
  * stages full by bulk tensor copies, 64 of k at a time: tens of stages are under way whatever the
  * tile, across the ends of tiles, and the first are requested before the kernel waits for the one
  * ahead of it. Weights are the 64-wide operand of wgmma, x the other, as wide as there are rows;
- * its stages come with those of the weights, from L2.
+ * its stages come with those of the weights, from L2. Behind its last weights a block asks for keys
+ * of the attention to come: else memory rests while rows are normed and small products end.
  *
  * Of a gated product, 8 rows of gate and 8 of up lie in turn in a tile, so that both sums of a
  * result are in one thread.
@@ -31,6 +32,7 @@ template <int N> static constexpr int STAGES = RING_BYTES / STAGE_BYTES<N>;
 struct stream_args {
     CUtensorMap w, x;
     struct skinny s;
+    struct keys_ahead ahead;
     int n_parts, n_steps; /* parts of k, and of each */
     int n_items;          /* tiles times parts */
 };
@@ -71,6 +73,29 @@ static __device__ __forceinline__ void copy_w(uint32_t to, const struct stream_a
         copy_box_2d(to, &a.w, p.k, p.tile * ROWS, full, policy);
 }
 
+/* The block's piece. All that are brought lie evenly over the keys of all sequences, so that every
+ * block of attention gains alike. */
+static __device__ __forceinline__ void bring_ahead(const struct keys_ahead &a)
+{
+    const int n_seqs = a.layer ? __ldcg(&a.counts->n_decodes) : 0;
+
+    if (n_seqs == 0)
+        return;
+    const int last = (__ldcg(a.kv_len + n_seqs - 1) - 1) >> a.block_shift;
+    const int n_entries = __ldcg(a.table_start + n_seqs - 1) + last + 1; /* of block tables */
+    const int64_t all = (int64_t)n_entries * a.n_pieces, n = min(all, (int64_t)a.n);
+    const int64_t i = a.first + (int)blockIdx.x, piece = i * all / n;
+
+    if (i >= n)
+        return;
+    const int64_t id = __ldcg(a.tables + piece / a.n_pieces);
+    if (id < a.n_blocks) /* not in host memory */
+        asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(
+                         a.layer + id * a.block_stride + piece % a.n_pieces * a.piece_bytes),
+                     "r"(a.piece_bytes)
+                     : "memory");
+}
+
 /* One thread: all copies of the block. */
 template <int N, bool GATED>
 static __device__ __forceinline__ void copy_all(const struct stream_args &a, struct barriers<N> *b,
@@ -100,6 +125,7 @@ static __device__ __forceinline__ void copy_all(const struct stream_args &a, str
         if (++stage == STAGES<N>)
             stage = 0, parity ^= 1;
     }
+    bring_ahead(a.ahead);
 }
 
 /* A thread has rows r and r + 8 of w of a tile, of each two neighbouring rows of x in eight. */
@@ -230,8 +256,8 @@ extern "C" cudaError_t stream_gemm_init(bool *usable)
     /* Compiled for another capability the kernel is empty and has no shared memory. */
     *usable = r == cudaSuccess && attributes.sharedSizeBytes > 0;
     if (*usable && (r = allow<16>()) == cudaSuccess && (r = allow<32>()) == cudaSuccess &&
-        (r = allow<48>()) == cudaSuccess)
-        r = allow<64>();
+        (r = allow<48>()) == cudaSuccess && (r = allow<64>()) == cudaSuccess)
+        r = allow<96>();
     return r;
 }
 
@@ -245,7 +271,9 @@ extern "C" int stream_parts(int n, int k)
     return 1;
 }
 
-template <int N> static cudaError_t run(const struct launch *l, const struct skinny *s, int n_parts)
+template <int N>
+static cudaError_t run(const struct launch *l, const struct skinny *s, int n_parts,
+                       const struct keys_ahead *ahead)
 {
     const cuuint64_t k = (cuuint64_t)s->k, n = (cuuint64_t)s->n, row = k * 2;
     const cuuint64_t x_sizes[2] = {k, (cuuint64_t)s->m}, w_sizes[2] = {k, n};
@@ -263,6 +291,7 @@ template <int N> static cudaError_t run(const struct launch *l, const struct ski
     if (r != cudaSuccess)
         return r;
     a.s = *s;
+    a.ahead = ahead ? *ahead : (struct keys_ahead){};
     a.n_parts = n_parts;
     a.n_steps = (s->k / n_parts + STEP - 1) / STEP;
     a.n_items = (s->n + each - 1) / each * n_parts;
@@ -271,13 +300,15 @@ template <int N> static cudaError_t run(const struct launch *l, const struct ski
                          SHARED_BYTES<N>, l, a);
 }
 
-extern "C" cudaError_t stream_gemm(const struct launch *l, const struct skinny *s, int n_parts)
+extern "C" cudaError_t stream_gemm(const struct launch *l, const struct skinny *s, int n_parts,
+                                   const struct keys_ahead *ahead)
 {
     if (s->m < 1 || s->m > STREAM_MAX_ROWS || s->quant.element != ELEMENT_BF16 || s->x_f32 ||
         s->rms || s->sum != SKINNY_WHOLE || s->k % 8)
         return cudaErrorInvalidValue;
-    return s->m <= 16   ? run<16>(l, s, n_parts)
-           : s->m <= 32 ? run<32>(l, s, n_parts)
-           : s->m <= 48 ? run<48>(l, s, n_parts)
-                        : run<64>(l, s, n_parts);
+    return s->m <= 16   ? run<16>(l, s, n_parts, ahead)
+           : s->m <= 32 ? run<32>(l, s, n_parts, ahead)
+           : s->m <= 48 ? run<48>(l, s, n_parts, ahead)
+           : s->m <= 64 ? run<64>(l, s, n_parts, ahead)
+                        : run<96>(l, s, n_parts, ahead);
 }

@@ -86,7 +86,7 @@ static void check(int m, int n, int k, enum skinny_out out, int n_parts)
     for (int i = 0; i < n_parts * m; i++)
         for (int j = 0; j < n; j++)
             expected[(size_t)i * stride + (size_t)j] += twin(&p, in + i % m * k, j, i / m);
-    cuda_must(stream_gemm(&device.launch, &p.s, n_parts));
+    cuda_must(stream_gemm(&device.launch, &p.s, n_parts, NULL));
     array_to_host(&p.y);
     got = wide ? values_f32(p.y.host, size) : values_bf16(p.y.host, size);
     for (size_t i = 0; i < size && out != SKINNY_ADD_F32; i++)
@@ -99,7 +99,7 @@ static void check(int m, int n, int k, enum skinny_out out, int n_parts)
                   n, k, (int)out, n_parts, error);
 }
 
-static const int rows[] = {1, 2, 7, 16, 17, 31, 32, 33, 48, 49, 63, 64};
+static const int rows[] = {1, 2, 7, 16, 17, 31, 32, 33, 48, 49, 63, 64, 65, 95, 96};
 
 /* All outputs; tiles that are not full, fewer steps than the ring has and more, more tiles than the
  * machine has room for. */
@@ -147,7 +147,7 @@ TEST(rows_do_not_depend_on_others)
 
     if (!usable)
         return;
-    cuda_must(stream_gemm(&device.launch, &all.s, 1));
+    cuda_must(stream_gemm(&device.launch, &all.s, 1, NULL));
     array_to_host(&all.y);
     memcpy(expected, all.y.host, all.y.bytes);
     for (int i = 0; i < N(rows); i++) {
@@ -157,12 +157,68 @@ TEST(rows_do_not_depend_on_others)
         some.m = rows[i];
         some.x += first * k;
         device_fill(all.y.device, 0xff, all.y.bytes);
-        cuda_must(stream_gemm(&device.launch, &some, 1));
+        cuda_must(stream_gemm(&device.launch, &some, 1, NULL));
         array_to_host(&all.y);
         for (int j = 0; j < rows[i]; j++)
             ck_assert_msg(memcmp((char *)all.y.host + (size_t)j * row,
                                  expected + (size_t)(first + j) * row, (size_t)n * 4) == 0,
                           "row %d of %d", j, rows[i]);
+    }
+}
+END_TEST
+
+static const struct {
+    int block_shift, piece_bytes, n_decodes, n; /* n: pieces, of which some products bring all */
+} ahead_of[] = {{4, 32 << 10, 3, 528},
+                {4, 16, 3, 20000},
+                {4, 32 << 10, 0, 528},
+                {8, 32 << 10, 3, 528},
+                {8, 4128, 1, 3}};
+
+/* Blocks in host memory are left alone, whose addresses here lead nowhere. */
+TEST(keys_ahead_change_nothing, .n = N(ahead_of))
+{
+    enum { BLOCKS = 4, TURNS = 4 };
+    static const int32_t kv_len[] = {500, 1, 700, 1000}; /* the last one is a prompt's */
+    static const int32_t ids[] = {3, 1 << 30, 0, 2, 1, 0, 2, INT32_MAX, 1 << 29, 1 << 29};
+    const int shift = ahead_of[_i].block_shift, bytes = ahead_of[_i].piece_bytes;
+    const int layer_bytes = 4096 << shift, n_pieces = layer_bytes / bytes;
+    const struct step_counts counts = {.n_seqs = N(kv_len), .n_decodes = ahead_of[_i].n_decodes};
+    const struct product p = random_product(33, 520, 1096, SKINNY_F32, 1);
+    char *pool = device_new((size_t)(2 * BLOCKS * layer_bytes)); /* of two layers */
+    char *expected = host_new(p.y.bytes, 1);
+    int32_t start[N(kv_len)], tables[200];
+    int n = 0;
+
+    for (int i = 0; i < N(kv_len); i++) {
+        start[i] = n;
+        n += (kv_len[i] + (1 << shift) - 1) >> shift;
+    }
+    for (int i = 0; i < n; i++)
+        tables[i] = ids[i % N(ids)];
+    struct keys_ahead ahead = {.layer = pool + layer_bytes,
+                               .block_stride = 2 * layer_bytes,
+                               .n_blocks = BLOCKS,
+                               .block_shift = shift,
+                               .piece_bytes = bytes,
+                               .n_pieces = n_pieces,
+                               .n = ahead_of[_i].n,
+                               .counts = array_of(&counts, sizeof(counts)).device,
+                               .kv_len = array_of(kv_len, sizeof(kv_len)).device,
+                               .table_start = array_of(start, sizeof(start)).device,
+                               .tables = array_of(tables, sizeof(tables)).device};
+
+    if (!usable)
+        return;
+    cuda_must(stream_gemm(&device.launch, &p.s, 1, NULL));
+    array_to_host(&p.y);
+    memcpy(expected, p.y.host, p.y.bytes);
+    for (int turn = 0; turn < TURNS; turn++) {
+        ahead.first = turn * ahead_of[_i].n / TURNS;
+        device_fill(p.y.device, 0xff, p.y.bytes);
+        cuda_must(stream_gemm(&device.launch, &p.s, 1, &ahead));
+        array_to_host(&p.y);
+        ck_assert(memcmp(p.y.host, expected, p.y.bytes) == 0);
     }
 }
 END_TEST
