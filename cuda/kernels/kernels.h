@@ -418,8 +418,8 @@ struct keys_ahead {
     const char *layer; /* in block 0 of the pool */
     int64_t block_stride;
     int n_blocks, block_shift;
-    int piece_bytes, n_pieces;        /* of them in a block's layer */
-    int first, n;                     /* the product's first piece; pieces of all these products */
+    int piece_bytes, n_pieces;        /* of them in a block's layer; multiples of 16 bytes */
+    int turn, n_turns;                /* the product is one of n_turns that bring other pieces */
     const struct step_counts *counts; /* of the decodes, */
     const int32_t *kv_len, *table_start, *tables;
 };
@@ -430,8 +430,8 @@ struct keys_ahead {
  *
  * Of bf16 weights, k a multiple of 8 and of SKINNY_SILU_MUL n as well, and STREAM_MAX_ROWS rows at
  * most. A row's result does not depend on how many rows there are. n_parts: 1, or of SKINNY_F32
- * stream_parts(): y [n_parts, m, n] are sums over equal parts of k, not yet added. ahead: NULL,
- * or keys for blocks on n_sms multiprocessors at most. */
+ * stream_parts(): y [n_parts, m, n] are sums over equal parts of k, not yet added. ahead: NULL is
+ * none. */
 enum { STREAM_MAX_ROWS = 96, STREAM_PART_TILES = 128 };
 cudaError_t stream_gemm(const struct launch *l, const struct skinny *s, int n_parts,
                         const struct keys_ahead *ahead);

@@ -73,7 +73,7 @@ static __device__ __forceinline__ void copy_w(uint32_t to, const struct stream_a
         copy_box_2d(to, &a.w, p.k, p.tile * ROWS, full, policy);
 }
 
-/* The block's piece. All that are brought lie evenly over the keys of all sequences, so that every
+/* The block's piece. Those of each product lie evenly over the keys of all sequences, so that every
  * block of attention gains alike. */
 static __device__ __forceinline__ void bring_ahead(const struct keys_ahead &a)
 {
@@ -83,8 +83,9 @@ static __device__ __forceinline__ void bring_ahead(const struct keys_ahead &a)
         return;
     const int last = (__ldcg(a.kv_len + n_seqs - 1) - 1) >> a.block_shift;
     const int n_entries = __ldcg(a.table_start + n_seqs - 1) + last + 1; /* of block tables */
-    const int64_t all = (int64_t)n_entries * a.n_pieces, n = min(all, (int64_t)a.n);
-    const int64_t i = a.first + (int)blockIdx.x, piece = i * all / n;
+    const int64_t all = (int64_t)n_entries * a.n_pieces;
+    const int64_t n = min(all, (int64_t)gridDim.x * a.n_turns);
+    const int64_t i = (int64_t)blockIdx.x * a.n_turns + a.turn, piece = i * all / n;
 
     if (i >= n)
         return;

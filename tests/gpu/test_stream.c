@@ -167,18 +167,17 @@ TEST(rows_do_not_depend_on_others)
 }
 END_TEST
 
+/* Nine blocks: 36 pieces of four products are all that a sequence of 500 keys has, and few of three
+ * sequences; of 60 products they are nearly all. */
 static const struct {
-    int block_shift, piece_bytes, n_decodes, n; /* n: pieces, of which some products bring all */
-} ahead_of[] = {{4, 32 << 10, 3, 528},
-                {4, 16, 3, 20000},
-                {4, 32 << 10, 0, 528},
-                {8, 32 << 10, 3, 528},
-                {8, 4128, 1, 3}};
+    int block_shift, piece_bytes, n_decodes, n_turns;
+} ahead_of[] = {{4, 32 << 10, 3, 4},  {4, 64 << 10, 1, 4}, {4, 16, 3, 4},     {4, 32 << 10, 0, 4},
+                {8, 32 << 10, 3, 60}, {8, 4128, 1, 4},     {8, 1 << 20, 3, 4}};
 
 /* Blocks in host memory are left alone, whose addresses here lead nowhere. */
 TEST(keys_ahead_change_nothing, .n = N(ahead_of))
 {
-    enum { BLOCKS = 4, TURNS = 4 };
+    enum { BLOCKS = 4 };
     static const int32_t kv_len[] = {500, 1, 700, 1000}; /* the last one is a prompt's */
     static const int32_t ids[] = {3, 1 << 30, 0, 2, 1, 0, 2, INT32_MAX, 1 << 29, 1 << 29};
     const int shift = ahead_of[_i].block_shift, bytes = ahead_of[_i].piece_bytes;
@@ -202,7 +201,7 @@ TEST(keys_ahead_change_nothing, .n = N(ahead_of))
                                .block_shift = shift,
                                .piece_bytes = bytes,
                                .n_pieces = n_pieces,
-                               .n = ahead_of[_i].n,
+                               .n_turns = ahead_of[_i].n_turns,
                                .counts = array_of(&counts, sizeof(counts)).device,
                                .kv_len = array_of(kv_len, sizeof(kv_len)).device,
                                .table_start = array_of(start, sizeof(start)).device,
@@ -213,8 +212,7 @@ TEST(keys_ahead_change_nothing, .n = N(ahead_of))
     cuda_must(stream_gemm(&device.launch, &p.s, 1, NULL));
     array_to_host(&p.y);
     memcpy(expected, p.y.host, p.y.bytes);
-    for (int turn = 0; turn < TURNS; turn++) {
-        ahead.first = turn * ahead_of[_i].n / TURNS;
+    for (ahead.turn = 0; ahead.turn < ahead.n_turns; ahead.turn++) {
         device_fill(p.y.device, 0xff, p.y.bytes);
         cuda_must(stream_gemm(&device.launch, &p.s, 1, &ahead));
         array_to_host(&p.y);
