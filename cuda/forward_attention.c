@@ -8,10 +8,10 @@ enum {
     FETCH_ALONE = 32,
 };
 
-/* Keys and values that a thread block of a product brings to L2, at most. A step of 64 streams at
+/* Keys and values that a thread block of a product prefetches, at most. A step of 64 streams at
  * 512 tokens on an H100 with none, 32 and 64 KiB: 0.6B 2.62, 2.52 and 2.48 ms; 8B 7.87, 7.83
  * and 7.91 ms. */
-enum { AHEAD_BYTES = 32 << 10 };
+enum { PREFETCH_BYTES = 32 << 10 };
 
 /* Begins to fetch what earlier steps wrote of a layer, once attention has read what is there. */
 static int fetch_old(const struct pass *p, int layer)
@@ -129,27 +129,27 @@ static int prefill_e4m3(const struct pass *p, const struct attn *a)
     return r;
 }
 
-/* Steps of prompts keep memory busy, and L2 for themselves. */
-struct keys_ahead pass_ahead(const struct pass *p, int layer, int turn, int n_turns)
+/* Not in steps with prompts: these keep memory busy and need L2. */
+struct kv_prefetch pass_kv_prefetch(const struct pass *p, int layer, int turn, int n_turns)
 {
     const struct kv_pool *kv = &p->f->kv;
     const int64_t layer_bytes = kv->layer_stride * (int64_t)sizeof(*kv->base);
-    const int64_t n_pieces = (layer_bytes + AHEAD_BYTES - 1) / AHEAD_BYTES;
+    const int64_t n_pieces = (layer_bytes + PREFETCH_BYTES - 1) / PREFETCH_BYTES;
 
     if (layer >= p->f->config->n_layers || p->s->n_items == 0 || p->s->n_tiles > 0)
-        return (struct keys_ahead){0};
-    return (struct keys_ahead){.layer = (const char *)kv->base + layer * layer_bytes,
-                               .block_stride = kv->block_stride * (int64_t)sizeof(*kv->base),
-                               .n_blocks = kv->n_blocks,
-                               .block_shift = kv->block_shift,
-                               .piece_bytes = (int)(layer_bytes / n_pieces / 16 * 16),
-                               .n_pieces = (int)n_pieces,
-                               .turn = turn,
-                               .n_turns = n_turns,
-                               .counts = p->v->counts,
-                               .kv_len = p->v->kv_len,
-                               .table_start = p->v->table_start,
-                               .tables = p->v->tables};
+        return (struct kv_prefetch){0};
+    return (struct kv_prefetch){.layer = (const char *)kv->base + layer * layer_bytes,
+                                .block_stride = kv->block_stride * (int64_t)sizeof(*kv->base),
+                                .n_blocks = kv->n_blocks,
+                                .block_shift = kv->block_shift,
+                                .piece_bytes = (int)(layer_bytes / n_pieces / 16 * 16),
+                                .n_pieces = (int)n_pieces,
+                                .turn = turn,
+                                .n_turns = n_turns,
+                                .counts = p->v->counts,
+                                .kv_len = p->v->kv_len,
+                                .table_start = p->v->table_start,
+                                .tables = p->v->tables};
 }
 
 /* Prompts are normed, rotated and stored by rope_store(); decodes in the attention kernel, which

@@ -49,9 +49,9 @@ bool pass_in_halves(const struct forward *f, const struct matrix *w);
 /* Attention of all rows of a layer, from f->qkv to f->attn. */
 int pass_attention(const struct pass *p, const struct layer_weights *w, int layer);
 
-/* What product number `turn` of n_turns brings to L2 of a layer's keys; of the layer behind the
+/* What one of n_turns products prefetches of a layer's keys and values; of the layer behind the
  * last one nothing. */
-struct keys_ahead pass_ahead(const struct pass *p, int layer, int turn, int n_turns);
+struct kv_prefetch pass_kv_prefetch(const struct pass *p, int layer, int turn, int n_turns);
 
 /* Before the first layer of a step with a chunk of an offloaded sequence: begins to fetch. */
 int pass_begin_offloaded(const struct pass *p);

@@ -184,11 +184,11 @@ static int run_stream(const struct pass *p, enum forward_product kind, int layer
 {
     const struct forward *f = p->f;
     const int next = kind == PRODUCT_QKV ? layer : layer + 1; /* whose attention comes next */
-    struct keys_ahead ahead = {0};
+    struct kv_prefetch prefetch = {0};
 
     if (kind != PRODUCT_LM_HEAD) /* the layers' products come before it */
-        ahead = pass_ahead(p, next, (int)kind, PRODUCT_LM_HEAD);
-    return cuda_check(stream_gemm(f->launch, s, n_parts, &ahead), "stream_gemm", p->e);
+        prefetch = pass_kv_prefetch(p, next, (int)kind, PRODUCT_LM_HEAD);
+    return cuda_check(stream_gemm(f->launch, s, n_parts, &prefetch), "stream_gemm", p->e);
 }
 
 int pass_gemm(const struct pass *p, enum forward_product kind, int layer, struct rows rows)

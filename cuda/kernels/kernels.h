@@ -412,15 +412,16 @@ bool skinny_halves(const struct quant *q, int k);
 cudaError_t skinny_norm(const struct launch *l, uint16_t *y, float *rms, const float *x,
                         const uint16_t *norm, int m, int k, float eps);
 
-/* Keys and values of a layer, of which the products before its attention have a part brought to L2
- * while memory rests: each of their blocks a piece. Zeroed: none. */
-struct keys_ahead {
-    const char *layer; /* in block 0 of the pool */
-    int64_t block_stride;
-    int n_blocks, block_shift;
-    int piece_bytes, n_pieces;        /* of them in a block's layer; multiples of 16 bytes */
-    int turn, n_turns;                /* the product is one of n_turns that bring other pieces */
-    const struct step_counts *counts; /* of the decodes, */
+/* Keys and values of a layer, of which the products before its attention prefetch a part into L2
+ * while memory is idle: each of their thread blocks a piece. Zeroed: none. */
+struct kv_prefetch {
+    const char *layer;                /* in KV block 0 of the pool */
+    int64_t block_stride;             /* bytes, from KV block to KV block */
+    int n_blocks, block_shift;        /* as struct kv_pool has them */
+    int piece_bytes;                  /* a multiple of 16 */
+    int n_pieces;                     /* of a KV block's layer */
+    int turn, n_turns;                /* the product is one of n_turns, with other pieces each */
+    const struct step_counts *counts; /* this and what follows: as struct step_view has them */
     const int32_t *kv_len, *table_start, *tables;
 };
 
@@ -430,11 +431,11 @@ struct keys_ahead {
  *
  * Of bf16 weights, k a multiple of 8 and of SKINNY_SILU_MUL n as well, and STREAM_MAX_ROWS rows at
  * most. A row's result does not depend on how many rows there are. n_parts: 1, or of SKINNY_F32
- * stream_parts(): y [n_parts, m, n] are sums over equal parts of k, not yet added. ahead: NULL is
- * none. */
+ * stream_parts(): y [n_parts, m, n] are sums over equal parts of k, not yet added. prefetch: NULL
+ * is none. STREAM_MAX_ROWS is a number that gemm_rows() leaves as it is. */
 enum { STREAM_MAX_ROWS = 96, STREAM_PART_TILES = 128 };
 cudaError_t stream_gemm(const struct launch *l, const struct skinny *s, int n_parts,
-                        const struct keys_ahead *ahead);
+                        const struct kv_prefetch *prefetch);
 cudaError_t stream_gemm_init(bool *usable);
 
 /* Where tiles of all rows of w are too few for the machine, parts of k make them more: as many as

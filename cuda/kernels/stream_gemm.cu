@@ -3,11 +3,12 @@
  *
  * Bound by memory: the weights, each read once. A block stays on its multiprocessor and takes tiles
  * of 64 rows of w one after another, over all of k or a part of it. One thread keeps a ring of
- * stages full by bulk tensor copies, 64 of k at a time: tens of stages are under way whatever the
+ * stages full by bulk tensor copies, 64 of k at a time: 9 to 19 stages are under way whatever the
  * tile, across the ends of tiles, and the first are requested before the kernel waits for the one
  * ahead of it. Weights are the 64-wide operand of wgmma, x the other, as wide as there are rows;
- * its stages come with those of the weights, from L2. Behind its last weights a block asks for keys
- * of the attention to come: else memory rests while rows are normed and small products end.
+ * its stages come with those of the weights, from L2. Behind its last weights a block prefetches
+ * keys and values of the attention to come into L2: else memory is idle while rows are normed and
+ * small products end.
  *
  * Of a gated product, 8 rows of gate and 8 of up lie in turn in a tile, so that both sums of a
  * result are in one thread.
@@ -32,7 +33,7 @@ template <int N> static constexpr int STAGES = RING_BYTES / STAGE_BYTES<N>;
 struct stream_args {
     CUtensorMap w, x;
     struct skinny s;
-    struct keys_ahead ahead;
+    struct kv_prefetch prefetch;
     int n_parts, n_steps; /* parts of k, and of each */
     int n_items;          /* tiles times parts */
 };
@@ -73,27 +74,27 @@ static __device__ __forceinline__ void copy_w(uint32_t to, const struct stream_a
         copy_box_2d(to, &a.w, p.k, p.tile * ROWS, full, policy);
 }
 
-/* The block's piece. Those of each product lie evenly over the keys of all sequences, so that every
- * block of attention gains alike. */
-static __device__ __forceinline__ void bring_ahead(const struct keys_ahead &a)
+/* The thread block's piece. Those of each product lie evenly over the keys of all sequences, so
+ * that every thread block of attention gains alike. Two products may meet in a piece. */
+static __device__ __forceinline__ void prefetch_kv(const struct kv_prefetch &p)
 {
-    const int n_seqs = a.layer ? __ldcg(&a.counts->n_decodes) : 0;
+    const int n_seqs = p.layer ? __ldcg(&p.counts->n_decodes) : 0;
 
     if (n_seqs == 0)
         return;
-    const int last = (__ldcg(a.kv_len + n_seqs - 1) - 1) >> a.block_shift;
-    const int n_entries = __ldcg(a.table_start + n_seqs - 1) + last + 1; /* of block tables */
-    const int64_t all = (int64_t)n_entries * a.n_pieces;
-    const int64_t n = min(all, (int64_t)gridDim.x * a.n_turns);
-    const int64_t i = (int64_t)blockIdx.x * a.n_turns + a.turn, piece = i * all / n;
+    const int last = (__ldcg(p.kv_len + n_seqs - 1) - 1) >> p.block_shift;
+    const int n_entries = __ldcg(p.table_start + n_seqs - 1) + last + 1; /* of block tables */
+    const int64_t all = (int64_t)n_entries * p.n_pieces;
+    const int64_t n = min(all, (int64_t)gridDim.x * p.n_turns);
+    const int64_t i = (int64_t)blockIdx.x * p.n_turns + p.turn, piece = i * all / n;
 
     if (i >= n)
         return;
-    const int64_t id = __ldcg(a.tables + piece / a.n_pieces);
-    if (id < a.n_blocks) /* not in host memory */
+    const int64_t id = __ldcg(p.tables + piece / p.n_pieces);
+    if (id < p.n_blocks) /* not in host memory */
         asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(
-                         a.layer + id * a.block_stride + piece % a.n_pieces * a.piece_bytes),
-                     "r"(a.piece_bytes)
+                         p.layer + id * p.block_stride + piece % p.n_pieces * p.piece_bytes),
+                     "r"(p.piece_bytes)
                      : "memory");
 }
 
@@ -126,7 +127,7 @@ static __device__ __forceinline__ void copy_all(const struct stream_args &a, str
         if (++stage == STAGES<N>)
             stage = 0, parity ^= 1;
     }
-    bring_ahead(a.ahead);
+    prefetch_kv(a.prefetch);
 }
 
 /* A thread has rows r and r + 8 of w of a tile, of each two neighbouring rows of x in eight. */
@@ -274,7 +275,7 @@ extern "C" int stream_parts(int n, int k)
 
 template <int N>
 static cudaError_t run(const struct launch *l, const struct skinny *s, int n_parts,
-                       const struct keys_ahead *ahead)
+                       const struct kv_prefetch *prefetch)
 {
     const cuuint64_t k = (cuuint64_t)s->k, n = (cuuint64_t)s->n, row = k * 2;
     const cuuint64_t x_sizes[2] = {k, (cuuint64_t)s->m}, w_sizes[2] = {k, n};
@@ -292,7 +293,7 @@ static cudaError_t run(const struct launch *l, const struct skinny *s, int n_par
     if (r != cudaSuccess)
         return r;
     a.s = *s;
-    a.ahead = ahead ? *ahead : (struct keys_ahead){};
+    a.prefetch = prefetch ? *prefetch : (struct kv_prefetch){};
     a.n_parts = n_parts;
     a.n_steps = (s->k / n_parts + STEP - 1) / STEP;
     a.n_items = (s->n + each - 1) / each * n_parts;
@@ -302,14 +303,14 @@ static cudaError_t run(const struct launch *l, const struct skinny *s, int n_par
 }
 
 extern "C" cudaError_t stream_gemm(const struct launch *l, const struct skinny *s, int n_parts,
-                                   const struct keys_ahead *ahead)
+                                   const struct kv_prefetch *prefetch)
 {
     if (s->m < 1 || s->m > STREAM_MAX_ROWS || s->quant.element != ELEMENT_BF16 || s->x_f32 ||
         s->rms || s->sum != SKINNY_WHOLE || s->k % 8)
         return cudaErrorInvalidValue;
-    return s->m <= 16   ? run<16>(l, s, n_parts, ahead)
-           : s->m <= 32 ? run<32>(l, s, n_parts, ahead)
-           : s->m <= 48 ? run<48>(l, s, n_parts, ahead)
-           : s->m <= 64 ? run<64>(l, s, n_parts, ahead)
-                        : run<96>(l, s, n_parts, ahead);
+    return s->m <= 16   ? run<16>(l, s, n_parts, prefetch)
+           : s->m <= 32 ? run<32>(l, s, n_parts, prefetch)
+           : s->m <= 48 ? run<48>(l, s, n_parts, prefetch)
+           : s->m <= 64 ? run<64>(l, s, n_parts, prefetch)
+                        : run<96>(l, s, n_parts, prefetch);
 }

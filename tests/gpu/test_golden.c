@@ -121,6 +121,20 @@ TEST(ids_are_the_references)
 }
 END_TEST
 
+/* The same where prompts come whole, so that steps have up to about 87 decodes and no prompt. */
+TEST(ids_of_many_decodes_are_the_references, .n = 2)
+{
+    struct backend_options o = options(16);
+    int same, clear;
+
+    o.max_batch_tokens = 4096;
+    if (_i > 0)
+        divide_among_devices(&o, 2);
+    check_golden(&o, MAX_SEQS, &same, &clear);
+    ck_assert_int_gt(clear, 0);
+}
+END_TEST
+
 TEST(ids_alone_are_the_references)
 {
     struct backend_options o = options(16);

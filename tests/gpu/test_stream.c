@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "cuda/forward.h"
 #include "tests/gpu/gpu_rig.h"
 #include "tests/unit/run_suite.h"
 
@@ -132,6 +133,8 @@ TEST(products_come_in_parts, .n = N(in_parts))
     const int n = in_parts[_i].n, k = in_parts[_i].k;
 
     ck_assert_int_eq(stream_parts(n, k), in_parts[_i].n_parts);
+    ck_assert(in_parts[_i].n_parts == 1 ||
+              in_parts[_i].n_parts * n * STREAM_MAX_ROWS <= FORWARD_PART_FLOATS);
     for (int m = 5; usable && m <= STREAM_MAX_ROWS; m += 27)
         check(m, n, k, SKINNY_F32, in_parts[_i].n_parts);
 }
@@ -171,22 +174,22 @@ END_TEST
  * sequences; of 60 products they are nearly all. */
 static const struct {
     int block_shift, piece_bytes, n_decodes, n_turns;
-} ahead_of[] = {{4, 32 << 10, 3, 4},  {4, 64 << 10, 1, 4}, {4, 16, 3, 4},     {4, 32 << 10, 0, 4},
-                {8, 32 << 10, 3, 60}, {8, 4128, 1, 4},     {8, 1 << 20, 3, 4}};
+} prefetches[] = {{4, 32 << 10, 3, 4},  {4, 64 << 10, 1, 4}, {4, 16, 3, 4},     {4, 32 << 10, 0, 4},
+                  {8, 32 << 10, 3, 60}, {8, 4128, 1, 4},     {8, 1 << 20, 3, 4}};
 
 /* Blocks in host memory are left alone, whose addresses here lead nowhere. */
-TEST(keys_ahead_change_nothing, .n = N(ahead_of))
+TEST(prefetching_changes_nothing, .n = N(prefetches))
 {
     enum { BLOCKS = 4 };
     static const int32_t kv_len[] = {500, 1, 700, 1000}; /* the last one is a prompt's */
     static const int32_t ids[] = {3, 1 << 30, 0, 2, 1, 0, 2, INT32_MAX, 1 << 29, 1 << 29};
-    const int shift = ahead_of[_i].block_shift, bytes = ahead_of[_i].piece_bytes;
+    const int shift = prefetches[_i].block_shift, bytes = prefetches[_i].piece_bytes;
     const int layer_bytes = 4096 << shift, n_pieces = layer_bytes / bytes;
-    const struct step_counts counts = {.n_seqs = N(kv_len), .n_decodes = ahead_of[_i].n_decodes};
+    const struct step_counts counts = {.n_seqs = N(kv_len), .n_decodes = prefetches[_i].n_decodes};
     const struct product p = random_product(33, 520, 1096, SKINNY_F32, 1);
     char *pool = device_new((size_t)(2 * BLOCKS * layer_bytes)); /* of two layers */
     char *expected = host_new(p.y.bytes, 1);
-    int32_t start[N(kv_len)], tables[200];
+    int32_t start[N(kv_len)], tables[200] = {0};
     int n = 0;
 
     for (int i = 0; i < N(kv_len); i++) {
@@ -195,26 +198,26 @@ TEST(keys_ahead_change_nothing, .n = N(ahead_of))
     }
     for (int i = 0; i < n; i++)
         tables[i] = ids[i % N(ids)];
-    struct keys_ahead ahead = {.layer = pool + layer_bytes,
-                               .block_stride = 2 * layer_bytes,
-                               .n_blocks = BLOCKS,
-                               .block_shift = shift,
-                               .piece_bytes = bytes,
-                               .n_pieces = n_pieces,
-                               .n_turns = ahead_of[_i].n_turns,
-                               .counts = array_of(&counts, sizeof(counts)).device,
-                               .kv_len = array_of(kv_len, sizeof(kv_len)).device,
-                               .table_start = array_of(start, sizeof(start)).device,
-                               .tables = array_of(tables, sizeof(tables)).device};
+    struct kv_prefetch prefetch = {.layer = pool + layer_bytes,
+                                   .block_stride = 2 * layer_bytes,
+                                   .n_blocks = BLOCKS,
+                                   .block_shift = shift,
+                                   .piece_bytes = bytes,
+                                   .n_pieces = n_pieces,
+                                   .n_turns = prefetches[_i].n_turns,
+                                   .counts = array_of(&counts, sizeof(counts)).device,
+                                   .kv_len = array_of(kv_len, sizeof(kv_len)).device,
+                                   .table_start = array_of(start, sizeof(start)).device,
+                                   .tables = array_of(tables, sizeof(tables)).device};
 
     if (!usable)
         return;
     cuda_must(stream_gemm(&device.launch, &p.s, 1, NULL));
     array_to_host(&p.y);
     memcpy(expected, p.y.host, p.y.bytes);
-    for (ahead.turn = 0; ahead.turn < ahead.n_turns; ahead.turn++) {
+    for (prefetch.turn = 0; prefetch.turn < prefetch.n_turns; prefetch.turn++) {
         device_fill(p.y.device, 0xff, p.y.bytes);
-        cuda_must(stream_gemm(&device.launch, &p.s, 1, &ahead));
+        cuda_must(stream_gemm(&device.launch, &p.s, 1, &prefetch));
         array_to_host(&p.y);
         ck_assert(memcmp(p.y.host, expected, p.y.bytes) == 0);
     }
