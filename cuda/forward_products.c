@@ -22,7 +22,7 @@ bool pass_gates(const struct forward *f, int layer, int n_rows)
 int pass_parts_of(const struct forward *f, int n_rows, const struct matrix *w)
 {
     if (f->peers.n == 1 && streams(f, w, n_rows))
-        return stream_parts(w->n, w->k);
+        return stream_parts(gemm_rows(n_rows), w->n, w->k);
     return f->invariant || f->peers.n > 1 || forward_gemm_in(f, w, NULL) != GEMM_OF_BF16 ||
                    forward_is_int4(f, w, n_rows)
                ? 1
@@ -204,7 +204,7 @@ int pass_gemm(const struct pass *p, enum forward_product kind, int layer, struct
 
         return forward_is_int4(f, w, rows.n)
                    ? cuda_check(int4_gemm(f->launch, &s, &f->int4_work), "int4_gemm", p->e)
-                   : run_stream(p, kind, layer, &s, in_parts ? stream_parts(s.n, s.k) : 1);
+                   : run_stream(p, kind, layer, &s, in_parts ? stream_parts(s.m, s.n, s.k) : 1);
     }
     if ((r = prepare(f, kind, layer, rows, p->e)) < 0)
         return r;

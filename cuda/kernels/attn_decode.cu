@@ -115,15 +115,6 @@ template <int HEAD_DIM> struct running {
     float o[HEAD_DIM / 16][4]; /* two dimensions, of each the two heads */
 };
 
-/* The transpose of an 8 x 8 matrix of bf16 that has a row in each quad. */
-static __device__ __forceinline__ uint32_t transposed(uint32_t x)
-{
-    uint32_t y;
-
-    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(y) : "r"(x));
-    return y;
-}
-
 /* Sixteen keys and their values, of which for each of the two heads 0 .. last count. */
 template <int HEAD_DIM, bool FP8>
 static __device__ __forceinline__ void attend(struct running<HEAD_DIM> &s, const uint4 *q,

@@ -176,6 +176,15 @@ static __device__ __forceinline__ void ldmatrix(uint32_t (&r)[4], uint32_t at)
                  : "memory");
 }
 
+// The transpose of an 8 x 8 matrix of bf16 that has a row in each quad.
+static __device__ __forceinline__ uint32_t transposed(uint32_t x)
+{
+    uint32_t y;
+
+    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(y) : "r"(x));
+    return y;
+}
+
 static __device__ __forceinline__ uint64_t now_ns()
 {
     uint64_t ns;

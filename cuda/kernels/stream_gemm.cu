@@ -3,7 +3,7 @@
  *
  * Bound by memory: the weights, each read once. A block stays on its multiprocessor and takes tiles
  * of 64 rows of w one after another, over all of k or a part of it. One thread keeps a ring of
- * stages full by bulk tensor copies, 64 of k at a time: 9 to 19 stages are under way whatever the
+ * stages full by bulk tensor copies, 64 of k at a time: 8 to 19 stages are under way whatever the
  * tile, across the ends of tiles, and the first are requested before the kernel waits for the one
  * ahead of it. Weights are the 64-wide operand of wgmma, x the other, as wide as there are rows;
  * its stages come with those of the weights, from L2. Behind its last weights a block prefetches
@@ -13,7 +13,7 @@
  * Of a gated product, 8 rows of gate and 8 of up lie in turn in a tile, so that both sums of a
  * result are in one thread.
  *
- * A row's result does not depend on how many rows there are. */
+ * A row's sum does not depend on how many rows there are. */
 #include "cuda/kernels/common.cuh"
 #include "cuda/kernels/hopper.cuh"
 #include "cuda/kernels/tensor_map.cuh"
@@ -44,34 +44,42 @@ template <int N> struct barriers {
     uint64_t full[STAGES<N>], empty[STAGES<N>];
 };
 
-/* Step number i of a block: which of w and of k. */
+/* Where a block is: an item, which is a part of k of a tile, and a step of it. */
 struct place {
-    int tile, k;
+    int item, tile, part, step;
 };
 
-static __device__ __forceinline__ struct place place_of(const struct stream_args &a, int i)
+static __device__ __forceinline__ struct place place_of(const struct stream_args &a, int item)
 {
-    const int item = (int)blockIdx.x + i / a.n_steps * (int)gridDim.x;
-
-    return {item / a.n_parts, (item % a.n_parts * a.n_steps + i % a.n_steps) * STEP};
+    return {item, item / a.n_parts, item % a.n_parts, 0};
 }
 
-static __device__ __forceinline__ int steps_of(const struct stream_args &a)
+static __device__ __forceinline__ void next_item(struct place &p, const struct stream_args &a)
 {
-    const int me = (int)blockIdx.x, grid = (int)gridDim.x;
+    p = place_of(a, p.item + (int)gridDim.x);
+}
 
-    return (a.n_items - me + grid - 1) / grid * a.n_steps;
+/* Divides once an item: to divide in each step would take longer than the step's copies. */
+static __device__ __forceinline__ void next_step(struct place &p, const struct stream_args &a)
+{
+    if (++p.step == a.n_steps)
+        next_item(p, a);
+}
+
+static __device__ __forceinline__ int k_of(const struct stream_args &a, const struct place &p)
+{
+    return (p.part * a.n_steps + p.step) * STEP;
 }
 
 /* Weights will not be read again, x by all blocks. */
 template <bool GATED>
 static __device__ __forceinline__ void copy_w(uint32_t to, const struct stream_args &a,
-                                              struct place p, uint32_t full, uint64_t policy)
+                                              const struct place &p, uint32_t full, uint64_t policy)
 {
     if (GATED)
-        copy_box_4d(to, &a.w, p.k, 0, 0, p.tile * (ROWS / 16), full, policy);
+        copy_box_4d(to, &a.w, k_of(a, p), 0, 0, p.tile * (ROWS / 16), full, policy);
     else
-        copy_box_2d(to, &a.w, p.k, p.tile * ROWS, full, policy);
+        copy_box_2d(to, &a.w, k_of(a, p), p.tile * ROWS, full, policy);
 }
 
 /* The thread block's piece. Those of each product lie evenly over the keys of all sequences, so
@@ -104,26 +112,26 @@ static __device__ __forceinline__ void copy_all(const struct stream_args &a, str
                                                 uint32_t ring)
 {
     static constexpr uint32_t STAGE = STAGE_BYTES<N>;
-    const int n = steps_of(a), first = n < STAGES<N> ? n : STAGES<N>;
     const uint64_t policy = stream_policy();
+    struct place p = place_of(a, (int)blockIdx.x);
+    int n = 0;
 
-    for (int i = 0; i < first; i++) {
-        barrier_expect(shared_address(&b->full[i]), STAGE);
-        copy_w<GATED>(ring + (uint32_t)i * STAGE, a, place_of(a, i), shared_address(&b->full[i]),
-                      policy);
+    for (; n < STAGES<N> && p.item < a.n_items; n++, next_step(p, a)) {
+        barrier_expect(shared_address(&b->full[n]), STAGE);
+        copy_w<GATED>(ring + (uint32_t)n * STAGE, a, p, shared_address(&b->full[n]), policy);
     }
     chain_wait();
-    for (int i = 0; i < first; i++)
-        copy_box_2d(ring + (uint32_t)i * STAGE + W_BYTES, &a.x, place_of(a, i).k, 0,
+    struct place q = place_of(a, (int)blockIdx.x);
+    for (int i = 0; i < n; i++, next_step(q, a))
+        copy_box_2d(ring + (uint32_t)i * STAGE + W_BYTES, &a.x, k_of(a, q), 0,
                     shared_address(&b->full[i]));
-    for (int i = first, stage = 0, parity = 0; i < n; i++) {
+    for (int stage = 0, parity = 0; p.item < a.n_items; next_step(p, a)) {
         const uint32_t full = shared_address(&b->full[stage]), to = ring + (uint32_t)stage * STAGE;
-        const struct place p = place_of(a, i);
 
         barrier_wait(shared_address(&b->empty[stage]), (uint32_t)parity);
         barrier_expect(full, STAGE);
         copy_w<GATED>(to, a, p, full, policy);
-        copy_box_2d(to + W_BYTES, &a.x, p.k, 0, full);
+        copy_box_2d(to + W_BYTES, &a.x, k_of(a, p), 0, full);
         if (++stage == STAGES<N>)
             stage = 0, parity ^= 1;
     }
@@ -132,34 +140,53 @@ static __device__ __forceinline__ void copy_all(const struct stream_args &a, str
 
 /* A thread has rows r and r + 8 of w of a tile, of each two neighbouring rows of x in eight. */
 template <int N, int OUT>
-static __device__ __forceinline__ void store(const struct stream_args &a, const float (&d)[N / 2],
-                                             int item)
+static __device__ __forceinline__ void store_f32(const struct skinny &s, const float (&d)[N / 2],
+                                                 const struct place &p)
 {
-    const struct skinny &s = a.s;
     const int warp = (int)threadIdx.x / WARP, lane = (int)threadIdx.x % WARP;
-    const int tile = item / a.n_parts, part = item % a.n_parts;
-    const int row = OUT == SKINNY_SILU_MUL ? tile * (ROWS / 2) + warp * 8 + lane / 4
-                                           : tile * ROWS + warp * 16 + lane / 4;
-    const bool has_bias = OUT == SKINNY_BF16 && s.bias;
-    const float bias[2] = {has_bias && row < s.n ? bf16_to_float(s.bias[row]) : 0.0f,
-                           has_bias && row + 8 < s.n ? bf16_to_float(s.bias[row + 8]) : 0.0f};
+    const int row = p.tile * ROWS + warp * 16 + lane / 4;
 
 #pragma unroll
     for (int i = 0; i < N / 2; i++) {
-        const int m = i / 4 * 8 + lane % 4 * 2 + i % 2, up = i / 2 % 2, n = row + up * 8;
+        const int m = i / 4 * 8 + lane % 4 * 2 + i % 2, n = row + i / 2 % 2 * 8;
 
-        if (m >= s.m)
-            continue;
-        if (OUT == SKINNY_SILU_MUL) {
-            if (up == 0 && row < s.n)
-                ((uint16_t *)s.y)[m * s.y_stride + row] = bf16_bits(silu(d[i]) * d[i + 2]);
-        } else if (n < s.n) {
-            float *y = (float *)s.y + ((int64_t)part * s.m + m) * s.y_stride + n;
+        if (m < s.m && n < s.n) {
+            float *y = (float *)s.y + ((int64_t)p.part * s.m + m) * s.y_stride + n;
 
-            if (OUT == SKINNY_BF16)
-                ((uint16_t *)s.y)[m * s.y_stride + n] = bf16_bits(d[i] + bias[up]);
-            else
-                *y = OUT == SKINNY_ADD_F32 ? __ldcg(y) + d[i] : d[i];
+            *y = OUT == SKINNY_ADD_F32 ? __ldcg(y) + d[i] : d[i];
+        }
+    }
+}
+
+/* As bf16 transposed first, so that a thread has two neighbours in a row of y. */
+template <int N, int OUT>
+static __device__ __forceinline__ void store_bf16(const struct skinny &s, const float (&d)[N / 2],
+                                                  const struct place &p)
+{
+    static constexpr int EACH = OUT == SKINNY_SILU_MUL ? 1 : 2; /* results of four sums of a row */
+    const int warp = (int)threadIdx.x / WARP, lane = (int)threadIdx.x % WARP;
+    const int row = (p.tile * (ROWS / 16) + warp) * 8 * EACH;
+    float bias[2] = {};
+
+#pragma unroll
+    for (int j = 0; j < EACH; j++)
+        if (OUT == SKINNY_BF16 && s.bias && row + j * 8 + lane / 4 < s.n)
+            bias[j] = bf16_to_float(s.bias[row + j * 8 + lane / 4]);
+#pragma unroll
+    for (int i = 0; i < N / 2; i += 4) {
+        const int m = i / 4 * 8 + lane / 4;
+
+#pragma unroll
+        for (int j = 0; j < EACH; j++) {
+            const int n = row + j * 8 + lane % 4 * 2;
+            const float *at = &d[i + j * 2];
+            const uint32_t pair = OUT == SKINNY_SILU_MUL
+                                      ? bf16_pair(silu(at[0]) * at[2], silu(at[1]) * at[3])
+                                      : bf16_pair(at[0] + bias[j], at[1] + bias[j]);
+            const uint32_t neighbours = transposed(pair);
+
+            if (m < s.m && n < s.n)
+                *(uint32_t *)((uint16_t *)s.y + m * s.y_stride + n) = neighbours;
         }
     }
 }
@@ -170,12 +197,11 @@ static __device__ __forceinline__ void multiply_all(const struct stream_args &a,
                                                     struct barriers<N> *b, uint32_t ring)
 {
     static constexpr uint32_t STAGE = STAGE_BYTES<N>;
-    const int n = steps_of(a), me = (int)blockIdx.x, grid = (int)gridDim.x;
     int stage = 0, before = 0;
     uint32_t parity = 0;
 
     chain_wait(); /* what the results replace has been read */
-    for (int i = 0; i < n; i += a.n_steps) {
+    for (struct place p = place_of(a, (int)blockIdx.x); p.item < a.n_items; next_item(p, a)) {
         float d[N / 2];
 
         for (int j = 0; j < a.n_steps; j++) {
@@ -199,7 +225,10 @@ static __device__ __forceinline__ void multiply_all(const struct stream_args &a,
         pin(d);
         if (threadIdx.x % WARP == 0)
             barrier_arrive(shared_address(&b->empty[before]));
-        store<N, OUT>(a, d, me + i / a.n_steps * grid);
+        if (OUT == SKINNY_BF16 || OUT == SKINNY_SILU_MUL)
+            store_bf16<N, OUT>(a.s, d, p);
+        else
+            store_f32<N, OUT>(a.s, d, p);
     }
 }
 #endif
@@ -258,16 +287,17 @@ extern "C" cudaError_t stream_gemm_init(bool *usable)
     /* Compiled for another capability the kernel is empty and has no shared memory. */
     *usable = r == cudaSuccess && attributes.sharedSizeBytes > 0;
     if (*usable && (r = allow<16>()) == cudaSuccess && (r = allow<32>()) == cudaSuccess &&
-        (r = allow<48>()) == cudaSuccess && (r = allow<64>()) == cudaSuccess)
-        r = allow<96>();
+        (r = allow<48>()) == cudaSuccess && (r = allow<64>()) == cudaSuccess &&
+        (r = allow<96>()) == cudaSuccess)
+        r = allow<128>();
     return r;
 }
 
-extern "C" int stream_parts(int n, int k)
+extern "C" int stream_parts(int m, int n, int k)
 {
     const int tiles = (n + ROWS - 1) / ROWS;
 
-    for (int parts = 8; parts > 1; parts /= 2)
+    for (int parts = m > 96 ? 4 : 8; parts > 1; parts /= 2)
         if (tiles * parts <= STREAM_PART_TILES && k % (parts * STEP) == 0)
             return parts;
     return 1;
@@ -306,11 +336,13 @@ extern "C" cudaError_t stream_gemm(const struct launch *l, const struct skinny *
                                    const struct kv_prefetch *prefetch)
 {
     if (s->m < 1 || s->m > STREAM_MAX_ROWS || s->quant.element != ELEMENT_BF16 || s->x_f32 ||
-        s->rms || s->sum != SKINNY_WHOLE || s->k % 8)
+        s->rms || s->sum != SKINNY_WHOLE || s->k % 8 ||
+        (s->out != SKINNY_F32 && s->out != SKINNY_ADD_F32 && (s->n % 2 || s->y_stride % 2)))
         return cudaErrorInvalidValue;
     return s->m <= 16   ? run<16>(l, s, n_parts, prefetch)
            : s->m <= 32 ? run<32>(l, s, n_parts, prefetch)
            : s->m <= 48 ? run<48>(l, s, n_parts, prefetch)
            : s->m <= 64 ? run<64>(l, s, n_parts, prefetch)
-                        : run<96>(l, s, n_parts, prefetch);
+           : s->m <= 96 ? run<96>(l, s, n_parts, prefetch)
+                        : run<128>(l, s, n_parts, prefetch);
 }

@@ -100,7 +100,7 @@ static void check(int m, int n, int k, enum skinny_out out, int n_parts)
                   n, k, (int)out, n_parts, error);
 }
 
-static const int rows[] = {1, 2, 7, 16, 17, 31, 32, 33, 48, 49, 63, 64, 65, 95, 96};
+static const int rows[] = {1, 2, 7, 16, 17, 31, 32, 33, 48, 49, 63, 64, 65, 95, 96, 97, 127, 128};
 
 /* All outputs; tiles that are not full, fewer steps than the ring has and more, more tiles than the
  * machine has room for. */
@@ -112,8 +112,8 @@ TEST(products_follow_twin, .n = N(rows))
         check(m, 64, 64, (enum skinny_out)out, 1);
         check(m, 200, 72, (enum skinny_out)out, 1);
         check(m, 264, 896, (enum skinny_out)out, 1);
-        check(m, 1000, 4864, (enum skinny_out)out, 1);
-        check(m, 128 * 64 + 40, 328, (enum skinny_out)out, 1);
+        check(m, 136, 4864, (enum skinny_out)out, 1);
+        check(m, 128 * 64 + 40, 200, (enum skinny_out)out, 1);
     }
     if (usable) {
         check(m, 52, 320, SKINNY_F32, 1);
@@ -124,19 +124,23 @@ TEST(products_follow_twin, .n = N(rows))
 END_TEST
 
 static const struct {
-    int n, k, n_parts;
-} in_parts[] = {{1024, 2048, 8}, {1024, 3072, 8}, {4096, 4096, 2}, {4096, 12288, 2},
-                {896, 4864, 4},  {5120, 5120, 1}, {200, 72, 1}};
+    int n, k, few, many; /* parts of 96 rows and of 97 */
+} in_parts[] = {{1024, 2048, 8, 4}, {1024, 3072, 8, 4}, {4096, 4096, 2, 2}, {4096, 12288, 2, 2},
+                {896, 4864, 4, 4},  {5120, 5120, 1, 1}, {200, 72, 1, 1}};
 
 TEST(products_come_in_parts, .n = N(in_parts))
 {
     const int n = in_parts[_i].n, k = in_parts[_i].k;
 
-    ck_assert_int_eq(stream_parts(n, k), in_parts[_i].n_parts);
-    ck_assert(in_parts[_i].n_parts == 1 ||
-              in_parts[_i].n_parts * n * STREAM_MAX_ROWS <= FORWARD_PART_FLOATS);
-    for (int m = 5; usable && m <= STREAM_MAX_ROWS; m += 27)
-        check(m, n, k, SKINNY_F32, in_parts[_i].n_parts);
+    ck_assert_int_eq(stream_parts(96, n, k), in_parts[_i].few);
+    ck_assert_int_eq(stream_parts(97, n, k), in_parts[_i].many);
+    for (int m = 5; m <= STREAM_MAX_ROWS; m += 59) {
+        const int n_parts = stream_parts(m, n, k);
+
+        ck_assert(n_parts == 1 || n_parts * n * m <= FORWARD_PART_FLOATS);
+        if (usable)
+            check(m, n, k, SKINNY_F32, n_parts);
+    }
 }
 END_TEST
 
