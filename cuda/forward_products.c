@@ -204,7 +204,7 @@ int pass_gemm(const struct pass *p, enum forward_product kind, int layer, struct
 
         return forward_is_int4(f, w, rows.n)
                    ? cuda_check(int4_gemm(f->launch, &s, &f->int4_work), "int4_gemm", p->e)
-                   : run_stream(p, kind, layer, &s, in_parts ? stream_parts(s.m, s.n, s.k) : 1);
+                   : run_stream(p, kind, layer, &s, in_parts ? pass_parts_of(f, rows.n, w) : 1);
     }
     if ((r = prepare(f, kind, layer, rows, p->e)) < 0)
         return r;
