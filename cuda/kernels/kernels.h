@@ -429,20 +429,18 @@ struct kv_prefetch {
  * capability 9.0. Each has an init, once a device; not usable where the kernels were not compiled
  * for it.
  *
- * Of bf16 weights, k a multiple of 8 and of SKINNY_SILU_MUL n as well, y_stride and n even where y
- * is bf16, and STREAM_MAX_ROWS rows at most. A row's sum does not depend on how many rows there
- * are. n_parts: 1, or of SKINNY_F32 stream_parts(): y [n_parts, m, n] are sums over equal parts of
- * k, not yet added. prefetch: NULL is none. STREAM_MAX_ROWS is a number that gemm_rows() leaves as
- * it is. */
+ * Of bf16 weights, k a multiple of 8 and of SKINNY_SILU_MUL n as well, and STREAM_MAX_ROWS rows at
+ * most; y of bf16 at a multiple of 4 bytes, y_stride and n even. n_parts: 1, or of SKINNY_F32
+ * stream_parts(): y [n_parts, m, n] are sums over equal parts of k, not yet added. With the same
+ * n_parts a row's result does not depend on how many rows there are. prefetch: NULL is none.
+ * STREAM_MAX_ROWS is a number that gemm_rows() leaves as it is. */
 enum { STREAM_MAX_ROWS = 128, STREAM_PART_TILES = 128 };
 cudaError_t stream_gemm(const struct launch *l, const struct skinny *s, int n_parts,
                         const struct kv_prefetch *prefetch);
 cudaError_t stream_gemm_init(bool *usable);
 
 /* Where tiles of all rows of w are too few for the machine, parts of k make them more: as many as
- * leave STREAM_PART_TILES tiles at most, and of many rows few, for all parts are written and read
- * again. A step of 0.6B on an H100 with 8 and 4: 64 rows 2.42 and 2.43 ms, 128 rows 4.14 and
- * 4.07. */
+ * leave STREAM_PART_TILES tiles at most, and of many rows fewer. */
 int stream_parts(int m, int n, int k);
 
 /* Of weights of 4 bits and many rows; n and y_stride even. Scales and zeros lie at multiples of 4

@@ -74,8 +74,10 @@ static double twin(const struct product *p, const double *x, int j, int part)
     return y + (s->bias ? bf16_value(((uint16_t *)p->bias.host)[j]) : 0.0);
 }
 
-static void check(int m, int n, int k, enum skinny_out out, int n_parts)
+/* n_sms: multiprocessors that the product takes the device to have, so as many thread blocks. */
+static void check_on(int n_sms, int m, int n, int k, enum skinny_out out, int n_parts)
 {
+    struct launch launch = device.launch;
     const bool wide = out == SKINNY_F32 || out == SKINNY_ADD_F32;
     const struct product p = random_product(m, n, k, out, n_parts);
     const size_t stride = (size_t)p.s.y_stride, size = (size_t)(n_parts * m) * stride;
@@ -84,10 +86,11 @@ static void check(int m, int n, int k, enum skinny_out out, int n_parts)
         out == SKINNY_ADD_F32 ? values_f32(p.y.host, size) : host_new(size, sizeof(double));
     double *got, error;
 
+    launch.n_sms = n_sms;
     for (int i = 0; i < n_parts * m; i++)
         for (int j = 0; j < n; j++)
             expected[(size_t)i * stride + (size_t)j] += twin(&p, in + i % m * k, j, i / m);
-    cuda_must(stream_gemm(&device.launch, &p.s, n_parts, NULL));
+    cuda_must(stream_gemm(&launch, &p.s, n_parts, NULL));
     array_to_host(&p.y);
     got = wide ? values_f32(p.y.host, size) : values_bf16(p.y.host, size);
     for (size_t i = 0; i < size && out != SKINNY_ADD_F32; i++)
@@ -100,10 +103,15 @@ static void check(int m, int n, int k, enum skinny_out out, int n_parts)
                   n, k, (int)out, n_parts, error);
 }
 
+static void check(int m, int n, int k, enum skinny_out out, int n_parts)
+{
+    check_on(device.launch.n_sms, m, n, k, out, n_parts);
+}
+
 static const int rows[] = {1, 2, 7, 16, 17, 31, 32, 33, 48, 49, 63, 64, 65, 95, 96, 97, 127, 128};
 
-/* All outputs; tiles that are not full, fewer steps than the ring has and more, more tiles than the
- * machine has room for. */
+/* All outputs; tiles that are not full, fewer steps than the ring has and more, several tiles a
+ * thread block, with the ring's end within them. */
 TEST(products_follow_twin, .n = N(rows))
 {
     const int m = rows[_i];
@@ -113,7 +121,7 @@ TEST(products_follow_twin, .n = N(rows))
         check(m, 200, 72, (enum skinny_out)out, 1);
         check(m, 264, 896, (enum skinny_out)out, 1);
         check(m, 136, 4864, (enum skinny_out)out, 1);
-        check(m, 128 * 64 + 40, 200, (enum skinny_out)out, 1);
+        check_on(3, m, 520, 520, (enum skinny_out)out, 1);
     }
     if (usable) {
         check(m, 52, 320, SKINNY_F32, 1);
@@ -134,13 +142,15 @@ TEST(products_come_in_parts, .n = N(in_parts))
 
     ck_assert_int_eq(stream_parts(96, n, k), in_parts[_i].few);
     ck_assert_int_eq(stream_parts(97, n, k), in_parts[_i].many);
-    for (int m = 5; m <= STREAM_MAX_ROWS; m += 59) {
+    for (int m = 10; m <= STREAM_MAX_ROWS; m += 59) {
         const int n_parts = stream_parts(m, n, k);
 
         ck_assert(n_parts == 1 || n_parts * n * m <= FORWARD_PART_FLOATS);
         if (usable)
             check(m, n, k, SKINNY_F32, n_parts);
     }
+    if (usable && n <= 1024)
+        check_on(3, 128, n, k, SKINNY_F32, in_parts[_i].many);
 }
 END_TEST
 
