@@ -59,7 +59,7 @@ static __device__ __forceinline__ void next_item(struct place &p, const struct s
     p = place_of(a, p.item + (int)gridDim.x);
 }
 
-/* Divides once an item: four divisions in each step would take about as long as its copies. */
+/* Divides once an item, not in each step: all of a block's copies wait for the one thread. */
 static __device__ __forceinline__ void next_step(struct place &p, const struct stream_args &a)
 {
     if (++p.step == a.n_steps)
@@ -343,10 +343,11 @@ static cudaError_t run(const struct launch *l, const struct skinny *s, int n_par
 extern "C" cudaError_t stream_gemm(const struct launch *l, const struct skinny *s, int n_parts,
                                    const struct kv_prefetch *prefetch)
 {
+    const bool wide = s->out == SKINNY_F32 || s->out == SKINNY_ADD_F32;
+
     if (s->m < 1 || s->m > STREAM_MAX_ROWS || s->quant.element != ELEMENT_BF16 || s->x_f32 ||
         s->rms || s->sum != SKINNY_WHOLE || s->k % 8 || (n_parts > 1 && s->out != SKINNY_F32) ||
-        (s->out == SKINNY_SILU_MUL && s->n % 8) || (s->out == SKINNY_BF16 && s->n % 2) ||
-        (s->out != SKINNY_F32 && s->out != SKINNY_ADD_F32 && s->y_stride % 2))
+        (s->out == SKINNY_SILU_MUL && s->n % 8) || (!wide && (s->n % 2 || s->y_stride % 2)))
         return cudaErrorInvalidValue;
     return s->m <= 16   ? run<16>(l, s, n_parts, prefetch)
            : s->m <= 32 ? run<32>(l, s, n_parts, prefetch)

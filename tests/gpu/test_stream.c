@@ -110,8 +110,8 @@ static void check(int m, int n, int k, enum skinny_out out, int n_parts)
 
 static const int rows[] = {1, 2, 7, 16, 17, 31, 32, 33, 48, 49, 63, 64, 65, 95, 96, 97, 127, 128};
 
-/* All outputs; tiles that are not full, fewer steps than the ring has and more, several tiles a
- * thread block, with the ring's end within them. */
+/* All outputs; tiles that are not full, fewer steps than the ring has and more, more tiles than the
+ * machine has room for, several of them a thread block with the ring's end within. */
 TEST(products_follow_twin, .n = N(rows))
 {
     const int m = rows[_i];
@@ -120,7 +120,8 @@ TEST(products_follow_twin, .n = N(rows))
         check(m, 64, 64, (enum skinny_out)out, 1);
         check(m, 200, 72, (enum skinny_out)out, 1);
         check(m, 264, 896, (enum skinny_out)out, 1);
-        check(m, 136, 4864, (enum skinny_out)out, 1);
+        check(m, 1000, 4864, (enum skinny_out)out, 1);
+        check(m, 128 * 64 + 40, 328, (enum skinny_out)out, 1);
         check_on(3, m, 520, 520, (enum skinny_out)out, 1);
     }
     if (usable) {
@@ -142,7 +143,9 @@ TEST(products_come_in_parts, .n = N(in_parts))
 
     ck_assert_int_eq(stream_parts(96, n, k), in_parts[_i].few);
     ck_assert_int_eq(stream_parts(97, n, k), in_parts[_i].many);
-    for (int m = 10; m <= STREAM_MAX_ROWS; m += 59) {
+    ck_assert(in_parts[_i].many == 1 ||
+              in_parts[_i].many * n * STREAM_MAX_ROWS <= FORWARD_PART_FLOATS);
+    for (int m = 5; m <= STREAM_MAX_ROWS; m += 27) {
         const int n_parts = stream_parts(m, n, k);
 
         ck_assert(n_parts == 1 || n_parts * n * m <= FORWARD_PART_FLOATS);
