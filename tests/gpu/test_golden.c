@@ -19,7 +19,7 @@ static const double clear_margin = 0.05; /* of logits; bf16 moves them by less *
  * one after every change to a kernel's order of sums. */
 static const double most_apart = 0.2;
 
-enum { MAX_SEQS = 96 };
+enum { MAX_SEQS = 128 };
 
 static const char *data_folder; /* the program's argument: where the tree is no longer there */
 static struct golden *cases;
@@ -121,13 +121,13 @@ TEST(ids_are_the_references)
 }
 END_TEST
 
-/* The same where prompts come whole, so that steps have up to about 87 decodes and no prompt. */
+/* The same where prompts come whole, so that steps have up to about 120 decodes and no prompt. */
 TEST(ids_of_many_decodes_are_the_references, .n = 2)
 {
     struct backend_options o = options(16);
     int same, clear;
 
-    o.max_batch_tokens = 4096;
+    o.max_batch_tokens = 16384;
     if (_i > 0)
         divide_among_devices(&o, 2);
     check_golden(&o, MAX_SEQS, &same, &clear);
