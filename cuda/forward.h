@@ -119,8 +119,9 @@ struct forward {
 /* What the launches of a step depend on. Where they are captured, counts are upper bounds. */
 struct forward_shape {
     int n_tokens, n_decodes, n_rows;
-    bool drafts; /* some of the decodes are drafts: they attend to keys of this step */
-    int n_items, n_tiles;
+    bool drafts;     /* some of the decodes are drafts: they attend to keys of this step */
+    int attn_blocks; /* of the decodes' attention, as attn_decode() takes them */
+    int n_tiles;
     int max_kv_len;                /* of the sequences with tiles */
     const struct attn_tile *tiles; /* on the host */
     /* The chunk of an offloaded sequence, which is then the step's only one. */

@@ -136,7 +136,7 @@ struct kv_prefetch pass_kv_prefetch(const struct pass *p, int layer, int turn, i
     const int64_t layer_bytes = kv->layer_stride * (int64_t)sizeof(*kv->base);
     const int64_t n_pieces = (layer_bytes + PREFETCH_BYTES - 1) / PREFETCH_BYTES;
 
-    if (layer >= p->f->config->n_layers || p->s->n_items == 0 || p->s->n_tiles > 0)
+    if (layer >= p->f->config->n_layers || p->s->attn_blocks == 0 || p->s->n_tiles > 0)
         return (struct kv_prefetch){0};
     return (struct kv_prefetch){.layer = (const char *)kv->base + layer * layer_bytes,
                                 .block_stride = kv->block_stride * (int64_t)sizeof(*kv->base),
@@ -183,9 +183,9 @@ int pass_attention(const struct pass *p, const struct layer_weights *w, int laye
                                                    n_decodes, f->config->n_heads, false),
                                         "rope_store", p->e)) < 0)
         return r;
-    if (p->s->n_items > 0 && (r = cuda_check(attn_decode(&decode, &a, &rope, p->v, f->partial,
-                                                         f->counters, p->s->n_items),
-                                             "attn_decode", p->e)) < 0)
+    if (p->s->attn_blocks > 0 && (r = cuda_check(attn_decode(&decode, &a, &rope, p->v, f->partial,
+                                                             f->counters, p->s->attn_blocks),
+                                                 "attn_decode", p->e)) < 0)
         return r;
     if (p->s->chunk_blocks > 0)
         return prefill_offloaded(p, &a);

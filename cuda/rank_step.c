@@ -38,7 +38,7 @@ int rank_prepare_graph(struct rank *rank, int size, bool drafts, bool masks, str
                                         .n_decodes = size,
                                         .drafts = drafts,
                                         .n_rows = size,
-                                        .n_items = room.n_items,
+                                        .attn_blocks = step_graph_blocks(&rank->limits, size),
                                         .path = forward_path_of(&rank->forward, size, drafts),
                                         .logits_only = masks};
     struct graphs *g = &rank->graphs;
@@ -197,7 +197,7 @@ static int enqueue_step(struct rank *rank, const struct batch *batch, int slot, 
                                    .n_decodes = graph ? size : n_decodes,
                                    .drafts = drafts,
                                    .n_rows = graph ? size : batch->n_rows,
-                                   .n_items = counts->n_items,
+                                   .attn_blocks = counts->n_items,
                                    .n_tiles = counts->n_tiles,
                                    .tiles = at_host(rank, rank->slots[slot].pinned, view->tiles),
                                    .path = path,

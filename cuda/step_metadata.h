@@ -50,6 +50,11 @@ int step_most_seqs(const struct step_limits *l);
 struct step_room step_room_of(const struct step_limits *l, const struct batch *b);
 struct step_room step_room_of_graph(const struct step_limits *l, int n);
 
+/* Blocks of attention, for each KV head, in a graph of n decodes: so many that each has one item
+ * where sequences are short, and not as many as there may be items: a block without one costs, too.
+ */
+int step_graph_blocks(const struct step_limits *l, int n);
+
 /* Where things of a step with this room lie when it begins at base. Sampler updates and bias
  * come last and are not set. */
 struct step_view step_view_at(const struct step_room *r, const char *base);

@@ -334,14 +334,13 @@ static int measure_piece(struct rank *rank, const void *arg, struct err *e)
 static int measure_step(struct tune *t, int n, enum forward_path path, struct err *e)
 {
     struct rank *rank = t->rank;
-    const struct step_room room = step_room_of_graph(&rank->limits, n);
     const struct algo_shape measured = algo_step_shape(n, path);
     float us = 0.0f;
     const struct measured_step step = {.tune = t,
                                        .shape = {.n_tokens = n,
                                                  .n_decodes = n,
                                                  .n_rows = n,
-                                                 .n_items = room.n_items,
+                                                 .attn_blocks = step_graph_blocks(&rank->limits, n),
                                                  .path = path,
                                                  .logits_only = true},
                                        .us = &us};

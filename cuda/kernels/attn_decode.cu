@@ -4,10 +4,10 @@
  *
  * Bound by memory: 4 * kv_len * n_kv_heads * head_dim bytes per sequence, or of E4M3 half as many.
  * The query heads that share a KV head are the columns of one matrix product, sixteen keys its
- * rows. A block takes an item and KV head and then the items that follow it; its warps alternate,
- * 16 keys at a time. Loads are 16 bytes: the order of the dimensions is permuted so that a thread
- * loads what the tensor cores want of it. Where a sequence is split, the block that finishes last
- * joins the partial results.
+ * rows. A block takes an item and KV head, or several items if there are more than blocks; its
+ * warps alternate, 16 keys at a time. Loads are 16 bytes: the order of the dimensions is permuted
+ * so that a thread loads what the tensor cores want of it. Where a sequence is split, the block
+ * that finishes last joins the partial results.
  *
  * Keys of earlier steps are loaded before the kernel waits for the one before it: between two steps
  * lies a copy that waits for all of the first and that all of the second waits for.
@@ -508,33 +508,32 @@ static __device__ void run_item(const struct decode_args &d, const struct attn_i
         join_splits<HEAD_DIM>(out, partial, entries * ENTRY, n_columns, item.n_splits);
 }
 
+static __device__ __forceinline__ struct attn_item read_item(const struct decode_args &d, int i)
+{
+    const int4 *from = (const int4 *)(d.items + i);
+    const int4 both[2] = {__ldcg(from), __ldcg(from + 1)};
+    struct attn_item item;
+
+    memcpy(&item, both, sizeof(item));
+    return item;
+}
+
 template <int HEAD_DIM, int AHEAD, bool DRAFTS, bool FP8>
 static __global__ void __launch_bounds__(WARPS *WARP, resident(AHEAD))
     attn_decode_kernel(const struct decode_args d)
 {
-    const int4 *from = (const int4 *)(d.items + blockIdx.y);
-    int4 a = __ldcg(from), b = __ldcg(from + 1);
+    int i = (int)blockIdx.y;
+    struct attn_item item = read_item(d, i);
+    const int n_items = __ldcg(&d.counts->n_items);
 
-    if ((int)blockIdx.y >= __ldcg(&d.counts->n_items))
+    if (i >= n_items)
         return;
     for (;;) {
-        const struct attn_item item = {.seq = a.x,
-                                       .begin = a.y,
-                                       .end = a.z,
-                                       .split = (uint8_t)a.w,
-                                       .n_splits = (uint8_t)(a.w >> 8),
-                                       .units = (uint16_t)(a.w >> 16),
-                                       .partial = b.x,
-                                       .table = b.y,
-                                       .kv_len = b.z,
-                                       .next = (uint16_t)b.w,
-                                       .n_rows = (uint16_t)(b.w >> 16)};
-
         run_item<HEAD_DIM, AHEAD, DRAFTS, FP8>(d, item, (int)blockIdx.x);
-        if (item.next == 0)
+        i += (int)gridDim.y;
+        if (i >= n_items)
             return;
-        from = (const int4 *)(d.items + item.next);
-        a = __ldcg(from), b = __ldcg(from + 1);
+        item = read_item(d, i);
     }
 }
 
@@ -549,7 +548,7 @@ template <int HEAD_DIM, bool FP8> static auto kernel_of(bool few, bool drafts)
 
 extern "C" cudaError_t attn_decode(const struct launch *l, const struct attn *a,
                                    const struct rope *r, const struct step_view *v, float *partial,
-                                   int32_t *counters, int grid_items)
+                                   int32_t *counters, int n_blocks)
 {
     const int group = a->n_heads / a->kv->n_kv_heads;
     const struct decode_args d = {.a = *a,
@@ -566,7 +565,7 @@ extern "C" cudaError_t attn_decode(const struct launch *l, const struct attn *a,
 
     if (!r->q_norm != !r->k_norm)
         return cudaErrorInvalidValue;
-    const dim3 grid((unsigned)(a->kv->n_kv_heads * d.n_groups), (unsigned)grid_items);
+    const dim3 grid((unsigned)(a->kv->n_kv_heads * d.n_groups), (unsigned)n_blocks);
     const bool few = (int64_t)grid.x * grid.y <= (int64_t)resident(2) * l->n_sms;
     const auto kernel = a->kv->head_dim == 128
                             ? (a->kv->fp8 ? kernel_of<128, true>(few, a->drafts)

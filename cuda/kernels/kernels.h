@@ -47,7 +47,7 @@ struct kv_pool {
 };
 
 /* A split-KV work item: one split of a decoding sequence's keys, or consecutive ones, which yield
- * the bits of an item each. Blocks begin at the first n_items of a step and go on by next. */
+ * the bits of an item each. */
 struct attn_item {
     int32_t seq;             /* also its row, or the first of n_rows */
     int32_t begin, end;      /* multiples of ATTN_UNIT except at the sequence's end */
@@ -56,7 +56,6 @@ struct attn_item {
     int32_t partial; /* where the sequence's partial results begin, in items */
     int32_t table;   /* where its block table begins in tables */
     int32_t kv_len;  /* key kv_len - 1 is written by this step; of several rows the last one's */
-    uint16_t next;   /* the item that the same block takes next, or 0 */
     uint16_t n_rows; /* 1; with drafts up to attn_rows(), each with one key more than that before */
 };
 
@@ -250,11 +249,10 @@ static inline int attn_rows(int n_heads, int n_kv_heads)
 /* Of decodes. Row i of a->q is q, k and v of sequence i as the product gave them; norm, rotation
  * and storing are done here. Keys before kv_len - 1 must be of earlier steps, with a copy or
  * another full wait in between. partial: [max items, n_kv_heads, head groups, ATTN_GROUP, head_dim
- * + 2] floats; counters: zeroed once, [max seqs, n_kv_heads * head groups]. grid_items: an upper
- * bound of counts->n_items. */
+ * + 2] floats; counters: zeroed once, [max seqs, n_kv_heads * head groups]. n_blocks: of each KV
+ * head and head group; they take the items by turns, whatever their numbers. */
 cudaError_t attn_decode(const struct launch *l, const struct attn *a, const struct rope *r,
-                        const struct step_view *v, float *partial, int32_t *counters,
-                        int grid_items);
+                        const struct step_view *v, float *partial, int32_t *counters, int n_blocks);
 /* The most that n_tiles * n_heads * n_splits may be in a launch with n_splits > 1. */
 enum { ATTN_SPLIT_BLOCKS = 512, ATTN_PREFILL_COUNTERS = ATTN_SPLIT_BLOCKS + 1 };
 static inline size_t attn_prefill_partial_bytes(int head_dim)

@@ -127,13 +127,12 @@ void run_pack(struct run *r, const struct scene *s, const struct paged *p, bool 
     }
 }
 
-void run_launch(const struct run *r, int grid_items)
+void run_launch(const struct run *r, int n_blocks)
 {
     const struct launch *l = &device.launch;
 
     if (r->counts.n_items)
-        cuda_must(
-            attn_decode(l, &r->attn, &r->rope, &r->view, r->partial, r->counters, grid_items));
+        cuda_must(attn_decode(l, &r->attn, &r->rope, &r->view, r->partial, r->counters, n_blocks));
     if (r->counts.n_tiles && !r->attn.kv->fp8)
         cuda_must(r->maps.usable ? attn_prefill_sm90(l, &r->attn, &r->maps, &r->view, &r->prefill)
                                  : attn_prefill(l, &r->attn, &r->view, &r->prefill));

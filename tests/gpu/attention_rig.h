@@ -60,7 +60,7 @@ struct run run_new(const struct scene *s);
 /* Plans the step over these keys, which have memory; again for another kernel. */
 void run_pack(struct run *r, const struct scene *s, const struct paged *p, bool hopper);
 
-/* grid_items: an upper bound of the plan's. */
-void run_launch(const struct run *r, int grid_items);
+/* n_blocks: of decode attention, for each KV head. */
+void run_launch(const struct run *r, int n_blocks);
 
 #endif

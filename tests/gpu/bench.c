@@ -54,18 +54,22 @@ static struct drive_times run(struct drive_seq *seqs, int n)
     return t;
 }
 
-/* n sequences of a length, so many tokens each; the time of the decode steps alone. */
-static void bench_decode(const char *name, int n, int n_prompt, int n_tokens, float temperature,
-                         int top_k)
+/* n sequences of a length, or of up to `spread` tokens more, so many tokens each; the time of the
+ * decode steps alone. */
+static void bench_decode(const char *name, int n, int n_prompt, int spread, int n_tokens,
+                         float temperature, int top_k)
 {
     struct drive_seq seqs[MAX_SEQS];
     struct drive_times first, t;
 
     for (int i = 0; i < n; i++) {
-        seqs[i] = make_seq(n_prompt, n_tokens, temperature, (uint64_t)i + 1);
+        const int longer = (int)((int64_t)spread * (i * 37 % 64) / 63); /* in mixed order */
+
+        seqs[i] = make_seq(n_prompt + longer, n_tokens, temperature, (uint64_t)i + 1);
         seqs[i].sampling.top_k = top_k;
         seqs[i].sampling.top_p = top_k ? 0.95f : 1.0f;
-        seqs[i].max_tokens = 24 + n * n_prompt / options.max_batch_tokens; /* all decode at once */
+        /* all decode at once */
+        seqs[i].max_tokens = 24 + n * (n_prompt + spread) / options.max_batch_tokens;
         if (seqs[i].max_tokens > n_tokens)
             seqs[i].max_tokens = n_tokens;
     }
@@ -73,9 +77,9 @@ static void bench_decode(const char *name, int n, int n_prompt, int n_tokens, fl
     for (int i = 0; i < n; i++)
         seqs[i].max_tokens = n_tokens;
     t = run(seqs, n);
-    printf("bench=%s seqs=%d context=%d tokens=%d step_us=%.1f tok_per_s=%.0f gap_ms=%.1f "
+    printf("bench=%s seqs=%d context=%d to=%d tokens=%d step_us=%.1f tok_per_s=%.0f gap_ms=%.1f "
            "first_gap_ms=%.1f\n",
-           name, n, n_prompt, n_tokens,
+           name, n, n_prompt, n_prompt + spread, n_tokens,
            (t.seconds - t.begun_seconds) / (double)(t.steps - t.begun_steps) * 1e6,
            (double)(t.output_tokens - t.begun_tokens) / (t.seconds - t.begun_seconds),
            t.longest_gap * 1e3, first.longest_gap * 1e3);
@@ -191,13 +195,13 @@ static void print_paths(double seconds)
 /* All but what has a name of its own. */
 static void bench_all(const char *lengths)
 {
-    bench_decode("decode_sampled", 1, 512, 272, 0.6f, 0);
-    bench_decode("decode_top_k", 1, 512, 272, 0.6f, 20);
-    bench_decode("decode", 8, 512, 144, 0.6f, 0);
-    bench_decode("decode", 64, 512, 144, 0.6f, 0);
-    bench_decode("decode", 256, 800, 80, 0.6f, 0);
-    bench_decode("decode_top_k", 256, 800, 80, 0.6f, 20);
-    bench_decode("decode_long", 1, 30000, 144, 0.0f, 0);
+    bench_decode("decode_sampled", 1, 512, 0, 272, 0.6f, 0);
+    bench_decode("decode_top_k", 1, 512, 0, 272, 0.6f, 20);
+    bench_decode("decode", 8, 512, 0, 144, 0.6f, 0);
+    bench_decode("decode", 64, 512, 0, 144, 0.6f, 0);
+    bench_decode("decode", 256, 800, 0, 80, 0.6f, 0);
+    bench_decode("decode_top_k", 256, 800, 0, 80, 0.6f, 20);
+    bench_decode("decode_long", 1, 30000, 0, 144, 0.0f, 0);
     for (int n = 128; n <= 8192; n *= 4)
         bench_prefill(n);
     if (config->max_seq_len >= 40960)
@@ -247,7 +251,7 @@ int main(int argc, char **argv)
         fprintf(stderr,
                 "usage: %1$s [-r N] [-q TYPE] [-k KV] MODEL_FOLDER [LENGTHS_FILE | short\n"
                 "           [CACHE_FOLDER | eager]]\n"
-                "       %1$s MODEL_FOLDER decode SEQS[,SEQS]... CONTEXT [CACHE_FOLDER]\n"
+                "       %1$s MODEL_FOLDER decode SEQS[,SEQS]... CONTEXT[-CONTEXT] [CACHE_FOLDER]\n"
                 "       %1$s MODEL_FOLDER copies SEQS CONTEXT\n"
                 "       %1$s MODEL_FOLDER mixed LENGTHS_FILE\n"
                 "       %1$s MODEL_FOLDER prefill TOKENS [CACHE_FOLDER]\n"
@@ -300,11 +304,14 @@ int main(int argc, char **argv)
     if (tune) {
         print_paths(now_seconds() - begin);
     } else if (decode) { /* for a profiler, as prefill and short are */
+        const char *const to = strchr(words[2], '-');
+        const int shortest = atoi(words[2]), longest = to ? atoi(to + 1) : shortest;
+
         for (char *at = words[1]; *at; at += strspn(at, ",")) {
             const long n = strtol(at, &at, 10);
 
-            bench_decode("decode", n < 1 || n > MAX_SEQS ? 1 : (int)n, atoi(words[2]), 144, 0.6f,
-                         0);
+            bench_decode("decode", n < 1 || n > MAX_SEQS ? 1 : (int)n, shortest, longest - shortest,
+                         144, 0.6f, 0);
         }
     } else if (copies) {
         while (nvllm_backend.idle(backend, &e) == 1) /* until memory is pinned */
@@ -318,7 +325,7 @@ int main(int argc, char **argv)
         bench_mixed(words[1]);
         reached = print_first_use();
     } else {
-        bench_decode("decode_greedy", 1, 512, 272, 0.0f, 0);
+        bench_decode("decode_greedy", 1, 512, 0, 272, 0.0f, 0);
         if (!is(words[0], "short")) {
             bench_all(words[0]);
             reached = print_first_use();

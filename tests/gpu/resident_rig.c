@@ -206,7 +206,7 @@ void rig_run(struct rig *r, const struct step_view *v, int n, int n_rows, bool r
     const struct forward_shape shape = {.n_tokens = n,
                                         .n_decodes = n,
                                         .n_rows = n_rows,
-                                        .n_items = step_max_items(&r->limits, n),
+                                        .attn_blocks = step_max_items(&r->limits, n),
                                         .path = resident ? PATH_RESIDENT : PATH_SKINNY};
     struct forward f = r->forward;
     struct err e;
