@@ -123,7 +123,9 @@ struct step_room step_room_of_graph(const struct step_limits *l, int n)
 /* Whole waves, as the items are. */
 int step_graph_blocks(const struct step_limits *l, int n)
 {
-    return (ceil_div(n, l->target_items) + 1) * l->target_items;
+    const int waves = ceil_div(n, l->target_items) + 1, most = step_max_items(l, n);
+
+    return waves * l->target_items < most ? waves * l->target_items : most;
 }
 
 /* The next n entries of a size, 16-byte aligned. */
@@ -253,11 +255,12 @@ static void cut(struct attn_item *items, struct attn_item query, int partial,
                 const struct step_limits *l)
 {
     const int n = query.split, grain = grain_of(l, query.kv_len);
-    const int grains = n_grains(l, query.kv_len);
+    const int grains = n_grains(l, query.kv_len), all = ceil_div(query.kv_len, ATTN_UNIT);
+    const int most = l->invariant ? grain : ceil_div(grains, n) * grain;
 
     query.partial = partial;
     query.n_splits = (uint8_t)(l->invariant ? grains : n);
-    query.units = (uint16_t)(l->invariant ? grain : ceil_div(grains, n) * grain);
+    query.units = (uint16_t)(most < all ? most : all); /* all fit 16 bits, as STEP_MAX_LEN says */
     for (int i = 0; i < n; i++) {
         const int begin = (int)((int64_t)i * grains / n), end = (int)((i + 1LL) * grains / n);
 

@@ -319,8 +319,8 @@ TEST(decode_follows_twin, .n = N(decode_heads))
 }
 END_TEST
 
-/* Blocks of threads that take the end of one sequence, whole ones and the beginning of another. */
-TEST(decode_in_runs_follows_twin)
+/* More sequences than one wave has blocks. */
+TEST(decode_in_waves_follows_twin)
 {
     int32_t kv_len[MAX_SEQS], q_len[MAX_SEQS];
 
@@ -350,8 +350,8 @@ TEST(drafts_follow_twin, .n = N(decode_heads))
 }
 END_TEST
 
-/* The same cut into equal runs. */
-TEST(drafts_in_runs_follow_twin)
+/* The same in waves of blocks. */
+TEST(drafts_in_waves_follow_twin)
 {
     int32_t kv_len[MAX_SEQS], q_len[MAX_SEQS];
 
@@ -369,7 +369,7 @@ END_TEST
 static const int cuts[] = {40, 3, 4, 13}; /* blocks of threads for all sequences together */
 
 /* In invariant mode a sequence's result and its key have the same bits alone and among others:
- * split over several blocks, in one, in runs. */
+ * split over several blocks, in one, in waves. */
 TEST(decode_does_not_depend_on_others, .n = 2 * N(cuts))
 {
     const struct scene together = {
