@@ -77,9 +77,10 @@ static void bench_decode(const char *name, int n, int n_prompt, int spread, int 
     for (int i = 0; i < n; i++)
         seqs[i].max_tokens = n_tokens;
     t = run(seqs, n);
-    printf("bench=%s seqs=%d context=%d to=%d tokens=%d step_us=%.1f tok_per_s=%.0f gap_ms=%.1f "
-           "first_gap_ms=%.1f\n",
-           name, n, n_prompt, n_prompt + spread, n_tokens,
+    printf("bench=%s seqs=%d context=%d", name, n, n_prompt);
+    if (spread > 0)
+        printf("-%d", n_prompt + spread);
+    printf(" tokens=%d step_us=%.1f tok_per_s=%.0f gap_ms=%.1f first_gap_ms=%.1f\n", n_tokens,
            (t.seconds - t.begun_seconds) / (double)(t.steps - t.begun_steps) * 1e6,
            (double)(t.output_tokens - t.begun_tokens) / (t.seconds - t.begun_seconds),
            t.longest_gap * 1e3, first.longest_gap * 1e3);
