@@ -9,7 +9,7 @@
 enum {
     INVARIANT_SPLITS = 16, /* of a sequence, at most, where the batch must not decide */
     WAVE_KEYS = 1024,      /* of an item: for longer ones a step takes one more wave of blocks */
-    MOST_CUTS = 2 * ATTN_MAX_SPLITS, /* of a step, beside those that fill the last wave */
+    MOST_CUTS = 2 * ATTN_MAX_SPLITS, /* items of the waves that long queries are cut for */
     MAX_GRID_Y = 65535,              /* blocks of a launch, in all but the first dimension */
 };
 
@@ -189,9 +189,10 @@ static int grain_of(const struct step_limits *l, int keys)
            (ATTN_SPLIT_ALIGN / ATTN_UNIT);
 }
 
-static int n_grains(const struct step_limits *l, int keys)
+/* How many grains a query has that is not cut yet. */
+static int n_grains(const struct attn_item *query)
 {
-    return ceil_div(keys, grain_of(l, keys) * ATTN_UNIT);
+    return ceil_div(query->kv_len, query->units * ATTN_UNIT);
 }
 
 /* Longest first, the others as they are in the step. */
@@ -205,7 +206,7 @@ static int by_length(const void *a, const void *b)
 
 /* Has queries cut, the longest item first, until there are `left` items more; no cut that would
  * leave the longest as it is. Returns how many items more there are. */
-static int cut_longest(struct attn_item *queries, int n, int left, const struct step_limits *l)
+static int cut_longest(struct attn_item *queries, int n, int left)
 {
     int n_more = 0;
 
@@ -214,14 +215,14 @@ static int cut_longest(struct attn_item *queries, int n, int left, const struct 
         int most = 0, grains, cuts;
 
         for (struct attn_item *q = queries; q < queries + n; q++) {
-            const int units = ceil_div(n_grains(l, q->kv_len), q->split) * grain_of(l, q->kv_len);
+            const int units = ceil_div(n_grains(q), q->split) * q->units;
 
             if (units > most) {
                 most = units;
                 longest = q;
             }
         }
-        grains = n_grains(l, longest->kv_len);
+        grains = n_grains(longest);
         most = ceil_div(grains, longest->split);
         if (most == 1)
             break;
@@ -234,39 +235,36 @@ static int cut_longest(struct attn_item *queries, int n, int left, const struct 
     return n_more;
 }
 
-/* Fills the waves of blocks that the step takes, or if it takes more, the last one. Returns the
- * number of items. */
-static int fill_waves(struct attn_item *queries, int n, int n_items, int n_waves,
-                      const struct step_limits *l)
+/* Fills the waves of blocks that the step takes, of in_wave each, or if there are more, the last
+ * one. Returns the number of items. */
+static int fill_waves(struct attn_item *queries, int n, int n_items, int n_waves, int in_wave)
 {
-    const int last = n_items % l->target_items;
+    const int last = n_items % in_wave;
     int first = n;
 
-    if (n_items <= n_waves * l->target_items)
-        return n_items + cut_longest(queries, n, n_waves * l->target_items - n_items, l);
+    if (n_items <= n_waves * in_wave)
+        return n_items + cut_longest(queries, n, n_waves * in_wave - n_items);
     for (int room = last; first > 0 && queries[first - 1].split <= room;)
         room -= queries[--first].split;
-    return last == 0 ? n_items
-                     : n_items + cut_longest(queries + first, n - first, l->target_items - last, l);
+    return n_items + cut_longest(queries + first, n - first, in_wave - last);
 }
 
 /* A query as the items that it is cut into. */
-static void cut(struct attn_item *items, struct attn_item query, int partial,
-                const struct step_limits *l)
+static void cut(struct attn_item *items, struct attn_item query, int partial, bool invariant)
 {
-    const int n = query.split, grain = grain_of(l, query.kv_len);
-    const int grains = n_grains(l, query.kv_len), all = ceil_div(query.kv_len, ATTN_UNIT);
-    const int most = l->invariant ? grain : ceil_div(grains, n) * grain;
+    const int n = query.split, grain = query.units, grains = n_grains(&query);
+    const int most = invariant ? grain : ceil_div(grains, n) * grain;
+    const int all = ceil_div(query.kv_len, ATTN_UNIT);
 
     query.partial = partial;
-    query.n_splits = (uint8_t)(l->invariant ? grains : n);
+    query.n_splits = (uint8_t)(invariant ? grains : n);
     query.units = (uint16_t)(most < all ? most : all); /* all fit 16 bits, as STEP_MAX_LEN says */
     for (int i = 0; i < n; i++) {
         const int begin = (int)((int64_t)i * grains / n), end = (int)((i + 1LL) * grains / n);
 
         query.begin = begin * grain * ATTN_UNIT;
         query.end = i + 1 < n ? end * grain * ATTN_UNIT : query.kv_len;
-        query.split = (uint8_t)(l->invariant ? begin : i);
+        query.split = (uint8_t)(invariant ? begin : i);
         items[i] = query;
     }
 }
@@ -290,30 +288,34 @@ static int plan_items(struct attn_item *items, const int32_t *table_start,
     QUERY_EACH (q, l, b)
         total += q.keys;
     n_waves = total / ((int64_t)WAVE_KEYS * l->target_items) + 1;
-    n_waves = n_waves < most_waves ? n_waves : most_waves > 1 ? most_waves : 1;
-    most = total / (MOST_CUTS / 2) + 1;
+    n_waves = n_waves < most_waves ? n_waves : most_waves;
+    most = total / ATTN_MAX_SPLITS + 1;
     most = most < 2 * WAVE_KEYS ? 2 * WAVE_KEYS : most;
-    /* First an item a query; into how many it is cut is its split. */
+    /* First an item a query; into how many it is cut is its split, of what multiples its units. */
     QUERY_EACH (q, l, b) {
-        const int grains = n_grains(l, q.keys), wanted = ceil_div(q.keys, (int)most);
+        struct attn_item *item = &items[n++];
+        const int wanted = ceil_div(q.keys, (int)most);
+        int grains;
 
-        items[n] = (struct attn_item){.seq = q.row,
-                                      .end = q.keys,
-                                      .split = (uint8_t)(wanted < grains ? wanted : grains),
-                                      .table = table_start[q.row],
-                                      .kv_len = q.keys,
-                                      .n_rows = (uint16_t)q.n_rows};
-        n_items += items[n++].split;
+        *item = (struct attn_item){.seq = q.row,
+                                   .end = q.keys,
+                                   .units = (uint16_t)grain_of(l, q.keys),
+                                   .table = table_start[q.row],
+                                   .kv_len = q.keys,
+                                   .n_rows = (uint16_t)q.n_rows};
+        grains = n_grains(item);
+        item->split = (uint8_t)(wanted < grains ? wanted : grains);
+        n_items += item->split;
     }
     qsort(items, (size_t)n, sizeof(*items), by_length);
-    n_items = fill_waves(items, n, n_items, (int)n_waves, l);
+    n_items = fill_waves(items, n, n_items, (int)n_waves, l->target_items);
     must(n_items <= step_max_items(l, batch_decode_rows(b)));
     /* They move to the end of the room, and are cut from there to its beginning. */
     memmove(items + n_items - n, items, (size_t)n * sizeof(*items));
     for (int i = n_items - n, at = 0; i < n_items; i++) {
         const struct attn_item query = items[i];
 
-        cut(items + at, query, n_partials, l);
+        cut(items + at, query, n_partials, l->invariant);
         n_partials += items[at].n_splits;
         at += query.split;
     }

@@ -248,9 +248,9 @@ static inline int attn_rows(int n_heads, int n_kv_heads)
 
 /* Of decodes. Row i of a->q is q, k and v of sequence i as the product gave them; norm, rotation
  * and storing are done here. Keys before kv_len - 1 must be of earlier steps, with a copy or
- * another full wait in between. partial: [max items, n_kv_heads, head groups, ATTN_GROUP, head_dim
- * + 2] floats; counters: zeroed once, [max seqs, n_kv_heads * head groups]. n_blocks: of each KV
- * head and head group; they take the items by turns, whatever their numbers. */
+ * another full wait in between. partial: [max partials, n_kv_heads, head groups, ATTN_GROUP,
+ * head_dim + 2] floats; counters: zeroed once, [max seqs, n_kv_heads * head groups]. n_blocks: of
+ * each KV head and head group; they take the items by turns, whatever their numbers. */
 cudaError_t attn_decode(const struct launch *l, const struct attn *a, const struct rope *r,
                         const struct step_view *v, float *partial, int32_t *counters, int n_blocks);
 /* The most that n_tiles * n_heads * n_splits may be in a launch with n_splits > 1. */
