@@ -82,9 +82,10 @@ class Gateway:
     def is_up(self):
         """It listens, whether or not it has found the daemon."""
         assert self.process.poll() is None, self.log()
-        port = re.search(r'listening text="127.0.0.1:(\d+)"', self.log())
-        self.port = int(port[1]) if port else None
-        return self.log().count("event=listening") == self.n_sockets
+        names = re.findall(r'^event=listening text="(.*)"$', self.log(), re.M)  # of one reading
+        ports = [re.fullmatch(r"127.0.0.1:(\d+)", name) for name in names]
+        self.port = next((int(port[1]) for port in ports if port), None)
+        return len(names) == self.n_sockets
 
     def connection(self, tcp=False):
         timeout = scaled(60, 300)
