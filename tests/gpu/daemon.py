@@ -23,6 +23,7 @@ import kv_fp8
 import ranks
 import speed
 import stress
+import sweep
 import tiers
 from device import (CLEAR_MARGIN, GREEDY, Planted, Skip, answers_of, args, daemon, fault_once, few,
                     golden_wrong, harness, median, model_config, need_model, random_ids, row,
@@ -249,6 +250,8 @@ PARTS["formats"] = clients.formats
 PARTS["speed"] = speed.speed
 PARTS["large"] = speed.large
 PARTS["families"] = speed.families
+PARTS["sweep"] = sweep.sweep
+PARTS["weights"] = sweep.weights
 PARTS["host"] = tiers.host
 PARTS["disk"] = tiers.disk
 PARTS["offload"] = tiers.offload
