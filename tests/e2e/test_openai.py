@@ -71,8 +71,9 @@ class Chat(Shared):
     def test_a_stream_has_the_same_text(self):
         options = {"temperature": 1, "seed": 3, "n": 3, "max_tokens": 40}
         whole = self.gateway.chat("Tell me a story.", **options).json
-        events = self.gateway.chat("Tell me a story.", stream=True,
-                                stream_options={"include_usage": True}, **options).events()
+        usage = {"include_usage": True, "continuous_usage_stats": True}  # GuideLLM always sends both
+        events = self.gateway.chat("Tell me a story.", stream=True, stream_options=usage,
+                                   **options).events()
         texts, ends = ["", "", ""], [None] * 3
         self.assertEqual(events[-1]["choices"], [])
         for field in "prompt_tokens", "completion_tokens", "total_tokens":
@@ -258,8 +259,7 @@ class Fields(Shared):
                   "modalities": ["text", "audio"], "audio": {"a": 1},
                   "chat_template": "{{ x }}", "bad_words": ["x"], "allowed_token_ids": [1],
                   "truncate_prompt_tokens": 5, "continue_final_message": True,
-                  "add_special_tokens": True,
-                  "stream_options": {"continuous_usage_stats": True}}
+                  "add_special_tokens": True}
         for name, value in values.items():
             self.assertEqual(self.gateway.chat("Hi", max_tokens=1, **{name: value}).error,
                              (400, "unsupported_parameter", name))
