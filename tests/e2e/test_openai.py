@@ -128,6 +128,21 @@ class Chat(Shared):
             self.assertEqual(r.json["usage"]["prompt_tokens"],
                              direct.done["usage"]["prompt_tokens"])
 
+    def test_an_assistant_may_have_said_nothing(self):
+        """As null, as no content or as an empty text, which all are the same prompt."""
+        messages = [{"role": "user", "content": "Hi"}, {"role": "assistant"},
+                    {"role": "user", "content": QUESTION}]
+        usage = []
+        for nothing in {"content": ""}, {"content": None}, {"content": None, "tool_calls": []}, {}:
+            messages[1] = {"role": "assistant", **nothing}
+            r = self.gateway.chat(messages, max_tokens=1)
+            self.assertEqual(r.status, 200, r.text)
+            usage.append(r.json["usage"]["prompt_tokens"])
+        self.assertEqual(len(set(usage)), 1)
+        for role in "system", "user", "tool":
+            messages[1] = {"role": role, "content": None}
+            self.assertEqual(self.gateway.chat(messages).error[0::2], (400, "messages[1].content"))
+
     def test_unicode(self):
         text = "Grüße 🦊 \"quoted\" \\ back \u0001 \n 中文"
         r = self.gateway.chat(f"Repeat: {text}", temperature=0, max_tokens=60)
