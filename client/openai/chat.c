@@ -128,7 +128,8 @@ static bool read_message(struct intake *in, const char *where, void *out, const 
     snprintf(path, sizeof(path), "%.80s.content", where);
     if (content)
         return read_content(in, path, &m->content, content);
-    return m->n_tool_calls > 0 || m->reasoning_content.data ||
+    /* An assistant's turn may have had no text, and clients keep that as null. */
+    return strcmp(m->role, "assistant") == 0 ||
            fields_wrong(in, path, "a string or an array of parts of text");
 }
 

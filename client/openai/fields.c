@@ -287,10 +287,6 @@ static bool read_stream_options(struct intake *in, const char *param, void *out,
     (void)out;
     if (!json_is_object(value))
         return fields_wrong(in, param, "an object");
-    if (json_is_true(json_object_get(value, "continuous_usage_stats")))
-        return api_fail(&in->e, 400, "unsupported_parameter", param,
-                        "stream_options.continuous_usage_stats is not supported: usage comes at "
-                        "the end.");
     return !usage || read_flag(in, "stream_options.include_usage", &in->include_usage, usage);
 }
 

@@ -88,9 +88,10 @@ static void put_model(struct buf *out, const struct gateway *gateway,
     buf_lit(out, "}");
 }
 
-static void no_such_model(struct api_error *e, const char *model)
+static void no_such_model(struct api_error *e, const char *model, const char *served)
 {
-    api_fail(e, 404, "model_not_found", "model", "The model “%.100s” is not served here.", model);
+    api_fail(e, 404, "model_not_found", "model",
+             "The model “%.100s” is not served here, but “%.100s” is.", model, served);
 }
 
 static void reply_models(struct question *q, const struct nvllm_status *status)
@@ -99,7 +100,7 @@ static void reply_models(struct question *q, const struct nvllm_status *status)
     struct api_error e;
 
     if (q->model[0] && strcmp(q->model, status->model) != 0) {
-        no_such_model(&e, q->model);
+        no_such_model(&e, q->model, status->model);
         api_reply_error(q->conn, &e);
         return;
     }
@@ -120,7 +121,7 @@ bool gateway_has_model(const struct gateway *gateway, const char *model, struct 
     if (!served)
         api_error_of(e, &err);
     else if (model && *model && strcmp(model, served) != 0)
-        no_such_model(e, model);
+        no_such_model(e, model, served);
     else
         return true;
     return false;
@@ -232,7 +233,9 @@ static bool check_browser(const struct gateway *gateway, const struct http_conn 
                         "Requests of pages in a browser are not served.");
     if (head->host.data && http_peer(conn) == (uid_t)-1 && !gateway->allow_remote &&
         !names_loopback(head->host))
-        return api_fail(e, 403, "host_refused", "", "The server is called localhost, not “%.*s”.",
+        return api_fail(e, 403, "host_refused", "",
+                        "The server is called localhost, not “%.*s”: use that name, or start "
+                        "nvllm-openai with --allow-remote.",
                         (int)(head->host.len < 100 ? head->host.len : 100), head->host.data);
     return true;
 }
@@ -243,7 +246,9 @@ static bool check_route(const struct route *route, const struct http_head *head,
     static const char allow_get[] = "Allow: GET\r\n", allow_post[] = "Allow: POST\r\n";
 
     if (!route)
-        return api_fail(e, 404, "unknown_url", "", "There is no “%.*s” here.",
+        return api_fail(e, 404, "unknown_url", "",
+                        "There is no “%.*s” here, but /v1/chat/completions, /v1/completions, "
+                        "/v1/embeddings, /v1/models and /health.",
                         (int)(head->path.len < 100 ? head->path.len : 100), head->path.data);
     if (head->method.len == strlen(route->method) &&
         memcmp(head->method.data, route->method, head->method.len) == 0)

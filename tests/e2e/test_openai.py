@@ -33,14 +33,16 @@ class Endpoints(Shared):
         self.assertEqual(model["max_model_len"], self.daemon.status()["max_seq_len"])
         for path in "/v1/models/nvllm-tiny", "/v1/models/nvllm%2Dtiny", "/v1/models/nvllm-tiny?x=1":
             self.assertEqual(self.gateway.get(path).json, model)
-        self.assertEqual(self.gateway.get("/v1/models/gpt").error, (404, "model_not_found", "model"))
 
     def test_health(self):
         self.assertEqual((self.gateway.get("/health").status, self.gateway.get("/health").json),
                          (200, {"status": "ok"}))
 
     def test_what_is_not_there(self):
-        self.assertEqual(self.gateway.get("/v1/none").error, (404, "unknown_url", None))
+        for path in "/v1/none", "/chat/completions", "/v1/v1/models":  # with a base URL that is wrong
+            r = self.gateway.get(path)
+            self.assertEqual(r.error, (404, "unknown_url", None))
+            self.assertIn("/v1/chat/completions", r.json["error"]["message"])
         self.assertEqual(self.gateway.get("/v1/chat/completionsx").error[0], 404)
         self.assertEqual(self.gateway.post("embeddings", {"input": "x"}).error,
                          (501, "unsupported", None))
@@ -52,8 +54,9 @@ class Endpoints(Shared):
     def test_the_model_must_be_the_one_that_is_served(self):
         for model in "nvllm-tiny", "", None:
             self.assertEqual(self.gateway.chat("Hi", model=model, max_tokens=1).status, 200)
-        self.assertEqual(self.gateway.chat("Hi", model="gpt-4o").error,
-                         (404, "model_not_found", "model"))
+        for r in self.gateway.chat("Hi", model="gpt-4o"), self.gateway.get("/v1/models/gpt-4o"):
+            self.assertEqual(r.error, (404, "model_not_found", "model"))
+            self.assertIn("“nvllm-tiny”", r.json["error"]["message"])
 
 
 class Chat(Shared):
@@ -71,8 +74,9 @@ class Chat(Shared):
     def test_a_stream_has_the_same_text(self):
         options = {"temperature": 1, "seed": 3, "n": 3, "max_tokens": 40}
         whole = self.gateway.chat("Tell me a story.", **options).json
-        events = self.gateway.chat("Tell me a story.", stream=True,
-                                stream_options={"include_usage": True}, **options).events()
+        usage = {"include_usage": True, "continuous_usage_stats": True}  # GuideLLM always sends both
+        events = self.gateway.chat("Tell me a story.", stream=True, stream_options=usage,
+                                   **options).events()
         texts, ends = ["", "", ""], [None] * 3
         self.assertEqual(events[-1]["choices"], [])
         for field in "prompt_tokens", "completion_tokens", "total_tokens":
@@ -126,6 +130,21 @@ class Chat(Shared):
             self.assertEqual(r.status, 200, r.text)
             self.assertEqual(r.json["usage"]["prompt_tokens"],
                              direct.done["usage"]["prompt_tokens"])
+
+    def test_an_assistant_may_have_said_nothing(self):
+        """As null, as no content or as an empty text, which all are the same prompt."""
+        messages = [{"role": "user", "content": "Hi"}, {"role": "assistant"},
+                    {"role": "user", "content": QUESTION}]
+        usage = []
+        for nothing in {"content": ""}, {"content": None}, {"content": None, "tool_calls": []}, {}:
+            messages[1] = {"role": "assistant", **nothing}
+            r = self.gateway.chat(messages, max_tokens=1)
+            self.assertEqual(r.status, 200, r.text)
+            usage.append(r.json["usage"]["prompt_tokens"])
+        self.assertEqual(len(set(usage)), 1)
+        for role in "system", "user", "tool":
+            messages[1] = {"role": role, "content": None}
+            self.assertEqual(self.gateway.chat(messages).error[0::2], (400, "messages[1].content"))
 
     def test_unicode(self):
         text = "Grüße 🦊 \"quoted\" \\ back \u0001 \n 中文"
@@ -258,8 +277,7 @@ class Fields(Shared):
                   "modalities": ["text", "audio"], "audio": {"a": 1},
                   "chat_template": "{{ x }}", "bad_words": ["x"], "allowed_token_ids": [1],
                   "truncate_prompt_tokens": 5, "continue_final_message": True,
-                  "add_special_tokens": True,
-                  "stream_options": {"continuous_usage_stats": True}}
+                  "add_special_tokens": True}
         for name, value in values.items():
             self.assertEqual(self.gateway.chat("Hi", max_tokens=1, **{name: value}).error,
                              (400, "unsupported_parameter", name))

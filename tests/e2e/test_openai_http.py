@@ -499,6 +499,7 @@ class Access(SharedDaemon):
                                  ("LOCALHOST:8000", 200), ("127.0.0.1:1", 200), ("[::1]:8000", 200)):
                 r = gateway.request("GET", "/health", fields={"Host": host}, tcp=True)
                 self.assertEqual(r.status, status, host)
+                self.assertEqual("--allow-remote" in r.text, status == 403)
             self.assertEqual(gateway.request("OPTIONS", "/v1/completions").status, 405)
 
     def test_systemd_passes_sockets(self):
