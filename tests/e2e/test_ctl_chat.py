@@ -11,8 +11,9 @@ import struct
 import subprocess
 import termios
 import time
+from pathlib import Path
 
-from harness import Case, SharedDaemon, config, scaled
+from harness import Case, SharedDaemon, config, scaled, wait_for
 from test_ctl_alone import Fake
 
 PROMPT = "> "
@@ -378,6 +379,10 @@ class Piped(SharedDaemon):
         self.daemon.ctl("chat", stdin=b"/system a\xff\n/save %s\n" % bytes(path))
         self.assertEqual(json.loads(path.read_bytes())["messages"][0]["content"], "a\ufffd")
 
+    def takes_control_c(self, p):
+        caught = re.search(r"^SigCgt:\s*(\w+)", Path(f"/proc/{p.pid}/status").read_text(), re.M)[1]
+        return int(caught, 16) >> (signal.SIGINT - 1) & 1
+
     def test_control_c_ends_it(self):
         """Without a terminal Ctrl-C ends the program, waiting for input or for an answer."""
         for stdin in b"", b"Count from 1 to 1000.\n":
@@ -388,6 +393,7 @@ class Piped(SharedDaemon):
             if stdin:
                 self.assertTrue(p.stdout.read(1))
             else:
+                wait_for(lambda: self.takes_control_c(p), scaled(20, 60), "it has begun")
                 time.sleep(scaled(0.3, 2))
             p.send_signal(signal.SIGINT)
             self.assertEqual(p.wait(timeout=scaled(10, 60)), 130)
