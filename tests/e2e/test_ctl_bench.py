@@ -226,6 +226,8 @@ class Played(Case):
 
     def test_deltas_that_lie_ready_are_one_delivery(self):
         """How fast the frames of one wake-up are decoded is no time between tokens."""
+        pause = 2  # far longer than a busy machine keeps a program from running
+
         def script(peer):
             while (got := peer.receive()) is not None:
                 id_, op, fields = got
@@ -234,7 +236,7 @@ class Played(Case):
                     continue
                 frame = wire.encode("ServerFrame", {"id": id_, "delta": {"token_ids": [1]}})
                 for part in range(2):
-                    time.sleep(0.1 * part)
+                    time.sleep(pause * part)
                     peer.raw((wire.varint(len(frame)) + frame) * 50)
                 peer.send(id_, done={"usage": {"prompt_tokens": 1, "completion_tokens": 100}})
 
@@ -242,7 +244,7 @@ class Played(Case):
         r = json.loads(done.stdout)
         self.assertEqual(r["output_tokens"], 100)
         self.assertEqual(r["between_ms"]["n"], 1)
-        self.assertGreater(r["between_ms"]["max"], 90)
+        self.assertGreater(r["between_ms"]["max"], 500 * pause)
 
     def test_daemon_that_goes(self):
         def refuse(fields):
