@@ -107,6 +107,8 @@ static void publish(struct engine *g)
         engine_flush_trace(g, false);
     pthread_mutex_lock(&g->lock);
     core_stats(g->core, &g->status.core);
+    g->status.n_encoding -= g->n_taken_in;
+    g->n_taken_in = 0;
     g->metrics = g->counts;
     pthread_mutex_unlock(&g->lock);
     engine_publish(g, &g->out);

@@ -115,6 +115,7 @@ struct engine {
     struct work_queue inspects; /* work of struct job, by viewer */
     uint64_t inspect_us;        /* earliest time for the next one while steps are in flight */
     struct event_list out;      /* not yet published */
+    uint64_t n_taken_in;        /* not yet published: until then still in status.n_encoding */
     struct step_cost cost;
     /* Step n is at n % BACKEND_IN_FLIGHT; its batch stays until it is committed. */
     const struct batch *batches[BACKEND_IN_FLIGHT];

@@ -240,7 +240,7 @@ struct job *engine_next_job(struct engine *g, bool *is_new)
         j = CONTAINER_OF(g->inbox.next, struct job, link);
         list_remove(&j->link);
         *is_new = j->phase == JOB_IN_INBOX;
-        g->status.n_encoding -= *is_new && engine_computes(j->request.kind);
+        g->n_taken_in += *is_new && engine_computes(j->request.kind);
         j->phase = JOB_IN_ENGINE;
     }
     pthread_mutex_unlock(&g->lock);

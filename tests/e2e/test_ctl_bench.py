@@ -57,7 +57,7 @@ class Real(SharedDaemon):
         """Between turns there is time to think; what is due at the end of the time is not sent."""
         args = "--conversations", 4, "--turns", 6, "--prompt-tokens", 5, "--output-tokens", 1
         self.assertGreater(self.bench(*args, "--think", 0.2)["seconds"], 0.4)
-        r = self.bench(*args, "--think", 1000, "--duration", 0.3)
+        r = self.bench(*args, "--think", 1000, "--duration", scaled(3, 10))
         self.assertEqual((r["requests"], r["cut"], r["failed"]), (4, 0, 0))
         for wrong in (["--turns", 2], ["--think", 1], ["--conversations", 2, "--requests", 3],
                       ["--conversations", 2, "--nano-vllm"]):
@@ -172,9 +172,9 @@ class Played(Case):
         self.assertEqual([(len(x["prompt_ids"]["ids"]), x["max_tokens"]) for x in self.seen],
                          [(7, 2), (3, 1)])
         lines = b"".join(b'{"prompt_tokens": 1, "output_tokens": 1, "at_ms": %d}\n' % ms
-                         for ms in (0, 200, 400))
+                         for ms in (0, 2000, 4000))
         self.bench("--workload", "-", stdin=lines)
-        self.assertAlmostEqual(self.at[2] - self.at[0], 0.4, delta=scaled(0.1, 0.4))
+        self.assertAlmostEqual(self.at[2] - self.at[0], 4, delta=scaled(1, 4))
         done = self.bench("--workload", "-", "--rate", 5, stdin=lines)[1]
         self.assertEqual((done.returncode, done.stdout), (2, b""))
         self.assertIn("at_ms", done.stderr.decode())
@@ -226,6 +226,8 @@ class Played(Case):
 
     def test_deltas_that_lie_ready_are_one_delivery(self):
         """How fast the frames of one wake-up are decoded is no time between tokens."""
+        pause = 2  # far longer than a busy machine keeps a program from running
+
         def script(peer):
             while (got := peer.receive()) is not None:
                 id_, op, fields = got
@@ -234,7 +236,7 @@ class Played(Case):
                     continue
                 frame = wire.encode("ServerFrame", {"id": id_, "delta": {"token_ids": [1]}})
                 for part in range(2):
-                    time.sleep(0.1 * part)
+                    time.sleep(pause * part)
                     peer.raw((wire.varint(len(frame)) + frame) * 50)
                 peer.send(id_, done={"usage": {"prompt_tokens": 1, "completion_tokens": 100}})
 
@@ -242,7 +244,7 @@ class Played(Case):
         r = json.loads(done.stdout)
         self.assertEqual(r["output_tokens"], 100)
         self.assertEqual(r["between_ms"]["n"], 1)
-        self.assertGreater(r["between_ms"]["max"], 90)
+        self.assertGreater(r["between_ms"]["max"], 500 * pause)
 
     def test_daemon_that_goes(self):
         def refuse(fields):

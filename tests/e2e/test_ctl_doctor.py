@@ -413,9 +413,15 @@ class Doctor(Case):
         (folder / "nvllmd").chmod(0o755)
         found, _ = run("--timeout", 3, "doctor", "--json", "--model", MODEL, "--socket", folder / "s")
         self.assertIn("in time", about(found, "config", "note")[0]["text"])
-        pid = int((folder / "pid").read_text())
-        harness.wait_for(lambda: not os.path.exists(f"/proc/{pid}/cmdline") or
-                         not pathlib.Path(f"/proc/{pid}/cmdline").read_bytes(), scaled(10, 60), "end")
+        command = pathlib.Path(f"/proc/{int((folder / 'pid').read_text())}/cmdline")
+
+        def ended():
+            try:
+                return not command.read_bytes()  # nobody has waited for it yet
+            except OSError:
+                return True
+
+        harness.wait_for(ended, scaled(10, 60), "end")
 
     def test_socket_for_others(self):
         """Who may not connect is told so."""

@@ -180,7 +180,8 @@ class Real(SharedDaemon):
             self.daemon.ctl("resume")
             self.assertEqual(w.collect([1])[1].choices[0].reason, "FINISH_LENGTH")
             w.begin(2, RUNNING)
-            done = self.daemon.ctl("drain", "--wait", "--timeout", 0.3, check=False)
+            done = self.daemon.ctl("drain", "--wait", "--timeout", scaled(2, 5),
+                                   check=False)
             self.assertEqual(done.returncode, 5)
             self.assertIn(b"1 running", done.stderr)
             self.daemon.ctl("drain", "--end-after", 0, "--wait")
@@ -273,7 +274,7 @@ class Real(SharedDaemon):
 
     def test_top_timeout(self):
         """--timeout applies between redraws, too."""
-        t = Typist(self, self.daemon.socket, "top", "--interval", 600, "--timeout", scaled(1, 5))
+        t = Typist(self, self.daemon.socket, "top", "--interval", 600, "--timeout", scaled(3, 5))
         shown, status = t.end()
         self.assertEqual(status, 5)
         self.assertIn("\x1b[?1049l", shown)

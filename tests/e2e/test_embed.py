@@ -478,9 +478,10 @@ class Clients(Served):
         """A daemon that goes away fails what is in progress, not the server."""
         with Gateway(self.daemon.socket) as gateway:
             c = gateway.connection()
-            c.request("POST", "/v1/embeddings",
-                      json.dumps({"input": [self.texts[2]] * scaled(400, 100)}))
-            time.sleep(0.1)
+            ids = [[i + 5] * 400 for i in range(scaled(400, 100))]  # which take many seconds
+            c.request("POST", "/v1/embeddings", json.dumps({"input": ids}))
+            harness.wait_for(lambda: self.daemon.status()["requests"]["running"], scaled(20, 60),
+                             "they run")
             self.daemon.kill()
             self.assertEqual(c.getresponse().status, 503)
             c.close()

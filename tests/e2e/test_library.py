@@ -257,7 +257,9 @@ class Installed(SharedDaemon):
             loop = subprocess.Popen([program, daemon.socket, "x"], stdout=subprocess.PIPE,
                                     stderr=subprocess.PIPE, env=self.env)
             self.addCleanup(loop.kill)
-            time.sleep(0.3)
+            sockets = pathlib.Path("/proc/net/unix")  # where one that waits to be accepted is, too
+            harness.wait_for(lambda: sockets.read_text().count(f" {daemon.socket}\n") > 1,
+                             harness.scaled(20, 60), "it has connected")
             self.assertIsNone(loop.poll())
             daemon.kill()
             out, err = loop.communicate(timeout=60)

@@ -159,11 +159,14 @@ class Values(Served):
         """What is going on now, and that sequences had to give way."""
         with self.serving("cache.kv_memory=8M") as d, d.connect() as w:
             for i in range(1, 9):
-                w.send(i, generate={**LONG, "max_tokens": 250})
-            w.receive()
-            m = scrape(d.metrics)
-            self.assertEqual(m["nvllm_connections"], 1)
-            self.assertEqual(m["nvllm_requests_running"] + m["nvllm_requests_waiting"], 8)
+                w.send(i, generate={**LONG, "max_tokens": 400})
+
+            def all_eight():
+                m = scrape(d.metrics)
+                self.assertEqual(m["nvllm_connections"], 1)
+                return m["nvllm_requests_running"] + m["nvllm_requests_waiting"] == 8
+
+            wait_for(all_eight, scaled(20, 60), "all are on the way")
             answers = w.collect(range(1, 9))
             preemptions = sum(a.done["usage"]["preemptions"] for a in answers.values())
             self.assertGreater(preemptions, 0)
@@ -359,8 +362,9 @@ class File(Case):
 
             with beside(read, n=2):
                 wait_for(lambda: len(seen) >= 3, 30, "it is written again and again")
-            self.assertEqual([p.name for p in path.parent.iterdir() if ".prom" in p.name],
-                             ["nvllm.prom"])
+            # But for the moment in which the next one is written beside it.
+            wait_for(lambda: [p.name for p in path.parent.iterdir() if ".prom" in p.name] ==
+                     ["nvllm.prom"], 30, "it is the only one")
         self.assertFalse(path.exists())
 
     def test_mode(self):

@@ -39,8 +39,9 @@ class SlowUsers(Case):
         folder = self.temporary_folder()
         self.file = folder / "nvllmd.conf"
         self.file.write_text("")
+        self.asked = folder / "asked"
         self.daemon = Daemon("cache.kv_memory=256M", folder=folder, args=["--config", self.file],
-                             env={"LD_PRELOAD": config.users})
+                             env={"LD_PRELOAD": config.users, "SLOW_USERS_ASKED": str(self.asked)})
 
     def connect(self):
         w = self.daemon.connect()
@@ -66,7 +67,7 @@ class SlowUsers(Case):
                     slowest = max(slowest, time.monotonic() - began)
                     n += 1
                     time.sleep(0.005)
-                self.assertLess(slowest, 0.5)
+                self.assertLess(slowest, 1.5)  # half of what the name takes
                 self.assertGreater(n, 50)
                 reply = admin.receive()
                 self.assertEqual("reloaded" in reply, user == "molasses", reply)
@@ -77,7 +78,7 @@ class SlowUsers(Case):
         with self.daemon as d, self.connect() as first, self.connect() as second, self.connect() as third:
             self.write(5)
             first.send(1, reload={})
-            time.sleep(0.2)
+            wait_for(self.asked.exists, scaled(10, 60), "the file has been read")
             self.write(6)
             second.send(1, reload={})
             third.send(1, reload={})
@@ -92,8 +93,8 @@ class SlowUsers(Case):
         with self.daemon as d, self.connect() as admin:
             self.write(5)
             admin.send(1, reload={})
-            time.sleep(0.2)
+            wait_for(self.asked.exists, scaled(10, 60), "the name is looked up")
             began = time.monotonic()
             self.assertEqual(d.terminate(), 0)
-            self.assertLess(time.monotonic() - began, 1)
+            self.assertLess(time.monotonic() - began, 2)
             self.assertEqual(admin.receive()["error"]["code"], "ERROR_UNAVAILABLE")

@@ -467,7 +467,8 @@ class Files(Base):
                     name = f"s{i}"
                     with d.connect() as w:
                         if name not in told:
-                            told[name] = create(w, name)["session_info"].get("turns", 0)
+                            create(w, name)  # unless it was, and the kill came before it was told
+                            told[name] = 0
                         self.assertIn(info(w, name).get("turns", 0) - told[name], (0, 1))
                         while True:
                             turn(w, name, "Go on.", max_tokens=4)

@@ -437,6 +437,34 @@ TEST(status_follows_the_ledger)
                       before.backend.tiers[TIER_DEVICE].bytes);
 }
 
+static struct engine *counting;
+static atomic_int n_uncounted;
+
+static int counted_submit(struct backend *b, const struct batch *batch, struct err *e)
+{
+    struct engine_status s;
+
+    engine_status(counting, &s);
+    if (s.core.requests_running + s.core.requests_waiting + (int32_t)s.n_encoding != 1)
+        atomic_fetch_add(&n_uncounted, 1);
+    return cpu_backend.submit(b, batch, e);
+}
+
+/* A request is counted at any time: as one that is encoded until it is one of the scheduler's. */
+TEST(requests_are_counted_at_any_time)
+{
+    struct engine_request r = request(1, "Once upon a time");
+    struct answer a;
+
+    ops.submit = counted_submit;
+    counting = start();
+    r.max_tokens = 4;
+    generate(counting, &r);
+    gather(counting, &a, 1);
+    ck_assert_int_eq(a.terminal, ENGINE_DONE);
+    ck_assert_int_eq(atomic_load(&n_uncounted), 0);
+}
+
 static atomic_int n_idle, n_flying, n_idle_beside_steps;
 
 static int flying_submit(struct backend *b, const struct batch *batch, struct err *e)
