@@ -235,8 +235,10 @@ static void grouped_product(const struct forward *f, float *y, size_t y_stride, 
                             const struct row_groups *groups, bool add)
 {
     const int n_outs = w->n / groups->n_experts, n_threads = cpu_pool_threads(f->o.pool);
-    const int64_t share =
-        (int64_t)n_outs * groups->n / (8 * n_threads); /* several tasks a thread */
+    /* Several tasks a thread, but few of one row: each begins with a wait for its first weights. */
+    const bool one_row = groups->n > 0 && groups->all[0].n_rows == 1;
+    const int n_tasks = (one_row ? 2 : 8) * n_threads;
+    const int64_t share = (int64_t)n_outs * groups->n / n_tasks;
     const int64_t least = MATMUL_BYTES / (int64_t)dtype_bytes(w->dtype, (uint64_t)w->ld);
     int64_t outs = ((share > least ? share : least) + 7) & ~7;
     struct product p = {

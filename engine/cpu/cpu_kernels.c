@@ -54,17 +54,23 @@ VEC_FUNC struct vec load_inputs(enum dtype type, const float *x)
                                 : vec_to_int4_lanes(v);
 }
 
-/* One row is bound by memory. What is a tile of bf16 ahead, in bytes, is fetched: of bf16, whose
- * products are the fastest, to L2; of the others, to L1 (an EPYC of 4th generation, 2026-11-26:
- * E4M3 16.0 instead of 13.5 billion weights a second on one core, INT4 23.5 instead of 20.5). */
-VEC_FUNC void prefetch_ahead(enum dtype type, const char *at, int outs)
+/* One row is bound by memory: so many bytes ahead, a tile of bf16, weights are fetched. */
+VEC_FUNC size_t bytes_ahead(const struct matmul *m)
+{
+    return ROW_OUTS * 2 * (size_t)m->w->ld;
+}
+
+/* Of bf16, whose products are the fastest, to L2; of the others, to L1 (an EPYC of 4th generation,
+ * 2026-11-26: E4M3 16.0 instead of 13.5 billion weights a second on one core, INT4 23.5 instead of
+ * 20.5). */
+VEC_FUNC void prefetch(enum dtype type, const char *at, int lines)
 {
     VEC_UNROLL
-    for (int o = 0; o < outs; o++) {
+    for (int i = 0; i < lines; i++) {
         if (type == DTYPE_BF16)
-            __builtin_prefetch(at + (size_t)(o * LINE), 0, 2);
+            __builtin_prefetch(at + (size_t)(i * LINE), 0, 2);
         else
-            __builtin_prefetch(at + (size_t)(o * LINE), 0, 3);
+            __builtin_prefetch(at + (size_t)(i * LINE), 0, 3);
     }
 }
 
@@ -75,6 +81,8 @@ VEC_FUNC void add_columns(struct vec *acc, const struct matmul *m, int row, int 
     const size_t ld = packed_bytes(type, (size_t)m->w->ld);
     const float *x = m->x + (size_t)row * m->x_stride;
     const char *w = (const char *)m->w->data + (size_t)(m->first + out) * ld;
+    /* What comes behind these rows of w may be another thread's. */
+    const size_t ahead = bytes_ahead(m), left = (size_t)(m->n_outs - out) * ld;
 
     for (int k = from; k < to; k += VEC) {
         const size_t at = packed_bytes(type, (size_t)k);
@@ -83,8 +91,8 @@ VEC_FUNC void add_columns(struct vec *acc, const struct matmul *m, int row, int 
         VEC_UNROLL
         for (int o = 0; o < outs; o++)
             wv[o] = load_weights(type, w + (size_t)o * ld + at, zeros[o]);
-        if (rows == 1 && at % LINE == 0)
-            prefetch_ahead(type, w + (size_t)outs * at + ROW_OUTS * 2 * (size_t)m->w->ld, outs);
+        if (rows == 1 && at % LINE == 0 && (size_t)outs * at + ahead < left)
+            prefetch(type, w + (size_t)outs * at + ahead, outs);
         VEC_UNROLL
         for (int r = 0; r < rows; r++) {
             const struct vec xv = load_inputs(type, x + (size_t)r * m->x_stride + k);
@@ -182,8 +190,13 @@ VEC_FUNC void matmul_tile(const struct matmul *m, int row, int out, int rows, in
 /* All outputs of a few rows. */
 VEC_FUNC void matmul_rows(const struct matmul *m, int row, int rows, int outs, enum dtype type)
 {
+    const size_t ld = packed_bytes(type, (size_t)m->w->ld);
+    const char *first = (const char *)m->w->data + (size_t)m->first * ld;
     int out = 0;
 
+    if (rows == 1)
+        for (size_t i = 0; i < bytes_ahead(m) && i < (size_t)m->n_outs * ld; i += LINE)
+            prefetch(type, first + i, 1);
     for (; out + outs <= m->n_outs; out += outs)
         matmul_tile(m, row, out, rows, outs, type);
     for (; out < m->n_outs; out++)
