@@ -101,14 +101,20 @@ static void collect(struct engine *g)
     } while (n_ends);
 }
 
+/* Under the lock: those are counted as the scheduler's now, or have ended. */
+static void count_taken_in(struct engine *g)
+{
+    g->status.n_encoding -= g->n_taken_in;
+    g->n_taken_in = 0;
+}
+
 static void publish(struct engine *g)
 {
     if (g->trace)
         engine_flush_trace(g, false);
     pthread_mutex_lock(&g->lock);
     core_stats(g->core, &g->status.core);
-    g->status.n_encoding -= g->n_taken_in;
-    g->n_taken_in = 0;
+    count_taken_in(g);
     g->metrics = g->counts;
     pthread_mutex_unlock(&g->lock);
     engine_publish(g, &g->out);
@@ -344,6 +350,9 @@ static void fail_inbox(struct engine *g)
 
     while ((j = engine_next_job(g, &is_new)))
         job_fail(j, &g->out, ENGINE_E_INTERNAL, NULL, "%s", g->status.failure.text);
+    pthread_mutex_lock(&g->lock);
+    count_taken_in(g);
+    pthread_mutex_unlock(&g->lock);
     engine_publish(g, &g->out);
 }
 

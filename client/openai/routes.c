@@ -234,8 +234,8 @@ static bool check_browser(const struct gateway *gateway, const struct http_conn 
     if (head->host.data && http_peer(conn) == (uid_t)-1 && !gateway->allow_remote &&
         !names_loopback(head->host))
         return api_fail(e, 403, "host_refused", "",
-                        "The server is called localhost, not “%.*s”: use that name, or start "
-                        "nvllm-openai with --allow-remote.",
+                        "The server is called localhost, not “%.*s”: use localhost in the address, "
+                        "or start nvllm-openai with --allow-remote and --api-keys.",
                         (int)(head->host.len < 100 ? head->host.len : 100), head->host.data);
     return true;
 }
@@ -247,8 +247,8 @@ static bool check_route(const struct route *route, const struct http_head *head,
 
     if (!route)
         return api_fail(e, 404, "unknown_url", "",
-                        "There is no “%.*s” here, but /v1/chat/completions, /v1/completions, "
-                        "/v1/embeddings, /v1/models and /health.",
+                        "There is no “%.*s” here. The paths are /v1/chat/completions, "
+                        "/v1/completions, /v1/embeddings, /v1/models and /health.",
                         (int)(head->path.len < 100 ? head->path.len : 100), head->path.data);
     if (head->method.len == strlen(route->method) &&
         memcmp(head->method.data, route->method, head->method.len) == 0)

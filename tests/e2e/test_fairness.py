@@ -110,8 +110,9 @@ class Shares(Case):
         """USER's part of what the two have of it, in the mean of some steps, for which a slow machine
         takes longer."""
         sums = {roles.USER: 0, roles.OTHER: 0}
-        end = root.status().get("steps", 0) + steps
+        end, until = root.status().get("steps", 0) + steps, time.monotonic() + scaled(60, 300)
         while root.status().get("steps", 0) < end:
+            self.assertLess(time.monotonic(), until, "no more steps")
             for uid, n in what(root):
                 sums[uid] += n
             time.sleep(0.02)

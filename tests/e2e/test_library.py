@@ -253,13 +253,20 @@ class Installed(SharedDaemon):
         """A loop whose daemon is killed before it has greeted ends, and says why."""
         program = pathlib.Path(config.nvllmctl).parent / "example-libevent_loop"
         with harness.Daemon() as daemon:
+            stat = pathlib.Path(f"/proc/{daemon.process.pid}/stat")
+            sockets = pathlib.Path("/proc/net/unix")  # where one that waits to be accepted is, too
+
+            def n_sockets():
+                return sockets.read_text().count(f" {daemon.socket}\n")
+
             daemon.process.send_signal(signal.SIGSTOP)
+            harness.wait_for(lambda: ") T " in stat.read_text(), 10, "it is stopped")
+            before = n_sockets()
             loop = subprocess.Popen([program, daemon.socket, "x"], stdout=subprocess.PIPE,
                                     stderr=subprocess.PIPE, env=self.env)
             self.addCleanup(loop.kill)
-            sockets = pathlib.Path("/proc/net/unix")  # where one that waits to be accepted is, too
-            harness.wait_for(lambda: sockets.read_text().count(f" {daemon.socket}\n") > 1,
-                             harness.scaled(20, 60), "it has connected")
+            harness.wait_for(lambda: n_sockets() > before, harness.scaled(20, 60),
+                             "it has connected")
             self.assertIsNone(loop.poll())
             daemon.kill()
             out, err = loop.communicate(timeout=60)

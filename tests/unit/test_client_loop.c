@@ -190,7 +190,7 @@ TEST(many_deadlines)
             ck_assert_int_ge(clock_ms() - began, i ? 1000 : 3000);
         }
     }
-    ck_assert_int_lt(clock_ms() - began, 5 * MS);
+    ck_assert_int_lt(clock_ms() - began, 10 * MS);
     ck_assert_int_eq(nvllm_timeout(client), -1);
 }
 
