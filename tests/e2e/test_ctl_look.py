@@ -180,8 +180,7 @@ class Real(SharedDaemon):
             self.daemon.ctl("resume")
             self.assertEqual(w.collect([1])[1].choices[0].reason, "FINISH_LENGTH")
             w.begin(2, RUNNING)
-            done = self.daemon.ctl("drain", "--wait", "--timeout", scaled(2, 5),
-                                   check=False)
+            done = self.daemon.ctl("drain", "--wait", "--timeout", scaled(2, 5), check=False)
             self.assertEqual(done.returncode, 5)
             self.assertIn(b"1 running", done.stderr)
             self.daemon.ctl("drain", "--end-after", 0, "--wait")
