@@ -1,6 +1,8 @@
 /* forward_paths.c - which way a step goes, how quantized weights are multiplied, and what the
  * resident kernel has of the model; see forward.h. */
 #include "cuda/forward.h"
+#include "engine/model/quantization.h"
+#include "engine/util/must.h"
 
 /* Without records, where weights cannot stream. A step of 2, 4, 16 rows on an H200 by skinny
  * products and by cuBLASLt, 0.6B: 0.80 and 0.83, 0.90 and 0.86, 1.29 and 1.12 ms; 8B: 4.7
@@ -136,6 +138,42 @@ struct quantized_plan forward_plan_quantized(const struct forward *f)
 
 /* ---- the resident kernel */
 
+/* False: the kernel is not made for such weights, or not all layers' are. */
+static bool plan_quant(struct resident_quant *out, const struct model_config *c)
+{
+    static const enum weight_role roles[] = {WEIGHT_QKV, WEIGHT_O, WEIGHT_GATE_UP, WEIGHT_DOWN};
+    const struct quantization *q = c->quant;
+    const bool int4 = q && q->dtype == DTYPE_INT4;
+
+    *out = (struct resident_quant){.element = ELEMENT_BF16};
+    if (!q)
+        return true;
+    for (int32_t layer = 0; layer < c->n_layers; layer++)
+        for (size_t i = 0; i < sizeof(roles) / sizeof(*roles); i++)
+            if (!quantization_has(q, roles[i], layer))
+                return false;
+    *out = (struct resident_quant){.element = int4 ? ELEMENT_INT4 : ELEMENT_E4M3,
+                                   .of_rows = q->scale_cols == 0,
+                                   .zeros = q->zeros,
+                                   .f16 = q->scale_dtype == DTYPE_F16};
+    return q->scale_cols == QUANT_BLOCK ? q->scale_rows == (int4 ? 1 : QUANT_BLOCK)
+                                        : q->scale_cols == 0 && !int4;
+}
+
+/* What the kernel reads of a projection, which must be as planned. */
+static struct resident_scales scales_of(const struct resident_quant *q, const struct matrix *w)
+{
+    const bool int4 = q->element == ELEMENT_INT4,
+               blocks = q->element == ELEMENT_E4M3 && !q->of_rows;
+    const int32_t cols = q->of_rows ? w->k : QUANT_BLOCK;
+
+    if (q->element != ELEMENT_BF16)
+        must(w->scales && w->ld == w->k && w->dtype == (int4 ? DTYPE_INT4 : DTYPE_E4M3) &&
+             w->scale_rows == (blocks ? QUANT_BLOCK : 1) && w->scale_cols == cols &&
+             !w->zeros == !q->zeros && (w->scale_dtype == DTYPE_F16) == q->f16);
+    return (struct resident_scales){w->scales, w->zeros};
+}
+
 void forward_plan_resident(struct forward *f, const struct model_config *c, int n_blocks,
                            int block_shift)
 {
@@ -152,6 +190,8 @@ void forward_plan_resident(struct forward *f, const struct model_config *c, int 
                                            .head_dim = c->head_dim},
                                     .max_rows = RESIDENT_MAX_ROWS,
                                     .n_blocks = n_blocks};
+    if (!plan_quant(&f->resident.quant, c))
+        f->resident.max_rows = 0;
     while (f->resident.max_rows > 0 && !resident_supports(&f->resident))
         f->resident.max_rows /= 2;
     f->resident_rows = f->resident.max_rows;
@@ -161,7 +201,10 @@ void forward_ready_resident(struct forward *f)
 {
     const struct layer_weights *w = f->weights->layers;
     const uint16_t *first = w->qkv.data, *second = f->config->n_layers > 1 ? w[1].qkv.data : first;
+    const struct resident_quant *q = &f->resident.quant;
 
+    if (f->resident_rows == 0)
+        return;
     f->resident.w = (struct resident_weights){.attn_norm = w->attn_norm.data,
                                               .qkv = w->qkv.data,
                                               .qkv_bias = w->qkv_bias.data,
@@ -172,6 +215,10 @@ void forward_ready_resident(struct forward *f)
                                               .router = w->router.data,
                                               .gate_up = w->gate_up.data,
                                               .down = w->down.data,
+                                              .qkv_scales = scales_of(q, &w->qkv),
+                                              .o_scales = scales_of(q, &w->o),
+                                              .gate_up_scales = scales_of(q, &w->gate_up),
+                                              .down_scales = scales_of(q, &w->down),
                                               .layer_stride = second - first,
                                               .lm_head = f->weights->lm_head.data,
                                               .norm = f->weights->norm.data};

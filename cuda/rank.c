@@ -157,9 +157,9 @@ static int open_device(struct rank *rank, struct err *e)
                                             .vocab_size = c->vocab_size,
                                             .dim = c->hidden_dim};
     f->e4m3 = d->compute == 90 && !rank->options.invariant;
-    if (d->compute == 90 && !rank->options.invariant && !c->quant &&
-        rank->options.kv_dtype != KV_DTYPE_FP8 && rank->shard.tp_size <= RESIDENT_MAX_RANKS &&
-        rank->shard.tp_size == rank->n_local && (c->n_experts == 0 || rank->shard.tp_size == 1))
+    if (d->compute == 90 && !rank->options.invariant && rank->options.kv_dtype != KV_DTYPE_FP8 &&
+        rank->shard.tp_size <= (c->n_experts || c->quant ? 1 : RESIDENT_MAX_RANKS) &&
+        rank->shard.tp_size == rank->n_local)
         r = cuda_check(resident_compiled(&resident), "querying the resident kernel", e);
     if (r < 0)
         return r;

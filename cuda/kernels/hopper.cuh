@@ -123,6 +123,30 @@ static __device__ __forceinline__ uint4 ld_shared(uint32_t at)
     return v;
 }
 
+static __device__ __forceinline__ uint32_t ld_shared_u32(uint32_t at)
+{
+    uint32_t v;
+
+    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(at));
+    return v;
+}
+
+static __device__ __forceinline__ uint32_t ld_shared_u16(uint32_t at)
+{
+    uint16_t v;
+
+    asm volatile("ld.shared.u16 %0, [%1];" : "=h"(v) : "r"(at));
+    return v;
+}
+
+static __device__ __forceinline__ uint32_t ld_shared_u8(uint32_t at)
+{
+    uint32_t v;
+
+    asm volatile("ld.shared.u8 %0, [%1];" : "=r"(v) : "r"(at));
+    return v;
+}
+
 // A warpgroup's registers per thread from here on; all of its threads call it.
 template <int N> static __device__ __forceinline__ void registers_grow()
 {

@@ -168,14 +168,6 @@ static __device__ __forceinline__ void load_x(uint32_t to, const struct int4_arg
                    valid && i * X_ROWS < from.x_rows);
 }
 
-static __device__ __forceinline__ uint32_t read_word(uint32_t at)
-{
-    uint32_t x;
-
-    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(x) : "r"(at));
-    return x;
-}
-
 /* The thread's rows `row` and row + 8 of a unit, for two wgmma of 16 k: of each eight weights of a
  * row it has a pair. */
 static __device__ __forceinline__ void convert(uint32_t (&a)[8], uint32_t w, int row, int unit,
@@ -381,13 +373,13 @@ static __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM<COLUMNS>)
                             at + (uint32_t)((FINE ? unit * TILE : 0) + row + j * 8) * 4;
 
                         scale_of[j] =
-                            quant_scale<KIND>(a.s.quant,
-                                              read_word(word + stage::SCALES) >> (index % 2 * 16) &
-                                                  0xffff);
-                        zero[j] =
-                            int4_zero(a.s.quant.zeros
-                                          ? read_word(word + stage::ZEROS) >> (index % 4 * 8) & 0xff
-                                          : 8);
+                            quant_scale<KIND>(a.s.quant, ld_shared_u32(word + stage::SCALES) >>
+                                                                 (index % 2 * 16) &
+                                                             0xffff);
+                        zero[j] = int4_zero(
+                            a.s.quant.zeros
+                                ? ld_shared_u32(word + stage::ZEROS) >> (index % 4 * 8) & 0xff
+                                : 8);
                     }
                 }
                 wgmma_wait<1>(); /* the unit two before this one */

@@ -55,6 +55,17 @@ static const struct model_config mixture = {.n_layers = 12,
                                             .n_experts_per_tok = 8,
                                             .norm_topk = true};
 
+static const char *name_of(const struct quantization *q)
+{
+    return !q ? "bf16" : q->dtype == DTYPE_INT4 ? "int4" : "fp8";
+}
+
+/* Of a weight of the projections, with its scale. */
+static double bytes_of_weight(const struct quantization *q)
+{
+    return !q ? 2.0 : q->dtype == DTYPE_INT4 ? 0.5 + 2.0 / 128.0 : 1.0 + 4.0 / 128.0 / 128.0;
+}
+
 /* Of experts for one row alone. */
 static double bytes_of(const struct model_config *c, const int *kv_len, int n)
 {
@@ -62,11 +73,12 @@ static double bytes_of(const struct model_config *c, const int *kv_len, int n)
     const double ffn = c->ffn_dim * (c->n_experts ? c->n_experts_per_tok : 1.0);
     const double layer = dim * (heads + 2 * kv) * c->head_dim + dim * heads * c->head_dim +
                          dim * c->n_experts + 3.0 * dim * ffn;
+    const double weights = layer * bytes_of_weight(c->quant);
     double keys = 0.0;
 
     for (int i = 0; i < n; i++)
         keys += kv_len[i];
-    return 2.0 * (c->n_layers * (layer + 2.0 * keys * kv * c->head_dim) + dim * c->vocab_size);
+    return c->n_layers * (weights + 4.0 * keys * kv * c->head_dim) + 2.0 * dim * c->vocab_size;
 }
 
 /* Median and shortest time of a step, in microseconds: copy of counts, kernels, sampler. */
@@ -91,10 +103,11 @@ static void time_step(struct rig *r, const struct step_view *v, int n, bool resi
     }
     sort_numbers(each, RUNS);
     median = each[RUNS / 2];
-    printf("bench=step way=%s layers=%d hidden=%d rows=%d kv_len=%d step_us=%.1f "
+    printf("bench=step way=%s layers=%d hidden=%d weights=%s rows=%d kv_len=%d step_us=%.1f "
            "shortest=%.1f floor_us=%.1f share=%.2f tok_per_s=%.0f\n",
-           resident ? "resident" : "chain", r->config.n_layers, r->config.hidden_dim, n,
-           r->kv_len[0], median, each[0], floor_us, floor_us / median, n * 1e6 / median);
+           resident ? "resident" : "chain", r->config.n_layers, r->config.hidden_dim,
+           name_of(r->config.quant), n, r->kv_len[0], median, each[0], floor_us, floor_us / median,
+           n * 1e6 / median);
     fflush(stdout);
     cuda_must(cudaGraphExecDestroy(exec));
 }
@@ -135,22 +148,26 @@ static void profile_step(struct rig *r, const struct step_view *v, int n)
         whole += (double)(at[end + 3] - at[0]);
         head += (double)(at[end + 3] - at[end]);
     }
-    printf("bench=clocks hidden=%d rows=%d kv_len=%d whole=%.0f begin=%.0f head=%.0f",
-           r->config.hidden_dim, n, r->kv_len[0], whole / used, begin / used, head / used);
+    printf("bench=clocks hidden=%d weights=%s rows=%d kv_len=%d whole=%.0f begin=%.0f head=%.0f",
+           r->config.hidden_dim, name_of(r->config.quant), n, r->kv_len[0], whole / used,
+           begin / used, head / used);
     for (int i = 0; i < N_SPANS; i++)
         printf(" %s=%.0f", spans[i], sums[i] / used / r->config.n_layers);
     printf("\n");
     fflush(stdout);
 }
 
-static void bench(const struct model_config *c, int kv_len, int most_rows, bool chain)
+static void bench(const struct model_config *c, const struct quantization *quant, int kv_len,
+                  int most_rows, bool chain)
 {
+    struct model_config quantized = *c;
     int lengths[RIG_ROWS] = {0};
     struct rig r;
 
+    quantized.quant = quant;
     for (int i = 0; i < most_rows; i++)
         lengths[i] = kv_len;
-    rig_init(&r, c, false, 16, lengths);
+    rig_init(&r, &quantized, false, 16, lengths);
     for (int n = 1; n <= most_rows; n *= 2) {
         const struct step_view v = rig_step(&r, lengths, n, false);
 
@@ -166,13 +183,18 @@ static void bench(const struct model_config *c, int kv_len, int most_rows, bool 
 
 int main(int argc, char **argv)
 {
+    const struct quantization fp8 = rig_quantization(DTYPE_E4M3, 128, 128, false);
+    const struct quantization groups = rig_quantization(DTYPE_INT4, 1, 128, false);
+    const struct quantization *const all[] = {NULL, &fp8, &groups};
     const bool chain = argc < 2 || strcmp(argv[1], "alone") != 0;
 
     device_set_up();
-    bench(&small, 520, 16, chain);
-    bench(&small, 40959, 1, chain);
-    bench(&large, 520, 4, chain);
-    bench(&mixture, 520, 1, chain);
+    for (size_t i = 0; i < sizeof(all) / sizeof(*all); i++) {
+        bench(&small, all[i], 520, all[i] ? 8 : 16, chain);
+        bench(&large, all[i], 520, 4, chain);
+    }
+    bench(&small, NULL, 40959, 1, chain);
+    bench(&mixture, NULL, 520, 1, chain);
     device_tear_down();
     return 0;
 }

@@ -6,7 +6,7 @@
 
 #include "engine/util/bf16.h"
 
-const struct quant_format quant_formats[N_QUANT_FORMATS] = {
+const struct weight_format weight_formats[N_WEIGHT_FORMATS] = {
     {ELEMENT_E4M3, 128, 128, false, false}, {ELEMENT_E4M3, 1, 128, false, false},
     {ELEMENT_E4M3, 1, 0, false, false},     {ELEMENT_INT4, 1, 128, false, false},
     {ELEMENT_INT4, 1, 128, true, true},     {ELEMENT_INT4, 1, 64, true, false},
@@ -28,7 +28,7 @@ static int nibble_of(int i)
     return i % 2 * 4 + i / 2;
 }
 
-static double scale_value(const struct quant_format *f, const struct device_array *scales,
+static double scale_value(const struct weight_format *f, const struct device_array *scales,
                           int64_t at)
 {
     const uint16_t *halves = scales->host;
@@ -45,7 +45,7 @@ static double scale_value(const struct quant_format *f, const struct device_arra
 }
 
 /* The scale is near the one that is asked for, a normal number. */
-static void set_scale(const struct quant_format *f, const struct device_array *scales, int64_t at,
+static void set_scale(const struct weight_format *f, const struct device_array *scales, int64_t at,
                       float scale)
 {
     uint16_t *halves = scales->host;
@@ -60,7 +60,34 @@ static void set_scale(const struct quant_format *f, const struct device_array *s
         halves[at] = bf16_from_f32(scale);
 }
 
-struct quant_weights quant_weights_new(const struct quant_format *f, int n, int k)
+void quant_fill_groups(const struct weight_format *f, const struct device_array *scales,
+                       const struct device_array *zeros, size_t n_groups, int k)
+{
+    const double usual = f->element == ELEMENT_E4M3 ? 100.0 : 5.0; /* an element */
+
+    for (size_t i = 0; i < n_groups; i++) {
+        set_scale(f, scales, (int64_t)i,
+                  (0.5f + (float)(random_bits() % 1024) / 1024.0f) / (float)(usual * sqrt(k)));
+        if (f->zeros)
+            ((uint8_t *)zeros->host)[i] = (uint8_t)(random_bits() % 17);
+    }
+    array_to_device(scales);
+    if (f->zeros)
+        array_to_device(zeros);
+}
+
+void quant_fill_elements(const struct weight_format *f, const struct device_array *w)
+{
+    uint8_t *bytes = w->host;
+
+    for (size_t i = 0; i < w->bytes; i++)
+        do
+            bytes[i] = (uint8_t)(random_bits() >> 8);
+        while (f->element == ELEMENT_E4M3 && (bytes[i] & 0x7f) == 0x7f);
+    array_to_device(w);
+}
+
+struct quant_weights quant_weights_new(const struct weight_format *f, int n, int k)
 {
     const int cols = f->scale_cols ? f->scale_cols : k, n_cols = (k + cols - 1) / cols;
     const int n_rows = (n + f->scale_rows - 1) / f->scale_rows;
@@ -69,21 +96,12 @@ struct quant_weights quant_weights_new(const struct quant_format *f, int n, int 
                               .scales = array_new(n_groups * (f->element == ELEMENT_E4M3 ? 4 : 2)),
                               .values = host_new(size, sizeof(double)),
                               .k = k};
-    const double usual = f->element == ELEMENT_E4M3 ? 100.0 : 5.0; /* an element */
-    uint8_t *bytes = r.w.host;
+    const uint8_t *bytes = r.w.host;
 
     if (f->zeros)
         r.zeros = array_new(n_groups);
-    for (size_t i = 0; i < n_groups; i++) {
-        set_scale(f, &r.scales, (int64_t)i,
-                  (0.5f + (float)(random_bits() % 1024) / 1024.0f) / (float)(usual * sqrt(k)));
-        if (f->zeros)
-            ((uint8_t *)r.zeros.host)[i] = (uint8_t)(random_bits() % 17);
-    }
-    for (size_t i = 0; i < r.w.bytes; i++)
-        do
-            bytes[i] = (uint8_t)(random_bits() >> 8);
-        while (f->element == ELEMENT_E4M3 && (bytes[i] & 0x7f) == 0x7f);
+    quant_fill_groups(f, &r.scales, &r.zeros, n_groups, k);
+    quant_fill_elements(f, &r.w);
     for (int row = 0; row < n; row++)
         for (int i = 0; i < k; i++) {
             const size_t at = (size_t)row * (size_t)k + (size_t)i;
@@ -97,10 +115,6 @@ struct quant_weights quant_weights_new(const struct quant_format *f, int n, int 
 
             r.values[at] = element * scale_value(f, &r.scales, group);
         }
-    array_to_device(&r.w);
-    array_to_device(&r.scales);
-    if (f->zeros)
-        array_to_device(&r.zeros);
     r.quant = (struct quant){.element = f->element,
                              .scales = r.scales.device,
                              .scales_f16 = f->f16,

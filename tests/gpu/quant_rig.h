@@ -5,13 +5,13 @@
 #include "tests/gpu/gpu_rig.h"
 
 /* As folders have them; scale_cols 0: all of k. */
-struct quant_format {
+struct weight_format {
     enum element element;
     int scale_rows, scale_cols;
     bool zeros, f16;
 };
-enum { N_QUANT_FORMATS = 9 };
-extern const struct quant_format quant_formats[N_QUANT_FORMATS];
+enum { N_WEIGHT_FORMATS = 9 };
+extern const struct weight_format weight_formats[N_WEIGHT_FORMATS];
 
 /* Weights [n, k] in a format. */
 struct quant_weights {
@@ -21,8 +21,13 @@ struct quant_weights {
     int k;
 };
 
-/* Of about 1 / sqrt(k), with all bit patterns but e4m3's NaN. */
-struct quant_weights quant_weights_new(const struct quant_format *f, int n, int k);
+/* Random scales and zeros of rows of k weights, which then are about 1 / sqrt(k); elements, all bit
+ * patterns but e4m3's NaN. */
+void quant_fill_groups(const struct weight_format *f, const struct device_array *scales,
+                       const struct device_array *zeros, size_t n_groups, int k);
+void quant_fill_elements(const struct weight_format *f, const struct device_array *w);
+
+struct quant_weights quant_weights_new(const struct weight_format *f, int n, int k);
 
 double e4m3_value(uint8_t bits);
 

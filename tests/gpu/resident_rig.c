@@ -4,8 +4,71 @@
 #include <math.h>
 #include <string.h>
 
+#include "engine/model/quantization.h"
 #include "engine/model/rope.h"
 #include "engine/util/must.h"
+#include "tests/gpu/quant_rig.h"
+
+enum {
+    PROJECTIONS = 1 << (WEIGHT_QKV - N_MODEL_WEIGHTS) | 1 << (WEIGHT_O - N_MODEL_WEIGHTS) |
+                  1 << (WEIGHT_GATE_UP - N_MODEL_WEIGHTS) | 1 << (WEIGHT_DOWN - N_MODEL_WEIGHTS),
+    MOST_LAYERS = 36,
+};
+
+struct quantization rig_quantization(enum dtype dtype, int scale_rows, int scale_cols, bool zeros)
+{
+    static uint16_t layers[MOST_LAYERS];
+
+    for (int i = 0; i < MOST_LAYERS; i++)
+        layers[i] = PROJECTIONS;
+    return (struct quantization){.dtype = dtype,
+                                 .scale_dtype = dtype == DTYPE_E4M3 ? DTYPE_F32
+                                                : zeros             ? DTYPE_F16
+                                                                    : DTYPE_BF16,
+                                 .zeros = zeros,
+                                 .scale_rows = scale_rows,
+                                 .scale_cols = scale_cols,
+                                 .layers = layers};
+}
+
+/* Elements go on in the noise where those of the matrix before ended. */
+static void fill_quantized(const struct matrix *m, const struct weight_format *f,
+                           const struct device_array *noise, size_t *next)
+{
+    const size_t n = (size_t)matrix_scales(m), bytes = matrix_bytes(m);
+    const struct device_array scales = array_new(n * (f->element == ELEMENT_E4M3 ? 4 : 2));
+    const struct device_array zeros = array_new(n);
+
+    for (size_t at = 0, here; at < bytes; at += here) {
+        here = noise->bytes - *next < bytes - at ? noise->bytes - *next : bytes - at;
+        cuda_must(cudaMemcpy((char *)m->data + at, (const char *)noise->device + *next, here,
+                             cudaMemcpyDeviceToDevice));
+        *next = (*next + here) % noise->bytes;
+    }
+    quant_fill_groups(f, &scales, &zeros, n, m->k);
+    cuda_must(cudaMemcpy(m->scales, scales.host, scales.bytes, cudaMemcpyHostToDevice));
+    if (m->zeros)
+        cuda_must(cudaMemcpy(m->zeros, zeros.host, zeros.bytes, cudaMemcpyHostToDevice));
+}
+
+static void fill_projections(struct rig *r)
+{
+    const struct quantization *q = r->config.quant;
+    const struct weight_format f = {q->dtype == DTYPE_INT4 ? ELEMENT_INT4 : ELEMENT_E4M3,
+                                    q->scale_rows, q->scale_cols, q->zeros,
+                                    q->scale_dtype == DTYPE_F16};
+    const struct device_array noise = array_new(1000003); /* a period that no row has */
+    size_t next = 0;
+
+    quant_fill_elements(&f, &noise);
+    for (int i = 0; i < r->config.n_layers; i++) {
+        const struct layer_weights *l = &r->weights.layers[i];
+        const struct matrix *const all[] = {&l->qkv, &l->o, &l->gate_up, &l->down};
+
+        for (size_t j = 0; j < sizeof(all) / sizeof(*all); j++)
+            fill_quantized(all[j], &f, &noise, &next);
+    }
+}
 
 static void fill_weights(struct rig *r)
 {
@@ -17,6 +80,8 @@ static void fill_weights(struct rig *r)
         const bool bias = role == WEIGHT_QKV_BIAS, norm = p->n_cols == 1 && !bias;
         float scale = 1.0f / sqrtf((float)p->n_cols);
 
+        if (w->pieces[i].to->scales)
+            continue;
         if (bias || role == WEIGHT_EMBED)
             scale = 1.0f;
         if (norm)
@@ -24,6 +89,8 @@ static void fill_weights(struct rig *r)
         fill_noise(matrix_row(w->pieces[i].to, p->to_row), (size_t)(p->n_rows * p->n_cols),
                    norm ? 1.0f : 0.0f, scale);
     }
+    if (w->quant)
+        fill_projections(r);
 }
 
 static void make_experts(struct rig *r)

@@ -5,10 +5,13 @@
 #define NVLLM_TESTS_GPU_RESIDENT_RIG_H
 
 #include "cuda/rank.h"
-#include "engine/model/model.h"
+#include "engine/model/quantization.h"
 #include "tests/gpu/gpu_rig.h"
 
 enum { RIG_ROWS = 16 };
+
+/* Of all projections; with zeros scales are f16, else bf16. */
+struct quantization rig_quantization(enum dtype dtype, int scale_rows, int scale_cols, bool zeros);
 
 struct rig {
     struct model_config config;
@@ -26,7 +29,8 @@ struct rig {
     int32_t q_start[RIG_ROWS + 1];
 };
 
-/* bias: Qwen2.5's way, else norms of q and k. max_len: of each sequence, 0: there is none. */
+/* Weights are random, quantized as the configuration says. bias: Qwen2.5's way, else norms of q and
+ * k. max_len: of each sequence, 0: there is none. */
 void rig_init(struct rig *r, const struct model_config *c, bool bias, int block_len,
               const int max_len[RIG_ROWS]);
 void rig_deinit(struct rig *r);

@@ -147,7 +147,7 @@ struct product {
 };
 
 /* f NULL: of bf16 weights. */
-static struct product product_new(const struct routed *r, const struct quant_format *f, int n,
+static struct product product_new(const struct routed *r, const struct weight_format *f, int n,
                                   int k, bool gated)
 {
     const size_t n_picks = (size_t)(r->n_rows * r->n_picks);
@@ -230,9 +230,9 @@ static void check_product(struct routed *r, const struct product *t,
 }
 
 /* Gated and plain, whole and halves of k, of weights in every format, whatever the router chose. */
-TEST(products_follow_twin, .n = N(products) * (1 + N_QUANT_FORMATS))
+TEST(products_follow_twin, .n = N(products) * (1 + N_WEIGHT_FORMATS))
 {
-    const struct quant_format *f = _i < N(products) ? NULL : &quant_formats[_i / N(products) - 1];
+    const struct weight_format *f = _i < N(products) ? NULL : &weight_formats[_i / N(products) - 1];
     const int shape = _i % N(products), k = products[shape].k;
     const int n_rows = products[shape].n_rows;
     struct routed r = routed_new(n_rows, products[shape].n_experts, products[shape].n_picks);
@@ -251,14 +251,15 @@ TEST(products_follow_twin, .n = N(products) * (1 + N_QUANT_FORMATS))
 END_TEST
 
 /* A row gives the same bits among few and among many, by either way to multiply. */
-TEST(products_do_not_depend_on_other_rows, .n = 4 * (1 + N_QUANT_FORMATS))
+TEST(products_do_not_depend_on_other_rows, .n = 4 * (1 + N_WEIGHT_FORMATS))
 {
     enum { ROWS = 290, EXPERTS = 3, PICKS = 2, N_OUT = 96, K = 416 };
     static const int counts[] = {ROWS, 131, 64, 17, 8, 1};
     const bool few = _i & 1, gated = _i & 2;
     struct routed r = routed_new(ROWS, EXPERTS, PICKS);
     const struct device_array scores = array_f32(ROWS * EXPERTS, 2.0f);
-    struct product t = product_new(&r, _i < 4 ? NULL : &quant_formats[_i / 4 - 1], N_OUT, K, gated);
+    struct product t =
+        product_new(&r, _i < 4 ? NULL : &weight_formats[_i / 4 - 1], N_OUT, K, gated);
     char *all = host_new(t.y.bytes, 1);
 
     for (int i = 0; i < N(counts); i++) {

@@ -25,7 +25,7 @@ static double twin(const struct skinny *s, const struct quant_weights *w, const 
                : y;
 }
 
-static void check_skinny(const struct quant_format *f, int m, int n, int k, enum skinny_out out,
+static void check_skinny(const struct weight_format *f, int m, int n, int k, enum skinny_out out,
                          bool with_bias)
 {
     const bool wide = out == SKINNY_F32 || out == SKINNY_ADD_F32, gated = out == SKINNY_SILU_MUL;
@@ -57,15 +57,15 @@ static void check_skinny(const struct quant_format *f, int m, int n, int k, enum
     array_to_host(&y);
     error = wide ? error_f32(y.host, expected, size) : error_bf16(y.host, expected, size);
     ck_assert_msg(error < (wide ? f32_error : (1 + gated) * bf16_error),
-                  "format %d m %d n %d k %d out %d: %g", (int)(f - quant_formats), m, n, k,
+                  "format %d m %d n %d k %d out %d: %g", (int)(f - weight_formats), m, n, k,
                   (int)out, error);
 }
 
 /* All outputs, one row to many, widths that fill no tile, groups and steps that k does not fill. */
-TEST(skinny_gemm_follows_twin, .n = N_QUANT_FORMATS)
+TEST(skinny_gemm_follows_twin, .n = N_WEIGHT_FORMATS)
 {
     static const int rows[] = {1, 3, 8, 9, 16, 17, 64};
-    const struct quant_format *f = &quant_formats[_i];
+    const struct weight_format *f = &weight_formats[_i];
 
     for (int i = 0; i < N(rows); i++) {
         for (int out = SKINNY_BF16; out <= SKINNY_SILU_MUL; out++) {
@@ -81,11 +81,11 @@ END_TEST
 
 /* What a row gives is the same to the bit whatever the number of rows, whether the product norms it
  * or a kernel before it does. */
-TEST(rows_do_not_depend_on_rows, .n = N_QUANT_FORMATS)
+TEST(rows_do_not_depend_on_rows, .n = N_WEIGHT_FORMATS)
 {
     enum { ROWS = 70, HIDDEN = 1024, OUTPUTS = 328 };
     static const int counts[] = {1, 2, 5, 8, 9, 16, 17, 33, 64};
-    const struct quant_weights w = quant_weights_new(&quant_formats[_i], 2 * OUTPUTS, HIDDEN);
+    const struct quant_weights w = quant_weights_new(&weight_formats[_i], 2 * OUTPUTS, HIDDEN);
     const struct device_array x = array_f32(ROWS * HIDDEN, 2.0f), norm = array_bf16(HIDDEN, 1.0f);
     const struct device_array normed = array_new(ROWS * HIDDEN * 2), rms = array_new(ROWS * 4);
     const struct device_array y = array_new(ROWS * OUTPUTS * 2);
@@ -146,10 +146,10 @@ static void *half_of(const struct device_array *a, int n, int half)
 
 /* One rank that adds both halves of k, one after the other, has the bits of the sum of two ranks
  * with a half each. */
-TEST(halves_are_added_as_ranks_add_them, .n = N_QUANT_FORMATS)
+TEST(halves_are_added_as_ranks_add_them, .n = N_WEIGHT_FORMATS)
 {
     enum { ROWS = 20, OUTPUTS = 128, INPUTS = 1536 };
-    const struct quant_format *f = &quant_formats[_i];
+    const struct weight_format *f = &weight_formats[_i];
     const bool blocks = f->scale_cols > 0;
     const struct quant_weights w = quant_weights_new(f, OUTPUTS, INPUTS);
     const struct device_array x = array_bf16(ROWS * INPUTS, 1.0f);
@@ -221,7 +221,7 @@ static bool is_poison_kept(const struct device_array *a, size_t n, size_t row, s
 
 /* Each number of rows from `least` to `most`, twice: which block is the last to have its part of a
  * sum changes no bit. */
-static void check_int4(const struct quant_format *f, int least, int most, int n, int k,
+static void check_int4(const struct weight_format *f, int least, int most, int n, int k,
                        enum skinny_out out, const struct int4_work *work)
 {
     const bool wide = out == SKINNY_F32 || out == SKINNY_ADD_F32, gated = out == SKINNY_SILU_MUL;
@@ -271,16 +271,16 @@ static void check_int4(const struct quant_format *f, int least, int most, int n,
         }
         error = relative_error(got, expected, size);
         ck_assert_msg(error < (wide ? f32_error : (1 + gated) * bf16_error),
-                      "format %d m %d n %d k %d out %d: %g", (int)(f - quant_formats), s.m, n, k,
+                      "format %d m %d n %d k %d out %d: %g", (int)(f - weight_formats), s.m, n, k,
                       (int)out, error);
     }
 }
 
 /* Any number of rows; widths and lengths of k that fill no tile, no step and no group, tiles that
  * one block has and that many share. */
-TEST(int4_gemm_follows_twin, .n = N_QUANT_FORMATS)
+TEST(int4_gemm_follows_twin, .n = N_WEIGHT_FORMATS)
 {
-    const struct quant_format *f = &quant_formats[_i];
+    const struct weight_format *f = &weight_formats[_i];
     struct int4_work work;
 
     if (f->element != ELEMENT_INT4 || !int4_is_usable())
@@ -300,21 +300,21 @@ TEST(int4_gemm_of_each_width)
 {
     static const int rows[] = {32, 64, 130};
 
-    for (int i = 0; i < N_QUANT_FORMATS && int4_is_usable(); i++) {
+    for (int i = 0; i < N_WEIGHT_FORMATS && int4_is_usable(); i++) {
         const struct int4_work work = int4_work_new();
 
-        for (int j = 0; j < N(rows) && quant_formats[i].zeros; j++)
+        for (int j = 0; j < N(rows) && weight_formats[i].zeros; j++)
             for (int out = SKINNY_BF16; out <= SKINNY_SILU_MUL; out++)
-                check_int4(&quant_formats[i], rows[j], rows[j], 76, 1024 + 32, (enum skinny_out)out,
-                           &work);
+                check_int4(&weight_formats[i], rows[j], rows[j], 76, 1024 + 32,
+                           (enum skinny_out)out, &work);
     }
 }
 END_TEST
 
-TEST(dequantized_weights_are_rounded_once, .n = N_QUANT_FORMATS)
+TEST(dequantized_weights_are_rounded_once, .n = N_WEIGHT_FORMATS)
 {
     enum { OUTPUTS = 260, INPUTS = 416 };
-    const struct quant_weights w = quant_weights_new(&quant_formats[_i], OUTPUTS, INPUTS);
+    const struct quant_weights w = quant_weights_new(&weight_formats[_i], OUTPUTS, INPUTS);
     const struct device_array y = array_new(OUTPUTS * INPUTS * 2);
 
     cuda_must(dequantize(&device.launch, y.device, w.w.device, &w.quant, OUTPUTS, INPUTS));
@@ -394,7 +394,7 @@ END_TEST
 
 static void check_gemm(struct gemm *g, bool blocks, int m, int n, int k, enum gemm_out out)
 {
-    const struct quant_weights w = quant_weights_new(&quant_formats[blocks ? 0 : 2], n, k);
+    const struct quant_weights w = quant_weights_new(&weight_formats[blocks ? 0 : 2], n, k);
     const struct activations a = quantized(m, k, blocks, false);
     const size_t size = (size_t)(m * n);
     const struct device_array y =

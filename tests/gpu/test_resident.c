@@ -180,32 +180,64 @@ static const struct model_config small = {.n_layers = 2,
                                           .rope_theta = 1e6,
                                           .tied = false};
 
+/* How projections are quantized; rig_quantization() of each. */
+enum format { BF16, IN_BLOCKS, OF_ROWS, IN_GROUPS, WITH_ZEROS, N_FORMATS };
+static struct quantization formats[N_FORMATS];
+
+static const struct quantization *format_of(enum format format)
+{
+    static const struct {
+        enum dtype dtype;
+        int scale_rows, scale_cols;
+    } of[] = {[IN_BLOCKS] = {DTYPE_E4M3, 128, 128},
+              [OF_ROWS] = {DTYPE_E4M3, 1, 0},
+              [IN_GROUPS] = {DTYPE_INT4, 1, 128},
+              [WITH_ZEROS] = {DTYPE_INT4, 1, 128}};
+
+    if (format == BF16)
+        return NULL;
+    formats[format] = rig_quantization(of[format].dtype, of[format].scale_rows,
+                                       of[format].scale_cols, format == WITH_ZEROS);
+    return &formats[format];
+}
+
 static const struct {
     int n_layers, n_heads, n_kv_heads, head_dim, hidden_dim, ffn_dim, vocab_size;
     bool tied, bias;
     int block_len, most_rows;
     int n_experts, n_picks;
     bool norm_topk;
+    enum format format;
 } shapes[] = {
     /* widths that fill no stage, three query heads a KV head, a vocabulary that fills no tile */
-    {2, 6, 2, 128, 416, 992, 1004, false, false, 16, 16, 0, 0, false},
+    {2, 6, 2, 128, 416, 992, 1004, false, false, 16, 16, 0, 0, false, BF16},
     /* heads of 64, seven a KV head, biases in place of norms, blocks of 32 */
-    {2, 14, 2, 64, 896, 1216, 1004, false, true, 32, 16, 0, 0, false},
+    {2, 14, 2, 64, 896, 1216, 1004, false, true, 32, 16, 0, 0, false, BF16},
     /* a model of 0.6 billion parameters, a part of its layers */
-    {2, 16, 8, 128, 1024, 3072, 12004, true, false, 16, 16, 0, 0, false},
+    {2, 16, 8, 128, 1024, 3072, 12004, true, false, 16, 16, 0, 0, false, BF16},
     /* rows longer than a stage, several tiles a block, as few rows as leave memory for a ring */
-    {1, 32, 8, 128, 4096, 12288, 1004, false, false, 16, 4, 0, 0, false},
+    {1, 32, 8, 128, 4096, 12288, 1004, false, false, 16, 4, 0, 0, false, BF16},
     /* experts of one stage, of which a block has none or one tile */
-    {2, 6, 2, 128, 416, 256, 1004, false, false, 16, 1, 6, 3, true},
+    {2, 6, 2, 128, 416, 256, 1004, false, false, 16, 1, 6, 3, true, BF16},
     /* two stages each, weights that do not add up to one */
-    {2, 14, 2, 64, 896, 1536, 1004, false, true, 32, 1, 8, 2, false},
+    {2, 14, 2, 64, 896, 1536, 1004, false, true, 32, 1, 8, 2, false, BF16},
     /* a mixture of 30 billion parameters, one of its layers */
-    {1, 32, 4, 128, 2048, 768, 12004, false, false, 16, 1, 128, 8, true},
+    {1, 32, 4, 128, 2048, 768, 12004, false, false, 16, 1, 128, 8, true, BF16},
+    /* quantized: partly filled stages, scales differ between steps */
+    {2, 4, 2, 128, 512, 2560, 1004, false, false, 16, 8, 0, 0, false, IN_BLOCKS},
+    {2, 6, 2, 64, 448, 1216, 1004, false, true, 32, 8, 0, 0, false, OF_ROWS},
+    {2, 16, 8, 128, 1024, 3072, 12004, true, false, 16, 8, 0, 0, false, IN_GROUPS},
+    {2, 32, 4, 64, 2048, 6144, 1004, false, true, 16, 8, 0, 0, false, WITH_ZEROS},
+    /* rows of several stages; a long LM head */
+    {1, 32, 8, 128, 4096, 12288, 40004, false, false, 16, 4, 0, 0, false, IN_BLOCKS},
+    {1, 32, 8, 128, 4096, 12288, 1004, false, false, 16, 4, 0, 0, false, OF_ROWS},
+    {1, 32, 8, 128, 4096, 12288, 1004, false, false, 16, 4, 0, 0, false, IN_GROUPS},
+    {1, 32, 8, 128, 4096, 12288, 1004, false, false, 16, 4, 0, 0, false, WITH_ZEROS},
 };
 
 TEST(shapes_follow_chain, .n = N(shapes))
 {
-    static const int rows[] = {1, 2, 3, 4, 8, 9, 16};
+    static const int rows[] = {1, 2, 3, 4, 7, 8, 9, 16};
     static const int lengths[RIG_ROWS] = {513, 1,  4200, 16, 17,  1, 100, 64,
                                           15,  33, 32,   2,  250, 7, 1,   48};
     struct model_config c = small;
@@ -224,6 +256,7 @@ TEST(shapes_follow_chain, .n = N(shapes))
     c.n_experts = shapes[_i].n_experts;
     c.n_experts_per_tok = shapes[_i].n_picks;
     c.norm_topk = shapes[_i].norm_topk;
+    c.quant = format_of(shapes[_i].format);
     for (int i = 0; i < RIG_ROWS; i++)
         max_len[i] = i == 0 ? 4208 : lengths[i];
     rig_init(&r, &c, shapes[_i].bias, shapes[_i].block_len, max_len);
@@ -285,10 +318,42 @@ static void rig_of_experts(struct rig *r, int n_layers)
     rig_init(r, &c, false, 16, mixed_lengths);
 }
 
+/* With quantized weights, where what is longest goes before what ends in a partial stage. */
+static void rig_of_quantized(struct rig *r, enum format format)
+{
+    const bool e4m3 = format == IN_BLOCKS || format == OF_ROWS;
+    struct model_config c = small;
+
+    c.n_layers = 2;
+    c.n_heads = e4m3 ? 20 : 16;
+    c.n_kv_heads = 4;
+    c.hidden_dim = e4m3 ? 2560 : 2048;
+    c.ffn_dim = 6144;
+    c.quant = format_of(format);
+    rig_init(r, &c, false, 16, mixed_lengths);
+    ck_assert_int_eq(r->forward.resident_rows, 8);
+}
+
 static void check_logits(const struct rig *r, const float *got, const float *expected, int n)
 {
     ck_assert(memcmp(got, expected,
                      (size_t)n * (size_t)r->forward.sampler.logits_stride * sizeof(float)) == 0);
+}
+
+/* Steps one after another give what each gives alone. */
+static void check_steps(struct rig *r, int n)
+{
+    const float *expected[RIG_ROWS];
+
+    for (int i = 0; i < RIG_ROWS; i++)
+        expected[i] = logits_of(r, i + 1, true);
+    for (int i = 0; i < n; i++) {
+        const int step = (int)(i * 7 % RIG_ROWS) + 1; /* up and down */
+
+        check_logits(r, logits_of(r, step, false), expected[step - 1], rows_of(r, step));
+        ck_assert(i % 10 > 0 || buffers_are_reset(r));
+    }
+    rig_deinit(r);
 }
 
 /* A step has no effect on the bits of the next, of more rows or fewer; buffers rotate over layers,
@@ -296,21 +361,35 @@ static void check_logits(const struct rig *r, const float *got, const float *exp
  * steps are of other tokens instead. */
 TEST(steps_in_a_row_are_as_alone, .n = 7)
 {
-    const float *expected[RIG_ROWS];
     struct rig r;
 
     if (_i < 5)
         small_rig(&r, 1 + _i);
     else
         rig_of_experts(&r, _i - 4);
-    for (int i = 0; i < RIG_ROWS; i++)
-        expected[i] = logits_of(&r, i + 1, true);
-    for (int i = 0; i < 300; i++) {
-        const int step = (int)(i * 7 % RIG_ROWS) + 1; /* up and down */
+    check_steps(&r, 300);
+}
+END_TEST
 
-        check_logits(&r, logits_of(&r, step, false), expected[step - 1], rows_of(&r, step));
-        ck_assert(i % 10 > 0 || buffers_are_reset(&r));
-    }
+TEST(quantized_steps_in_a_row_are_as_alone, .n = N_FORMATS - 1)
+{
+    struct rig r;
+
+    rig_of_quantized(&r, (enum format)(_i + 1));
+    check_steps(&r, 100);
+}
+END_TEST
+
+/* Few launches: compute-sanitizer runs it. */
+TEST(quantized_formats_follow_chain, .n = N_FORMATS - 1)
+{
+    uint16_t *keys;
+    struct rig r;
+
+    rig_of_quantized(&r, (enum format)(_i + 1));
+    keys = host_of(r.forward.kv.base, (size_t)r.n_blocks * (size_t)r.block_elements * 2);
+    check_step(&r, keys, mixed_lengths, 1, false);
+    check_step(&r, keys, mixed_lengths, 7, true);
     rig_deinit(&r);
 }
 END_TEST
@@ -370,13 +449,17 @@ END_TEST
 
 /* A row of which an input is no number ends as none, also where its bits are all ones, as a
  * sentinel's; the rows beside it do not notice. */
-TEST(no_number_stays_in_its_row)
+TEST(no_number_stays_in_its_row, .n = N_FORMATS)
 {
     static const uint16_t bits[] = {0xffff, 0x7fff, 0x7f81, 0x7f80, 0xff80};
-    const size_t dim = (size_t)small.hidden_dim;
+    size_t dim;
     struct rig r;
 
-    small_rig(&r, 3);
+    if (_i == BF16)
+        small_rig(&r, 3);
+    else
+        rig_of_quantized(&r, (enum format)_i);
+    dim = (size_t)r.config.hidden_dim;
     for (int i = 0; i < N(bits); i++) {
         const int64_t stride = r.forward.sampler.logits_stride;
         const float *expected = logits_of(&r, 3, true), *got;
@@ -450,6 +533,24 @@ END_TEST
 /* A shape that the kernel is not made for is left to the chain. */
 TEST(unfit_shapes_are_refused)
 {
+    uint16_t all_but_one[2];
+    struct quantization mixed = *format_of(OF_ROWS);
+    const struct quantization fine = rig_quantization(DTYPE_INT4, 1, 32, false);
+    const struct {
+        const struct quantization *quant;
+        int n_heads, hidden_dim, ffn_dim, most_rows;
+    } quantized[] = {
+        {format_of(OF_ROWS), 6, 448, 1024, 8},
+        {format_of(OF_ROWS), 6, 416, 1024, 0}, /* weights that fill no step */
+        {&mixed, 6, 448, 1024, 0},             /* a layer in which one product is not quantized */
+        {format_of(IN_BLOCKS), 4, 512, 1024, 8},
+        {format_of(IN_BLOCKS), 4, 512, 1280, 0}, /* a row's scales are no multiple of 16 bytes */
+        {format_of(IN_GROUPS), 8, 1024, 3072, 8},
+        {format_of(IN_GROUPS), 8, 1024, 2560, 0}, /* the same */
+        {&fine, 8, 1024, 3072, 0},                /* groups of 32 */
+        {format_of(WITH_ZEROS), 16, 2048, 4096, 8},
+        {format_of(WITH_ZEROS), 16, 2048, 3072, 0}, /* the same of zeros */
+    };
     static const struct {
         int n_heads, hidden_dim, ffn_dim, most_rows, n_experts;
     } unfit[] = {
@@ -471,6 +572,21 @@ TEST(unfit_shapes_are_refused)
         c.n_experts_per_tok = 4;
         forward_plan_resident(&f, &c, 132, 4);
         ck_assert_int_eq(f.resident_rows, unfit[i].most_rows);
+    }
+    memcpy(all_but_one, mixed.layers, sizeof(all_but_one));
+    all_but_one[1] &= (uint16_t) ~(1 << (WEIGHT_O - N_MODEL_WEIGHTS));
+    mixed.layers = all_but_one;
+    for (int i = 0; i < N(quantized); i++) {
+        c.n_heads = quantized[i].n_heads;
+        c.hidden_dim = quantized[i].hidden_dim;
+        c.ffn_dim = quantized[i].ffn_dim;
+        c.quant = quantized[i].quant;
+        c.n_experts = 0;
+        forward_plan_resident(&f, &c, 132, 4);
+        ck_assert_int_eq(f.resident_rows, quantized[i].most_rows);
+        c.n_experts = 4;
+        forward_plan_resident(&f, &c, 132, 4);
+        ck_assert_int_eq(f.resident_rows, 0);
     }
 }
 END_TEST

@@ -9,10 +9,10 @@
  * Warps are specialised. One producer warp streams the block's share of weights, keys and values
  * into a ring of shared memory by bulk copies, full and empty mbarriers per stage, in the order of
  * use and as far ahead as the ring holds, whatever the computation waits for. Eight consumer warps
- * compute: products by mma over stages of the ring (resident_product.cuh), attention
- * (resident_attention.cuh). Two helper warps fetch biases, norm weights and scales before the
- * consumers need them, and one of them recycles packet buffers. setmaxnreg gives the consumers the
- * others' registers.
+ * compute: products by mma over stages of the ring (resident_product.cuh, resident_operands.cuh),
+ * attention (resident_attention.cuh). Two helper warps fetch biases, norm weights and scales before
+ * the consumers need them, and one of them recycles packet buffers. setmaxnreg gives the consumers
+ * the others' registers.
  *
  * Work is divided by columns: a product's output is cut into tiles of eight columns, block b has
  * tiles b, b + n_blocks, and so on, and keeps its columns of the residual in shared memory. In
@@ -36,6 +36,11 @@
  * RMSNorm is split: the writer multiplies by the norm's weight and sends its columns' sum of
  * squares beside, and the reader of the product multiplies the result by 1 / rms.
  *
+ * Quantized weights have half or a quarter of the bytes but the same number of exchanges, so
+ * latency is a larger share of the step. A stage holds two or four times as many of them, so
+ * consumers work longer on it: with 8 bits memory is still the bound, with 4 bits their work is.
+ * (On an H100, where memory gives a block about 12 bytes a clock, they take up to 25 and 15.)
+ *
  * Of two ranks each has half of the heads and of the FFN, and all columns of the residual. There
  * the sums over k of o and down are swapped with the block that has the same columns on the other
  * rank, as tagged words, and both add them in the same order: the residual has the same bits on
@@ -56,26 +61,36 @@ static __host__ __device__ int tiles_of_most(int n, int n_blocks)
     return ((n + COLS - 1) / COLS + n_blocks - 1) / n_blocks;
 }
 
-/* The longest row of x. */
+static __host__ __device__ bool is_quantized(const struct resident *r)
+{
+    return r->quant.element != ELEMENT_BF16;
+}
+
+/* The longest row of x; with quantized weights of whole stages. */
 static __host__ __device__ int longest(const struct resident *r)
 {
     const int attn_dim = r->n_heads * r->kv.head_dim;
     const int k = r->hidden > r->ffn ? r->hidden : r->ffn;
+    const int stage = CHUNK * (r->quant.element == ELEMENT_E4M3   ? UNITS_OF<KIND_E4M3>
+                               : r->quant.element == ELEMENT_INT4 ? UNITS_OF<KIND_INT4>
+                                                                  : 0);
+    const int most = k > attn_dim ? k : attn_dim;
 
-    return k > attn_dim ? k : attn_dim;
+    return stage > 0 ? (most + stage - 1) / stage * stage : most;
 }
 
 /* x is too long for registers, or in stages of other lengths. */
 static __host__ __device__ bool is_wide(const struct resident *r)
 {
-    return longest(r) > REGISTER_STAGES * CHUNK || r->n_experts > 0;
+    return longest(r) > REGISTER_STAGES * CHUNK || r->n_experts > 0 || is_quantized(r);
 }
 
 static __host__ __device__ struct layout layout_of(const struct resident *r)
 {
     const int group = r->n_heads / r->kv.n_kv_heads;
-    const int parts = GROUP * CONSUMERS * r->max_rows * COLS * (int)sizeof(float);
     const int attn = CONSUMERS * group * part_length(r->kv.head_dim) * (int)sizeof(float);
+    const int parts = GROUP * CONSUMERS * r->max_rows * COLS * (int)sizeof(float);
+    const int zeros = is_quantized(r) && r->quant.zeros ? COLS * MAX_GROUPS_OF_ROW : 0;
     int rows = 1;
     struct layout l;
 
@@ -86,8 +101,9 @@ static __host__ __device__ struct layout layout_of(const struct resident *r)
     l.residual = tiles_of_most(r->hidden, r->n_blocks) * r->max_rows * COLS * (int)sizeof(float);
     l.n_stages =
         (SHARED_LIMIT - (int)sizeof(struct resident_shared) - 1024 - l.x - l.scratch - l.residual) /
-        STAGE_BYTES;
+        (STAGE_BYTES + zeros);
     l.n_stages = l.n_stages < MAX_STAGES ? l.n_stages : MAX_STAGES;
+    l.zeros = l.n_stages * zeros;
     return l;
 }
 
@@ -166,7 +182,7 @@ static __device__ __forceinline__ void choose(struct frame &f)
         f.s.weights[f.tag % 2][i] = f.s.picks[i].weight;
 }
 
-template <int HEAD_DIM, bool EXPERTS>
+template <int HEAD_DIM, int KIND, bool EXPERTS>
 static __device__ __forceinline__ void produce(struct frame &f, int n_jobs)
 {
     const uint64_t policy = stream_policy();
@@ -177,7 +193,10 @@ static __device__ __forceinline__ void produce(struct frame &f, int n_jobs)
 
         if (EXPERTS && j.kind == GATE_UP && f.a.n_experts > 0)
             choose(f);
-        stream_weights<EXPERTS>(f, j, policy);
+        if (KIND == KIND_BF16 || j.kind == LM_HEAD)
+            stream_weights<EXPERTS>(f, j, policy);
+        else
+            stream_quantized<KIND>(f, j, policy);
         if (j.kind == QKV)
             stream_keys<HEAD_DIM>(f, j.layer, policy);
         f.tag += EXPERTS && j.kind == DOWN;
@@ -351,7 +370,7 @@ template <bool TWINS> static __device__ __forceinline__ void load_embedding(cons
     }
 }
 
-template <int HALVES, int HEAD_DIM, bool WIDE, bool TWINS>
+template <int HALVES, int HEAD_DIM, int KIND, bool WIDE, bool TWINS, bool EXPERTS>
 static __device__ __forceinline__ void consume(struct frame &f, int n_jobs, int n_rows)
 {
     mark(f);
@@ -365,7 +384,10 @@ static __device__ __forceinline__ void consume(struct frame &f, int n_jobs, int 
             f.m = n_rows;
         if (j.kind == QKV)
             mark(f);
-        product<HALVES, WIDE, TWINS>(f, j);
+        if (KIND == KIND_BF16 || j.kind == LM_HEAD)
+            product<HALVES, KIND_BF16, WIDE, TWINS, EXPERTS>(f, j);
+        else
+            product<HALVES, KIND, WIDE, TWINS, EXPERTS>(f, j);
         f.half ^= 1;
         f.tag += j.kind == DOWN;
         if (j.kind == QKV) {
@@ -423,10 +445,19 @@ static __device__ __forceinline__ void prepare(struct resident_shared &s, const 
     __syncthreads();
 }
 
+/* Zeros x, by all threads: a partial stage of quantized weights reads x past the row's end, and
+ * shared memory begins with anything, NaN included. */
+static __device__ __forceinline__ void clear_x(unsigned char *x, int bytes)
+{
+    for (int i = (int)threadIdx.x * 16; i < bytes; i += THREADS * 16)
+        *(uint4 *)(x + i) = make_uint4(0, 0, 0, 0);
+    __syncthreads();
+}
+
 static __device__ __forceinline__ struct frame
 frame_of(const struct resident &a, struct resident_shared &s, unsigned char *memory)
 {
-    unsigned char *const behind = memory + s.layout.n_stages * STAGE_BYTES;
+    unsigned char *const behind = memory + s.layout.n_stages * STAGE_BYTES + s.layout.zeros;
 
     return {a,
             s,
@@ -444,17 +475,21 @@ frame_of(const struct resident &a, struct resident_shared &s, unsigned char *mem
 
 #endif
 
-/* HALVES: 2 for more than 8 rows. WIDE: as is_wide(). TWINS: of two ranks. */
-template <int HALVES, int HEAD_DIM, bool WIDE, bool TWINS>
+/* HALVES: 2 for more than 8 rows. WIDE: as is_wide(). TWINS: of two ranks. KIND: of the
+ * projections; the LM head's is bf16. */
+template <int HALVES, int HEAD_DIM, bool WIDE, bool TWINS, int KIND = KIND_BF16>
 static __global__ void __launch_bounds__(THREADS, 1)
     resident_kernel(const __grid_constant__ struct resident a)
 {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
+    static constexpr bool EXPERTS = HALVES == 1 && KIND == KIND_BF16 && WIDE && !TWINS;
     extern __shared__ __align__(128) unsigned char memory[];
     __shared__ struct resident_shared s;
     const int warp = (int)threadIdx.x / WARP, n_jobs = jobs_of_layer(a) * a.n_layers + 1;
 
     prepare<HEAD_DIM>(s, a);
+    if (KIND != KIND_BF16)
+        clear_x(frame_of(a, s, memory).x, s.layout.x);
     /* Consumers take registers from the others: what spills goes to local memory, of which L1
      * holds next to nothing beside so much shared memory. Each role makes its own frame: what they
      * had in common would be bound by those with few registers. */
@@ -463,21 +498,21 @@ static __global__ void __launch_bounds__(THREADS, 1)
         struct frame f = frame_of(a, s, memory);
 
         if (warp == PRODUCER)
-            produce<HEAD_DIM, has_experts<HALVES, WIDE, TWINS>>(f, n_jobs);
+            produce<HEAD_DIM, KIND, EXPERTS>(f, n_jobs);
         else if (warp < HELPER + HELPERS)
             help(f, n_jobs, s.n_rows);
     } else {
         registers_grow<208>();
         struct frame f = frame_of(a, s, memory);
 
-        consume<HALVES, HEAD_DIM, WIDE, TWINS>(f, n_jobs, s.n_rows);
+        consume<HALVES, HEAD_DIM, KIND, WIDE, TWINS, EXPERTS>(f, n_jobs, s.n_rows);
     }
 #endif
 }
 
 typedef void resident_function(const struct resident);
 
-/* By: two ranks, heads of 128, more than 8 rows, is_wide(). */
+/* Of bf16 by: two ranks, heads of 128, more than 8 rows, is_wide(). */
 static resident_function *const functions[2][2][2][2] = {
     {{{resident_kernel<1, 64, false, false>, resident_kernel<1, 64, true, false>},
       {resident_kernel<2, 64, false, false>, resident_kernel<2, 64, true, false>}},
@@ -487,6 +522,14 @@ static resident_function *const functions[2][2][2][2] = {
       {resident_kernel<2, 64, false, true>, resident_kernel<2, 64, true, true>}},
      {{resident_kernel<1, 128, false, true>, resident_kernel<1, 128, true, true>},
       {resident_kernel<2, 128, false, true>, resident_kernel<2, 128, true, true>}}},
+};
+
+/* Of quantized weights by: 4 bits, heads of 128. */
+static resident_function *const quantized[2][2] = {
+    {resident_kernel<1, 64, true, false, KIND_E4M3>,
+     resident_kernel<1, 128, true, false, KIND_E4M3>},
+    {resident_kernel<1, 64, true, false, KIND_INT4>,
+     resident_kernel<1, 128, true, false, KIND_INT4>},
 };
 
 extern "C" size_t resident_exchange_bytes(const struct resident *r)
@@ -528,6 +571,21 @@ static bool supports_experts(const struct resident *r)
                                  each % chunk == 0 && chunk % (CONSUMERS * K_STEP) == 0);
 }
 
+/* Scales and zeros of each row of each stage are copied as they lie in memory. */
+static bool supports_quant(const struct resident *r)
+{
+    const struct resident_quant *q = &r->quant;
+    const int attn_dim = r->n_heads * r->kv.head_dim, kv_dim = r->kv.n_kv_heads * r->kv.head_dim;
+    const int bytes = q->element == ELEMENT_E4M3 ? 4 : q->zeros ? 1 : 2; /* of the shortest */
+    const int cols = q->of_rows ? 2 * K_STEP : 16 / bytes * GROUP_COLS;
+    const int rows = q->element == ELEMENT_E4M3 && !q->of_rows ? GROUP_COLS : COLS;
+
+    return !is_quantized(r) ||
+           (r->n_experts == 0 && !r->sums && r->max_rows <= 8 && r->hidden % cols == 0 &&
+            attn_dim % cols == 0 && r->ffn % cols == 0 && r->hidden % rows == 0 &&
+            attn_dim % rows == 0 && kv_dim % rows == 0 && r->ffn % rows == 0);
+}
+
 extern "C" bool resident_supports(const struct resident *r)
 {
     const int n_kv = r->kv.n_kv_heads, head_dim = r->kv.head_dim, blocks = r->n_blocks;
@@ -539,7 +597,7 @@ extern "C" bool resident_supports(const struct resident *r)
            tiles_of_most(r->hidden, blocks) * COLS <= RESIDENT_MAX_COLUMNS &&
            tiles_of_most((r->n_heads + 2 * n_kv) * head_dim, blocks) * COLS <=
                RESIDENT_MAX_COLUMNS &&
-           supports_experts(r) && layout_of(r).n_stages >= LEAST_STAGES;
+           supports_experts(r) && supports_quant(r) && layout_of(r).n_stages >= LEAST_STAGES;
 }
 
 extern "C" cudaError_t resident_compiled(bool *out)
@@ -555,14 +613,18 @@ extern "C" cudaError_t resident_init(void)
 {
     const int bytes = SHARED_LIMIT - (int)sizeof(struct resident_shared) - 1024;
 
-    for (int i = 0; i < 16; i++) {
-        resident_function *f = functions[i / 8][i / 4 & 1][i / 2 & 1][i & 1];
-        const cudaError_t r =
-            cudaFuncSetAttribute(f, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+    resident_function *const *const all[] = {&functions[0][0][0][0], &quantized[0][0]};
+    const size_t n[] = {sizeof(functions) / sizeof(*all[0]), sizeof(quantized) / sizeof(*all[0])};
 
-        if (r != cudaSuccess)
-            return r;
-    }
+    for (int kind = 0; kind < 2; kind++)
+        for (size_t i = 0; i < n[kind]; i++) {
+            const cudaError_t r =
+                cudaFuncSetAttribute(all[kind][i], cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                     bytes);
+
+            if (r != cudaSuccess)
+                return r;
+        }
     return cudaSuccess;
 }
 
@@ -576,12 +638,14 @@ extern "C" cudaError_t resident_run(const struct launch *l, const struct residen
     attribute.val.cooperative = 1;
     config.gridDim = dim3((unsigned)r->n_blocks);
     config.blockDim = dim3(THREADS);
-    config.dynamicSmemBytes = (size_t)layout.n_stages * STAGE_BYTES + (size_t)layout.x +
-                              (size_t)layout.scratch + (size_t)layout.residual;
+    config.dynamicSmemBytes = (size_t)layout.n_stages * STAGE_BYTES + (size_t)layout.zeros +
+                              (size_t)layout.x + (size_t)layout.scratch + (size_t)layout.residual;
     config.stream = l->stream;
     config.attrs = &attribute;
     config.numAttrs = 1;
-    return cudaLaunchKernelEx(
-        &config, functions[r->sums != nullptr][r->kv.head_dim == 128][r->max_rows > 8][is_wide(r)],
-        *r);
+    resident_function *const f =
+        is_quantized(r)
+            ? quantized[r->quant.element == ELEMENT_INT4][r->kv.head_dim == 128]
+            : functions[r->sums != nullptr][r->kv.head_dim == 128][r->max_rows > 8][is_wide(r)];
+    return cudaLaunchKernelEx(&config, f, *r);
 }

@@ -23,16 +23,33 @@ enum {
     RESIDENT_MAX_PICKS = 16,
 };
 
-/* Of layer 0; those of layer i are i * layer_stride elements further. As in layer_weights. */
+/* How qkv, o, gate_up and down are quantized, all alike, as struct matrix says: E4M3 in blocks of
+ * 128 x 128 or with a scale for each row, INT4 in groups of 128 columns. */
+struct resident_quant {
+    enum element element;
+    bool of_rows; /* of ELEMENT_E4M3: a scale for each row */
+    bool zeros;   /* of ELEMENT_INT4: there are zeros */
+    bool f16;     /* of ELEMENT_INT4: scales are f16, not bf16 */
+};
+
+struct resident_scales {
+    const void *scales;
+    const uint8_t *zeros;
+};
+
+/* Of layer 0; those of layer i are i * layer_stride words of 16 bits further. As in layer_weights.
+ */
 struct resident_weights {
     const uint16_t *attn_norm, *qkv, *qkv_bias, *q_norm, *k_norm, *o, *mlp_norm, *router, *gate_up,
         *down;
+    struct resident_scales qkv_scales, o_scales, gate_up_scales, down_scales;
     int64_t layer_stride;
     const uint16_t *lm_head, *norm;
 };
 
 struct resident {
     struct resident_weights w;
+    struct resident_quant quant;
     struct embedding embedding;
     int n_layers, hidden, n_heads;
     int ffn;                /* columns of the activation: those of all experts of a row */
@@ -69,7 +86,10 @@ size_t resident_sentinel_bytes(const struct resident *r);
 
 /* Whether the kernel can compute steps of up to r->max_rows rows: the model's shape, and whether
  * activations of so many rows leave shared memory for the weights on their way. With experts one
- * row: several would go through different ones. */
+ * row: several would go through different ones. Quantized: one rank, no experts, at
+ * most 8 rows, as x is the 8-wide operand; columns in multiples of 512 (E4M3 in blocks; rows in
+ * multiples of 128), 64 (E4M3 with a scale for each row), 1,024 (INT4) or 2,048 (INT4 with zeros),
+ * as scales and zeros of a row are copied in multiples of 16 bytes. */
 bool resident_supports(const struct resident *r);
 
 /* Tags for a run: counts->tag is the one after *last, 0 at first, and each layer takes one. No tag

@@ -7,18 +7,23 @@
 #include "cuda/kernels/hopper.cuh"
 #include "cuda/kernels/resident/resident_exchange.cuh"
 
-static constexpr int CONSUMERS = 8;                  // warps that compute
-static constexpr int COLS = 8;                       // rows of weights of a tile: columns of y
-static constexpr int K_STEP = 32;                    // k of two products of the matrix unit
-static constexpr int CHUNK = 1024;                   // k of a stage
-static constexpr int ROW_BYTES = CHUNK * 2 + 64;     // padded against bank conflicts
+static constexpr int CONSUMERS = 8; // warps that compute
+static constexpr int COLS = 8;      // rows of weights of a tile: columns of y
+static constexpr int K_STEP =
+    32; // k of two products of the matrix unit; in words of 16 bits a step
+static constexpr int CHUNK = 1024; // words of 16 bits of a row in a stage
+static constexpr int ROW_BYTES =
+    CHUNK * 2 + 64; // padded against bank conflicts; the pad holds scales
 static constexpr int STAGE_BYTES = COLS * ROW_BYTES; // also 16 KiB of keys and values
 static constexpr int MAX_STAGES = 14;
+static constexpr int GROUP_COLS = 128; // weights of 4 or 8 bits that share a scale
+static constexpr int MAX_GROUPS_OF_ROW = CHUNK * 4 / GROUP_COLS; // in a stage
+static_assert(MAX_GROUPS_OF_ROW * 2 <= ROW_BYTES - CHUNK * 2, "they fit where rows are padded");
 
 // The ring of stages in shared memory through which a block reads weights, keys and values: filled
-// by bulk copies, far ahead of their use. A stage holds eight rows of up to CHUNK weights, or keys
-// and values. One warp fills stages and eight empty them, in the same order, so they share nothing
-// but two mbarriers a stage.
+// by bulk copies, far ahead of their use. A stage holds eight rows of up to CHUNK weights of 16
+// bits, or as many bytes of others with their scales, or keys and values. One warp fills stages and
+// eight empty them, in the same order, so they share nothing but two mbarriers a stage.
 struct ring {
     uint32_t memory, full, empty; // addresses in shared memory
     int n;                        // stages
@@ -42,7 +47,8 @@ struct exchange {
 
 // Products in their order, in each layer and then the LM head; only a mixture of experts has a
 // router. A role's code for them is written once and branches on the kind: a copy for each would
-// not stay in the instruction cache.
+// not stay in the instruction cache. Where projections are quantized the LM head, which comes once
+// and is bf16, has its own.
 enum { QKV, OUT, ROUTER, GATE_UP, DOWN, LM_HEAD, N_KINDS };
 
 // Consecutive keys of one sequence, in units, that this block attends to.
@@ -58,7 +64,7 @@ struct pick {
 
 // What a model's shape and the rows make of shared memory.
 struct layout {
-    int n_stages, x, scratch, residual; // bytes
+    int n_stages, zeros, x, scratch, residual; // bytes; zeros: of weights of 4 bits
 };
 
 struct resident_shared {
@@ -137,6 +143,17 @@ static __device__ __forceinline__ void bulk_copy(uint32_t to, const void *from, 
 static __device__ __forceinline__ uint32_t ring_stage(const struct ring &r)
 {
     return r.memory + (uint32_t)(r.at * STAGE_BYTES);
+}
+
+// Scales of row i of the stage, or of all of its rows; zeros of row i, one byte each.
+static __device__ __forceinline__ uint32_t ring_scales(const struct ring &r, int i)
+{
+    return ring_stage(r) + (uint32_t)(i * ROW_BYTES + CHUNK * 2);
+}
+
+static __device__ __forceinline__ uint32_t ring_zeros(const struct ring &r, int i)
+{
+    return r.memory + (uint32_t)(r.n * STAGE_BYTES + (r.at * COLS + i) * MAX_GROUPS_OF_ROW);
 }
 
 static __device__ __forceinline__ void ring_next(struct ring &r)
@@ -228,7 +245,7 @@ struct job {
     int kind, layer;
     const uint16_t *w; // [n, k]; GATE_UP: [2, n, k]; those of experts one behind the other
     int n, k, mine;    // mine: tiles of this block
-    int chunk;         // k of a stage
+    int chunk;         // words of 16 bits of a stage's rows: k of bf16
 };
 
 static __device__ __forceinline__ struct job job_of(const struct frame &f, int i)
@@ -262,6 +279,19 @@ static __device__ __forceinline__ struct job job_of(const struct frame &f, int i
     if (kind == LM_HEAD)
         j.n = a.n_logits;
     return j;
+}
+
+static __device__ __forceinline__ struct resident_scales scales_of(const struct frame &f,
+                                                                   const struct job &j)
+{
+    const struct resident_weights &w = f.a.w;
+    const struct resident_scales s = j.kind == QKV       ? w.qkv_scales
+                                     : j.kind == OUT     ? w.o_scales
+                                     : j.kind == GATE_UP ? w.gate_up_scales
+                                                         : w.down_scales;
+    const int64_t bytes = j.layer * w.layer_stride * (int64_t)sizeof(uint16_t);
+
+    return {(const char *)s.scales + bytes, s.zeros + bytes};
 }
 
 static __device__ __forceinline__ int rotation(int layer)

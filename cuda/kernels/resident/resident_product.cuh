@@ -1,251 +1,17 @@
 // resident_product.cuh - a product of few rows with a weight matrix as one phase of the resident
 // kernel: receiving x, computing tiles of eight columns of y, sending them on.
 //
-// Weights come through the ring; the eight warps divide a tile's k in steps of 32 and add their
-// sums in shared memory. As in skinny_gemm.cu w is the 8-wide operand of mma, x the 16-wide one,
-// and the order of k within a step is permuted in both so that a thread loads 16 bytes of either.
-// Norms are part of the product: x comes multiplied by the norm's weight, with sums of squares
-// beside it, and 1 / rms multiplies y.
+// The eight warps each multiply their steps of k (resident_operands.cuh) and add their sums in
+// shared memory. Norms are part of the product: x comes multiplied by the norm's weight, with sums
+// of squares beside it, and 1 / rms multiplies y.
 #ifndef NVLLM_CUDA_KERNELS_RESIDENT_RESIDENT_PRODUCT_CUH
 #define NVLLM_CUDA_KERNELS_RESIDENT_RESIDENT_PRODUCT_CUH
 
-#include "cuda/kernels/resident/resident_frame.cuh"
+#include "cuda/kernels/resident/resident_operands.cuh"
 
-static constexpr int GROUP = 8;           // tiles whose parts lie in shared memory at once
-static constexpr int REGISTER_STAGES = 3; // stages of x that a warp has room for in registers
+static constexpr int GROUP = 8; // tiles whose parts lie in shared memory at once
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-
-// EXPERTS: a kernel that computes mixtures, too.
-template <int HALVES, bool WIDE, bool TWINS>
-constexpr bool has_experts = HALVES == 1 && WIDE && !TWINS;
-
-// Where the weights from k `at` on lie for a column of y, of GATE_UP for its gate or for its up.
-template <bool EXPERTS>
-static __device__ __forceinline__ const uint16_t *
-weights_at(const struct frame &f, const struct job &j, int column, bool up, int at)
-{
-    if (!EXPERTS || f.a.n_experts == 0 || (j.kind != GATE_UP && j.kind != DOWN))
-        return j.w + ((int64_t)(up ? j.n : 0) + column) * j.k + at;
-    const int each = columns_of_expert(f.a);
-    if (j.kind == DOWN)
-        return j.w + ((int64_t)f.s.picks[at / each].expert * j.n + column) * each + at % each;
-    return j.w + ((f.s.picks[column / each].expert * 2LL + up) * each + column % each) * j.k + at;
-}
-
-// The producer's side: each tile's rows of w.
-template <bool EXPERTS>
-static __device__ __forceinline__ void stream_weights(struct frame &f, const struct job &j,
-                                                      uint64_t policy)
-{
-    struct ring &r = f.ring;
-    const int lane = lane_of(f), both = j.kind == GATE_UP;
-
-#pragma unroll 1
-    for (int i = 0; i < j.mine << both; i++) {
-        const int column = tile_of_block(i >> both) * COLS, rows = min(COLS, j.n - column);
-
-#pragma unroll 1
-        for (int at = 0; at < j.k; at += j.chunk) {
-            const uint32_t bytes = (uint32_t)min(j.chunk, j.k - at) * 2;
-            const uint16_t *from =
-                weights_at<EXPERTS>(f, j, column + lane % COLS, both && i % 2, at);
-
-            ring_wait_empty(r);
-            if (lane == 0)
-                barrier_expect(r.full + (uint32_t)r.at * 8, bytes * (uint32_t)rows);
-            __syncwarp();
-            if (lane < rows)
-                bulk_copy(ring_stage(r) + (uint32_t)(lane * ROW_BYTES), from, bytes,
-                          r.full + (uint32_t)r.at * 8, policy);
-            ring_next(r);
-        }
-    }
-}
-
-static constexpr int K_STEPS = CHUNK / K_STEP / CONSUMERS; // of a warp in a whole stage
-
-// A thread's part of a stage's x, and of its rows of w.
-template <int HALVES> struct x_part {
-    uint4 v[HALVES][K_STEPS];
-};
-struct w_part {
-    uint4 v[K_STEPS];
-};
-
-// Steps of k of this warp.
-static __device__ __forceinline__ int k_steps_of_warp(const struct frame &f, int k)
-{
-    return (k / K_STEP - warp_of(f) + CONSUMERS - 1) / CONSUMERS;
-}
-
-// The row of the step that is row `row` of x.
-static __device__ __forceinline__ int source_of(const struct frame &f, const struct job &j, int row)
-{
-    return j.kind == LM_HEAD && row < f.m ? f.s.source[row] : row;
-}
-
-// With several rows a warp polls one packet before it loads all.
-static __device__ __forceinline__ void wait_first(const struct frame &f, const uint4 *from)
-{
-    uint32_t polls = 0;
-
-    if (f.m > 1) {
-        if (lane_of(f) == 0)
-            while (is_sentinel(load_packet(from)))
-                count_poll(polls);
-        __syncwarp();
-    }
-}
-
-// This warp's k steps of the rows of x, to registers. Missing rows and steps past the end are zero.
-template <int HALVES, int STAGES>
-static __device__ __forceinline__ void receive_registers(struct x_part<HALVES> (&x)[STAGES],
-                                                         const struct frame &f, const struct job &j)
-{
-    static constexpr int STEP = CONSUMERS * RESIDENT_MAX_ROWS * 4; // from a k step to the next
-
-    const int warp = warp_of(f), lane = lane_of(f);
-    const int n = k_steps_of_warp(f, j.k);
-    const uint4 *from[HALVES];
-    uint32_t polls = 0;
-
-#pragma unroll
-    for (int h = 0; h < HALVES; h++) {
-        const int row = lane / 4 + h * 8;
-
-        from[h] = buffer_of_x(f, j) + packet_at(source_of(f, j, row), warp * K_STEP) + lane % 4;
-#pragma unroll
-        for (int c = 0; c < STAGES; c++)
-#pragma unroll
-            for (int i = 0; i < K_STEPS; i++)
-                x[c].v[h][i] =
-                    row < f.m && c * K_STEPS + i < n ? sentinel() : make_uint4(0, 0, 0, 0);
-    }
-    if (n > 0)
-        wait_first(f, from[0]);
-    receive_packets(polls, [&](auto visit) {
-#pragma unroll
-        for (int c = 0; c < STAGES; c++)
-            if (c * CHUNK < j.k)
-#pragma unroll
-                for (int i = 0; i < K_STEPS; i++)
-#pragma unroll
-                    for (int h = 0; h < HALVES; h++)
-                        visit(x[c].v[h][i], from[h] + (c * K_STEPS + i) * STEP);
-    });
-    __syncwarp();
-}
-
-// The same to shared memory, where x is too long for registers: [k step, row, 64 bytes].
-static __device__ __forceinline__ void receive_shared(const struct frame &f, const struct job &j)
-{
-    static constexpr int BATCH = 8;
-
-    const int warp = warp_of(f), lane = lane_of(f);
-    const int n = k_steps_of_warp(f, j.k) * 4 << f.rows_log, last_row = (1 << f.rows_log) - 1;
-    const uint4 *from = buffer_of_x(f, j);
-    uint32_t polls = 0;
-
-    if (n > 0)
-        wait_first(f, from + packet_at(source_of(f, j, 0), warp * K_STEP));
-#pragma unroll 1
-    for (int first = lane; first < n; first += WARP * BATCH) {
-        int at[BATCH];
-        uint4 got[BATCH];
-
-#pragma unroll
-        for (int i = 0; i < BATCH; i++) {
-            const int u = first + i * WARP, row = u >> 2 & last_row;
-            const int step = warp + (u >> (f.rows_log + 2)) * CONSUMERS;
-
-            got[i] = u < n && row < f.m ? sentinel() : make_uint4(0, 0, 0, 0);
-            at[i] = (step * RESIDENT_MAX_ROWS + source_of(f, j, row)) * 4 + u % 4;
-        }
-        receive_packets(polls, [&](auto visit) {
-#pragma unroll
-            for (int i = 0; i < BATCH; i++)
-                visit(got[i], from + at[i]);
-        });
-#pragma unroll
-        for (int i = 0; i < BATCH; i++) {
-            const int u = first + i * WARP, row = u >> 2 & last_row;
-            const int step = warp + (u >> (f.rows_log + 2)) * CONSUMERS;
-
-            if (u < n && row < f.m)
-                *(uint4 *)(f.x + ((step << f.rows_log) + row) * 64 + u % 4 * 16) = got[i];
-        }
-    }
-    __syncwarp();
-}
-
-// Up to k; past it x is zero and w is any part of the row: no stale NaN.
-template <int HALVES>
-static __device__ __forceinline__ void load_x(struct x_part<HALVES> &x, const struct frame &f,
-                                              int at, int k)
-{
-    const int warp = warp_of(f), lane = lane_of(f);
-    const int first = at / K_STEP + warp, mine = (k - at) / K_STEP - warp;
-
-#pragma unroll
-    for (int h = 0; h < HALVES; h++) {
-        const int row = min(lane / 4 + h * 8, f.m - 1);
-        const uint32_t from =
-            shared_address(f.x) + (uint32_t)(((first << f.rows_log) + row) * 64 + lane % 4 * 16);
-
-#pragma unroll
-        for (int i = 0; i < K_STEPS; i++) {
-            x.v[h][i] = make_uint4(0, 0, 0, 0);
-            if (i * CONSUMERS < mine)
-                x.v[h][i] = ld_shared(from + (uint32_t)(i * CONSUMERS * 64 << f.rows_log));
-        }
-    }
-}
-
-static __device__ __forceinline__ void load_w(struct w_part &w, const struct frame &f,
-                                              const struct ring &r, int k)
-{
-    const int warp = warp_of(f), lane = lane_of(f), mine = k / K_STEP - warp;
-    const uint32_t from = ring_stage(r) + (uint32_t)(lane / 4 * ROW_BYTES + lane % 4 * 16);
-
-    ring_wait_full(r);
-#pragma unroll
-    for (int i = 0; i < K_STEPS; i++)
-        w.v[i] =
-            ld_shared(from + (uint32_t)(i * CONSUMERS < mine ? (warp + i * CONSUMERS) * 64 : 0));
-}
-
-// The next two stages, or one, of k and k_next columns: loads of the second overlap sums of the
-// first.
-static __device__ __forceinline__ void load_two(struct w_part &a, struct w_part &b,
-                                                const struct frame &f, int k, int k_next, bool two)
-{
-    load_w(a, f, f.ring, k);
-    if (two) {
-        struct ring next = f.ring;
-
-        ring_next(next);
-        load_w(b, f, next, k_next);
-    }
-}
-
-template <int HALVES>
-static __device__ __forceinline__ void
-multiply(float (&d)[K_STEPS][4], const struct x_part<HALVES> &x, const struct w_part &w)
-{
-#pragma unroll
-    for (int i = 0; i < K_STEPS; i++) {
-        const uint4 a = x.v[0][i], c = x.v[HALVES - 1][i], b = w.v[i];
-
-        if (HALVES == 1) {
-            mma_16816(d[i], a.x, 0, a.y, 0, b.x, b.y);
-            mma_16816(d[i], a.z, 0, a.w, 0, b.z, b.w);
-        } else {
-            mma_16816(d[i], a.x, c.x, a.y, c.y, b.x, b.y);
-            mma_16816(d[i], a.z, c.z, a.w, c.w, b.z, b.w);
-        }
-    }
-}
 
 // This warp's part of a tile to shared memory.
 template <int HALVES>
@@ -344,6 +110,33 @@ static __device__ __forceinline__ void multiply_shared(struct frame &f, int n, i
             }
         }
         put_tile<HALVES>(f, i, d);
+    }
+}
+
+// n tiles of quantized weights, two at a time.
+template <int KIND>
+static __device__ __forceinline__ void multiply_pairs(struct frame &f, int n, int words)
+{
+    const int warp = warp_of(f), lane = lane_of(f);
+
+#pragma unroll 1
+    for (int i = 0; i < n; i += 2) {
+        float sum[2][2] = {};
+        const bool two = i + 1 < n;
+
+#pragma unroll 1
+        for (int at = 0; at < words; at += CHUNK)
+            multiply_quantized<KIND>(sum, f, at, words, two);
+#pragma unroll
+        for (int t = 0; t < 2; t++)
+#pragma unroll
+            for (int j = 0; j < 2; j++) {
+                const int row = lane % 4 * 2 + j;
+
+                if (row < f.m && (t == 0 || two))
+                    f.scratch[(((i + t) * CONSUMERS + warp) * f.a.max_rows + row) * COLS +
+                              lane / 4] = sum[t][j];
+            }
     }
 }
 
@@ -491,8 +284,8 @@ static __device__ __forceinline__ void finish(const struct frame &f, const struc
 }
 
 // The consumers' side; helpers synchronise with them at the first tiles, even where a block has
-// none. WIDE: as is_wide(). TWINS: there are two ranks.
-template <int HALVES, bool WIDE, bool TWINS>
+// none. WIDE: as is_wide(). TWINS: there are two ranks. EXPERTS: there may be.
+template <int HALVES, int KIND, bool WIDE, bool TWINS, bool EXPERTS>
 static __device__ __forceinline__ void product(struct frame &f, const struct job &j)
 {
     const int both = j.kind == GATE_UP, n_tiles = j.mine << both, chunk = WIDE ? j.chunk : CHUNK;
@@ -508,7 +301,7 @@ static __device__ __forceinline__ void product(struct frame &f, const struct job
         return;
     }
     if (WIDE)
-        receive_shared(f, j);
+        receive_shared<KIND>(f, j);
     else
         receive_registers<HALVES>(x, f, j);
     mark(f);
@@ -517,14 +310,18 @@ static __device__ __forceinline__ void product(struct frame &f, const struct job
         const int first = at, here = min(GROUP, n_tiles - at);
         const int all = (here >> both << (f.rows_log + 2)) + WARP - 1 & ~(WARP - 1);
 
-        if (WIDE && j.k <= chunk)
-            load_x<HALVES>(x[0], f, 0, j.k);
-        if (j.k <= chunk)
-            multiply_narrow<HALVES>(f, x[0], here, j.k);
-        else if (WIDE)
-            multiply_shared<HALVES>(f, here, j.k, chunk);
-        else
-            multiply_registers<HALVES>(f, x, here, j.k);
+        if constexpr (KIND != KIND_BF16) {
+            multiply_pairs<KIND>(f, here, words_of<KIND>(j.k));
+        } else {
+            if (WIDE && j.k <= chunk)
+                load_x<HALVES>(x[0], f, 0, j.k);
+            if (j.k <= chunk)
+                multiply_narrow<HALVES>(f, x[0], here, j.k);
+            else if (WIDE)
+                multiply_shared<HALVES>(f, here, j.k, chunk);
+            else
+                multiply_registers<HALVES>(f, x, here, j.k);
+        }
         if (first == 0) {
             named_sync(CONSUMERS_AND_HELPERS);
             mark(f);
@@ -534,7 +331,7 @@ static __device__ __forceinline__ void product(struct frame &f, const struct job
 #pragma unroll 1
         while (at == first) {
             if (i < all)
-                finish<TWINS, has_experts<HALVES, WIDE, TWINS>>(f, j, p);
+                finish<TWINS, EXPERTS>(f, j, p);
             i += CONSUMERS * WARP;
             if (i >= all) { /* on to the next tiles */
                 i = (int)f.thread;

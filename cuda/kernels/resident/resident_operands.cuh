@@ -1,0 +1,461 @@
+// resident_operands.cuh - what a product of the resident kernel multiplies: the producer's stages
+// of weights and their scales, x as it arrives, and both on their way to the matrix unit.
+//
+// Weights come through the ring; the eight warps divide a row's k in steps, 64 bytes of each row of
+// w. As in skinny.cuh w is the 8-wide operand of mma, x the 16-wide one, and the order of k within
+// a step is permuted in both so that a thread loads 16 bytes of either.
+//
+// Quantized weights become bf16 in registers (quant.cuh). They are the wide operand, two tiles at a
+// time: that takes half as many products, and none of the moves that bring x beside zeros. The sum
+// of a step, all of whose weights are of one group, is multiplied by the scale. Scales come with
+// the weights, behind them in the stage's rows, and zeros behind all stages. A step goes with
+// several K_STEPs of x, which lie in shared memory, their pieces of 16 bytes swizzled: the lanes of
+// a step read several K_STEPs at once.
+#ifndef NVLLM_CUDA_KERNELS_RESIDENT_RESIDENT_OPERANDS_CUH
+#define NVLLM_CUDA_KERNELS_RESIDENT_RESIDENT_OPERANDS_CUH
+
+#include "cuda/kernels/quant.cuh"
+#include "cuda/kernels/resident/resident_frame.cuh"
+
+static constexpr int REGISTER_STAGES = 3; // stages of bf16 that go with x in registers, at most
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+
+// Words of 16 bits of a row of w, in which stages and steps count; k: of that many weights.
+template <int KIND> static __device__ __forceinline__ int words_of(int k)
+{
+    return k / UNITS_OF<KIND>;
+}
+
+// Where the weights from k `at` on lie for a column of y, of GATE_UP for its gate or for its up.
+// EXPERTS: the kernel computes mixtures, too.
+template <bool EXPERTS>
+static __device__ __forceinline__ const uint16_t *
+weights_at(const struct frame &f, const struct job &j, int column, bool up, int at)
+{
+    if (!EXPERTS || f.a.n_experts == 0 || (j.kind != GATE_UP && j.kind != DOWN))
+        return j.w + ((int64_t)(up ? j.n : 0) + column) * j.k + at;
+    const int each = columns_of_expert(f.a);
+    if (j.kind == DOWN)
+        return j.w + ((int64_t)f.s.picks[at / each].expert * j.n + column) * each + at % each;
+    return j.w + ((f.s.picks[column / each].expert * 2LL + up) * each + column % each) * j.k + at;
+}
+
+// The producer's side: each tile's rows of w.
+template <bool EXPERTS>
+static __device__ __forceinline__ void stream_weights(struct frame &f, const struct job &j,
+                                                      uint64_t policy)
+{
+    struct ring &r = f.ring;
+    const int lane = lane_of(f), both = j.kind == GATE_UP;
+
+#pragma unroll 1
+    for (int i = 0; i < j.mine << both; i++) {
+        const int column = tile_of_block(i >> both) * COLS, rows = min(COLS, j.n - column);
+
+#pragma unroll 1
+        for (int at = 0; at < j.k; at += j.chunk) {
+            const uint32_t bytes = (uint32_t)min(j.chunk, j.k - at) * 2;
+            const uint16_t *from =
+                weights_at<EXPERTS>(f, j, column + lane % COLS, both && i % 2, at);
+
+            ring_wait_empty(r);
+            if (lane == 0)
+                barrier_expect(r.full + (uint32_t)r.at * 8, bytes * (uint32_t)rows);
+            __syncwarp();
+            if (lane < rows)
+                bulk_copy(ring_stage(r) + (uint32_t)(lane * ROW_BYTES), from, bytes,
+                          r.full + (uint32_t)r.at * 8, policy);
+            ring_next(r);
+        }
+    }
+}
+
+// What one lane of the producer brings of each tile of quantized weights: a row's elements, scales
+// or zeros. Each stage has `bytes` of a row, and of what the lane brings bytes >> shift.
+struct lane_copies {
+    const char *from;
+    int64_t row_bytes;
+    int row, row_shift; // of the tile; log2 of the rows that have the same
+    int shift;
+    uint32_t to, to_stride; // where it goes in the first stage, and from there to the next
+    bool there;
+};
+
+template <int KIND>
+static __device__ __forceinline__ struct lane_copies lane_copies_of(const struct frame &f,
+                                                                    const struct job &j)
+{
+    static constexpr int SCALES = COLS, ZEROS = 2 * COLS, END = 3 * COLS; // lanes, of each eight
+
+    const struct resident_quant &q = f.a.quant;
+    const struct resident_scales s = scales_of(f, j);
+    const int lane = lane_of(f), words = words_of<KIND>(j.k), row = lane % COLS;
+    struct lane_copies c = {
+        (const char *)j.w, words * 2, row, 0, 0, f.ring.memory + (uint32_t)(row * ROW_BYTES),
+        STAGE_BYTES,       true};
+
+    if (lane >= SCALES) {
+        c.from = (const char *)s.scales;
+        c.shift = 5; /* 4 bytes for 128 of one byte, 2 for 128 of half a byte */
+        c.to += CHUNK * 2;
+        if (KIND == KIND_E4M3) {
+            c.row_shift = q.of_rows ? 0 : 7;
+            c.there = lane == SCALES;
+        }
+    }
+    if (lane >= ZEROS) {
+        c.from = (const char *)s.zeros;
+        c.shift = 6;
+        c.to = f.ring.memory + (uint32_t)(f.ring.n * STAGE_BYTES + row * MAX_GROUPS_OF_ROW);
+        c.to_stride = COLS * MAX_GROUPS_OF_ROW;
+        c.there = KIND == KIND_INT4 && q.zeros && lane < END;
+    }
+    c.row_bytes >>= c.shift;
+    return c;
+}
+
+// The producer's side of quantized weights: tiles two by two, stage by stage of each in turn.
+template <int KIND>
+static __device__ __forceinline__ void stream_quantized(struct frame &f, const struct job &j,
+                                                        uint64_t policy)
+{
+    struct ring &r = f.ring;
+    const struct lane_copies c = lane_copies_of<KIND>(f, j);
+    const int lane = lane_of(f), both = j.kind == GATE_UP, n = j.mine << both;
+    const int row_bytes = words_of<KIND>(j.k) * 2;
+    /* scales of whole rows: those of a tile are side by side, and the same for each stage */
+    const bool of_rows = KIND == KIND_E4M3 && f.a.quant.of_rows, fixed = of_rows && lane >= COLS;
+
+#pragma unroll 1
+    for (int first = 0; first < n; first += 2)
+#pragma unroll 1
+        for (int at = 0; at < row_bytes; at += CHUNK * 2)
+#pragma unroll 1
+            for (int i = first; i < min(first + 2, n); i++) {
+                const uint32_t bytes = (uint32_t)min(CHUNK * 2, row_bytes - at);
+                const uint32_t all =
+                    bytes * COLS + (of_rows             ? COLS * 4
+                                    : KIND == KIND_E4M3 ? bytes >> 5
+                                    : f.a.quant.zeros   ? (bytes >> 5) * COLS + (bytes >> 6) * COLS
+                                                        : (bytes >> 5) * COLS);
+                const int row = tile_of_block(i >> both) * COLS + (both && i % 2 ? j.n : 0) + c.row;
+                const char *from =
+                    fixed ? c.from + row * 4
+                          : c.from + (row >> c.row_shift) * c.row_bytes + (at >> c.shift);
+                const uint32_t full = r.full + (uint32_t)r.at * 8;
+
+                ring_wait_empty(r);
+                if (lane == 0)
+                    barrier_expect(full, all);
+                __syncwarp();
+                if (c.there)
+                    bulk_copy(c.to + (uint32_t)r.at * c.to_stride, from,
+                              fixed ? COLS * 4 : bytes >> c.shift, full, policy);
+                ring_next(r);
+            }
+}
+
+static constexpr int K_STEPS = CHUNK / K_STEP / CONSUMERS; // of a warp in a whole stage
+
+// A thread's part of a stage's x, and of its rows of w, of bf16.
+template <int HALVES> struct x_part {
+    uint4 v[HALVES][K_STEPS];
+};
+struct w_part {
+    uint4 v[K_STEPS];
+};
+
+// Steps of a row of so many words that are this warp's.
+static __device__ __forceinline__ int k_steps_of_warp(const struct frame &f, int words)
+{
+    return (words / K_STEP - warp_of(f) + CONSUMERS - 1) / CONSUMERS;
+}
+
+// The row of the step that is row `row` of x.
+static __device__ __forceinline__ int source_of(const struct frame &f, const struct job &j, int row)
+{
+    return j.kind == LM_HEAD && row < f.m ? f.s.source[row] : row;
+}
+
+// With several rows a warp polls one packet before it loads all.
+static __device__ __forceinline__ void wait_first(const struct frame &f, const uint4 *from)
+{
+    uint32_t polls = 0;
+
+    if (f.m > 1) {
+        if (lane_of(f) == 0)
+            while (is_sentinel(load_packet(from)))
+                count_poll(polls);
+        __syncwarp();
+    }
+}
+
+// This warp's k steps of the rows of x, to registers. Missing rows and steps past the end are zero.
+template <int HALVES, int STAGES>
+static __device__ __forceinline__ void receive_registers(struct x_part<HALVES> (&x)[STAGES],
+                                                         const struct frame &f, const struct job &j)
+{
+    static constexpr int STEP = CONSUMERS * RESIDENT_MAX_ROWS * 4; // from a k step to the next
+
+    const int warp = warp_of(f), lane = lane_of(f);
+    const int n = k_steps_of_warp(f, j.k);
+    const uint4 *from[HALVES];
+    uint32_t polls = 0;
+
+#pragma unroll
+    for (int h = 0; h < HALVES; h++) {
+        const int row = lane / 4 + h * 8;
+
+        from[h] = buffer_of_x(f, j) + packet_at(source_of(f, j, row), warp * K_STEP) + lane % 4;
+#pragma unroll
+        for (int c = 0; c < STAGES; c++)
+#pragma unroll
+            for (int i = 0; i < K_STEPS; i++)
+                x[c].v[h][i] =
+                    row < f.m && c * K_STEPS + i < n ? sentinel() : make_uint4(0, 0, 0, 0);
+    }
+    if (n > 0)
+        wait_first(f, from[0]);
+    receive_packets(polls, [&](auto visit) {
+#pragma unroll
+        for (int c = 0; c < STAGES; c++)
+            if (c * CHUNK < j.k)
+#pragma unroll
+                for (int i = 0; i < K_STEPS; i++)
+#pragma unroll
+                    for (int h = 0; h < HALVES; h++)
+                        visit(x[c].v[h][i], from[h] + (c * K_STEPS + i) * STEP);
+    });
+    __syncwarp();
+}
+
+// Where piece `piece` of 16 bytes of a K_STEP of a row lies in shared memory.
+template <int KIND>
+static __device__ __forceinline__ int x_at(const struct frame &f, int step, int row, int piece)
+{
+    const int swizzled = KIND == KIND_BF16 ? piece : piece ^ step % 4;
+
+    return ((step << f.rows_log) + row) * 64 + swizzled * 16;
+}
+
+// The same to shared memory, where x is too long for registers: [K_STEP, row, 64 bytes].
+template <int KIND>
+static __device__ __forceinline__ void receive_shared(const struct frame &f, const struct job &j)
+{
+    static constexpr int BATCH = 8, UNITS = UNITS_OF<KIND>;
+
+    const int warp = warp_of(f), lane = lane_of(f), last_row = (1 << f.rows_log) - 1;
+    const int n = k_steps_of_warp(f, words_of<KIND>(j.k)) * UNITS * 4 << f.rows_log;
+    const uint4 *from = buffer_of_x(f, j);
+    uint32_t polls = 0;
+    auto step_of = [&](int u) { /* of k, in K_STEPs */
+                                const int i = u >> (f.rows_log + 2);
+
+                                return (warp + i / UNITS * CONSUMERS) * UNITS + i % UNITS;
+    };
+
+    if (n > 0)
+        wait_first(f, from + packet_at(source_of(f, j, 0), warp * UNITS * K_STEP));
+#pragma unroll 1
+    for (int first = lane; first < n; first += WARP * BATCH) {
+        int at[BATCH];
+        uint4 got[BATCH];
+
+#pragma unroll
+        for (int i = 0; i < BATCH; i++) {
+            const int u = first + i * WARP, row = u >> 2 & last_row;
+
+            got[i] = u < n && row < f.m ? sentinel() : make_uint4(0, 0, 0, 0);
+            at[i] = (step_of(u) * RESIDENT_MAX_ROWS + source_of(f, j, row)) * 4 + u % 4;
+        }
+        receive_packets(polls, [&](auto visit) {
+#pragma unroll
+            for (int i = 0; i < BATCH; i++)
+                visit(got[i], from + at[i]);
+        });
+#pragma unroll
+        for (int i = 0; i < BATCH; i++) {
+            const int u = first + i * WARP, row = u >> 2 & last_row;
+
+            if (u < n && row < f.m)
+                *(uint4 *)(f.x + x_at<KIND>(f, step_of(u), row, u % 4)) = got[i];
+        }
+    }
+    __syncwarp();
+}
+
+// Up to k; past it x is zero and w is any part of the row: no stale NaN.
+template <int HALVES>
+static __device__ __forceinline__ void load_x(struct x_part<HALVES> &x, const struct frame &f,
+                                              int at, int k)
+{
+    const int warp = warp_of(f), lane = lane_of(f);
+    const int first = at / K_STEP + warp, mine = (k - at) / K_STEP - warp;
+
+#pragma unroll
+    for (int h = 0; h < HALVES; h++) {
+        const int row = min(lane / 4 + h * 8, f.m - 1);
+        const uint32_t from =
+            shared_address(f.x) + (uint32_t)(((first << f.rows_log) + row) * 64 + lane % 4 * 16);
+
+#pragma unroll
+        for (int i = 0; i < K_STEPS; i++) {
+            x.v[h][i] = make_uint4(0, 0, 0, 0);
+            if (i * CONSUMERS < mine)
+                x.v[h][i] = ld_shared(from + (uint32_t)(i * CONSUMERS * 64 << f.rows_log));
+        }
+    }
+}
+
+// 16 bytes of a thread's row, of a step of a stage.
+static __device__ __forceinline__ uint4 load_step(const struct frame &f, const struct ring &r,
+                                                  int step)
+{
+    const int lane = lane_of(f);
+
+    return ld_shared(ring_stage(r) + (uint32_t)(lane / 4 * ROW_BYTES + step * 64 + lane % 4 * 16));
+}
+
+static __device__ __forceinline__ void load_w(struct w_part &w, const struct frame &f,
+                                              const struct ring &r, int words)
+{
+    const int warp = warp_of(f), lane = lane_of(f), mine = words / K_STEP - warp;
+    const uint32_t from = ring_stage(r) + (uint32_t)(lane / 4 * ROW_BYTES + lane % 4 * 16);
+
+    ring_wait_full(r);
+#pragma unroll
+    for (int i = 0; i < K_STEPS; i++)
+        w.v[i] =
+            ld_shared(from + (uint32_t)(i * CONSUMERS < mine ? (warp + i * CONSUMERS) * 64 : 0));
+}
+
+// The next two stages, or one, of so many words each: loads of the second overlap sums of the
+// first.
+static __device__ __forceinline__ void load_two(struct w_part &a, struct w_part &b,
+                                                const struct frame &f, int words, int words_next,
+                                                bool two)
+{
+    load_w(a, f, f.ring, words);
+    if (two) {
+        struct ring next = f.ring;
+
+        ring_next(next);
+        load_w(b, f, next, words_next);
+    }
+}
+
+template <int HALVES>
+static __device__ __forceinline__ void
+multiply(float (&d)[K_STEPS][4], const struct x_part<HALVES> &x, const struct w_part &w)
+{
+#pragma unroll
+    for (int i = 0; i < K_STEPS; i++) {
+        const uint4 a = x.v[0][i], c = x.v[HALVES - 1][i], b = w.v[i];
+
+        if (HALVES == 1) {
+            mma_16816(d[i], a.x, 0, a.y, 0, b.x, b.y);
+            mma_16816(d[i], a.z, 0, a.w, 0, b.z, b.w);
+        } else {
+            mma_16816(d[i], a.x, c.x, a.y, c.y, b.x, b.y);
+            mma_16816(d[i], a.z, c.z, a.w, c.w, b.z, b.w);
+        }
+    }
+}
+
+// Of step i of this warp in a stage: 128 + the zero of a thread's row, twice.
+template <int KIND>
+static __device__ __forceinline__ uint32_t load_zero(const struct frame &f, const struct ring &r,
+                                                     int i)
+{
+    const uint32_t at = ring_zeros(r, lane_of(f) / 4) + (uint32_t)(warp_of(f) + i * CONSUMERS);
+
+    static_assert(K_STEP * UNITS_OF<KIND_INT4> == GROUP_COLS);
+    return KIND != KIND_INT4 ? 0 : int4_zero(f.a.quant.zeros ? ld_shared_u8(at) : 8);
+}
+
+// Its scale. That of a step past the row's end is 0: its weights are stale bytes, which become
+// finite bf16 whatever they are, and its x is zero or, of an earlier product, of the same row. So
+// only a row that has a NaN or an infinity already gets one.
+template <int KIND>
+static __device__ __forceinline__ float load_scale(const struct frame &f, const struct ring &r,
+                                                   int i, int words)
+{
+    const struct resident_quant &q = f.a.quant;
+    const int step = warp_of(f) + i * CONSUMERS, row = lane_of(f) / 4;
+
+    if (step >= words / K_STEP)
+        return 0.0f;
+    if (KIND == KIND_E4M3) {
+        static_assert(K_STEP * UNITS_OF<KIND_E4M3> * 2 == GROUP_COLS);
+        return __uint_as_float(
+            ld_shared_u32(ring_scales(r, 0) + (uint32_t)(q.of_rows ? row : step / 2) * 4));
+    }
+    const uint32_t scale = ld_shared_u16(ring_scales(r, row) + (uint32_t)step * 2);
+    return q.f16 ? __half2float(__ushort_as_half((uint16_t)scale)) : bf16_low(scale);
+}
+
+// Adds what the next stages of two tiles give, or of one, twice, to the sums of each: rows 2 j and
+// 2 j + 1 of x in the lanes whose number is j modulo 4, column lane / 4. The stages begin at word
+// `at` of rows of so many.
+template <int KIND>
+static __device__ __forceinline__ void multiply_quantized(float (&sum)[2][2], struct frame &f,
+                                                          int at, int words, bool two)
+{
+    static constexpr int UNITS = UNITS_OF<KIND>;
+
+    const int lane = lane_of(f), quarter = lane % 4, row = min(lane / 4, f.m - 1);
+    const int step = (at / K_STEP + warp_of(f)) * UNITS + quarter * UNITS / 4;
+    float d[K_STEPS][4] = {};
+    uint4 a[K_STEPS], b[K_STEPS];
+    uint32_t zero[K_STEPS][2];
+    struct ring next = f.ring;
+
+    ring_wait_full(f.ring);
+    if (two) {
+        ring_next(next);
+        ring_wait_full(next);
+    }
+#pragma unroll
+    for (int i = 0; i < K_STEPS; i++) {
+        a[i] = load_step(f, f.ring, warp_of(f) + i * CONSUMERS);
+        b[i] = load_step(f, next, warp_of(f) + i * CONSUMERS);
+        zero[i][0] = load_zero<KIND>(f, f.ring, i);
+        zero[i][1] = load_zero<KIND>(f, next, i);
+    }
+#pragma unroll
+    for (int u = 0; u < UNITS; u++) {
+        const uint32_t from =
+            shared_address(f.x) + (uint32_t)x_at<KIND>(f, step, row, quarter * UNITS % 4 + u);
+        uint4 x[K_STEPS], v[K_STEPS], w[K_STEPS];
+
+        /* neighbouring products are of different steps: each waits for the one before of its own */
+#pragma unroll
+        for (int i = 0; i < K_STEPS; i++) {
+            x[i] = ld_shared(from + (uint32_t)(i * CONSUMERS * UNITS * 64 << f.rows_log));
+            v[i] = quant_unit<KIND>(a[i], u, zero[i][0]);
+            w[i] = quant_unit<KIND>(b[i], u, zero[i][1]);
+            mma_16816(d[i], v[i].x, w[i].x, v[i].y, w[i].y, x[i].x, x[i].y);
+        }
+#pragma unroll
+        for (int i = 0; i < K_STEPS; i++)
+            mma_16816(d[i], v[i].z, w[i].z, v[i].w, w[i].w, x[i].z, x[i].w);
+    }
+#pragma unroll
+    for (int i = 0; i < K_STEPS; i++) {
+        const float of_a = load_scale<KIND>(f, f.ring, i, words - at);
+        const float of_b = load_scale<KIND>(f, next, i, words - at);
+
+#pragma unroll
+        for (int j = 0; j < 2; j++) {
+            sum[0][j] = __fmaf_rn(d[i][j], of_a, sum[0][j]);
+            sum[1][j] = __fmaf_rn(d[i][2 + j], of_b, sum[1][j]);
+        }
+    }
+    ring_release(f.ring);
+    if (two)
+        ring_release(f.ring);
+}
+
+#endif
+#endif
