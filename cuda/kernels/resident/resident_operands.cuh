@@ -249,10 +249,11 @@ static __device__ __forceinline__ void receive_shared(const struct frame &f, con
     const int n = k_steps_of_warp(f, words_of<KIND>(j.k)) * UNITS * 4 << f.rows_log;
     const uint4 *from = buffer_of_x(f, j);
     uint32_t polls = 0;
-    auto step_of = [&](int u) { /* of k, in K_STEPs */
-                                const int i = u >> (f.rows_log + 2);
+    /* the K_STEP of this warp's piece u */
+    auto step_of = [&](int u) {
+        const int i = u >> (f.rows_log + 2);
 
-                                return (warp + i / UNITS * CONSUMERS) * UNITS + i % UNITS;
+        return (warp + i / UNITS * CONSUMERS) * UNITS + i % UNITS;
     };
 
     if (n > 0)
