@@ -189,8 +189,8 @@ static const struct route {
 } routes[] = {
     {"/v1/chat/completions", "POST", false, false, chat_request},
     {"/v1/completions", "POST", false, false, completions_request},
-    {"/v1/models", "GET", false, true, get_models},
     {"/v1/embeddings", "POST", false, false, embeddings_request},
+    {"/v1/models", "GET", false, true, get_models},
     {"/health", "GET", true, false, get_health},
 };
 
@@ -240,16 +240,28 @@ static bool check_browser(const struct gateway *gateway, const struct http_conn 
     return true;
 }
 
+static bool no_such_path(struct nvllm_text path, struct api_error *e)
+{
+    const size_t n_routes = sizeof(routes) / sizeof(routes[0]);
+    char paths[256] = "";
+
+    for (size_t i = 0, n = 0; i < n_routes && n < sizeof(paths); i++)
+        n += (size_t)snprintf(paths + n, sizeof(paths) - n, "%s%s",
+                              i == 0              ? ""
+                              : i == n_routes - 1 ? " and "
+                                                  : ", ",
+                              routes[i].path);
+    return api_fail(e, 404, "unknown_url", "", "There is no “%.*s” here. The paths are %s.",
+                    (int)(path.len < 100 ? path.len : 100), path.data, paths);
+}
+
 static bool check_route(const struct route *route, const struct http_head *head,
                         struct api_error *e)
 {
     static const char allow_get[] = "Allow: GET\r\n", allow_post[] = "Allow: POST\r\n";
 
     if (!route)
-        return api_fail(e, 404, "unknown_url", "",
-                        "There is no “%.*s” here. The paths are /v1/chat/completions, "
-                        "/v1/completions, /v1/embeddings, /v1/models and /health.",
-                        (int)(head->path.len < 100 ? head->path.len : 100), head->path.data);
+        return no_such_path(head->path, e);
     if (head->method.len == strlen(route->method) &&
         memcmp(head->method.data, route->method, head->method.len) == 0)
         return true;
