@@ -111,7 +111,7 @@ store_quantized(uint32_t stage, const struct quantized<KIND> &from, const struct
 
 #pragma unroll
     for (int i = 0; i < W_LOADS<KIND> && KIND != KIND_BF16; i++) {
-        const float scale = quant_scale<KIND>(a.e.quant, from.raw[i].scale);
+        const float scale = quant_scale<KIND>(a.e.quant.scales_f16, from.raw[i].scale);
         const uint32_t zero = int4_zero(from.raw[i].zero);
 
 #pragma unroll

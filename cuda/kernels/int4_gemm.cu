@@ -372,10 +372,10 @@ static __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM<COLUMNS>)
                         const uint32_t word =
                             at + (uint32_t)((FINE ? unit * TILE : 0) + row + j * 8) * 4;
 
-                        scale_of[j] =
-                            quant_scale<KIND>(a.s.quant, ld_shared_u32(word + stage::SCALES) >>
-                                                                 (index % 2 * 16) &
-                                                             0xffff);
+                        scale_of[j] = quant_scale<KIND>(a.s.quant.scales_f16,
+                                                        ld_shared_u32(word + stage::SCALES) >>
+                                                                (index % 2 * 16) &
+                                                            0xffff);
                         zero[j] = int4_zero(
                             a.s.quant.zeros
                                 ? ld_shared_u32(word + stage::ZEROS) >> (index % 4 * 8) & 0xff

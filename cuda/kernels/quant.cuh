@@ -132,12 +132,11 @@ static __device__ __forceinline__ quant_raw quant_load(const struct quant &q, ui
     return raw;
 }
 
-template <int KIND>
-static __device__ __forceinline__ float quant_scale(const struct quant &q, uint32_t raw)
+template <int KIND> static __device__ __forceinline__ float quant_scale(bool f16, uint32_t raw)
 {
     if (KIND == KIND_E4M3)
         return __uint_as_float(raw);
-    return q.scales_f16 ? __half2float(__ushort_as_half((uint16_t)raw)) : bf16_low(raw);
+    return f16 ? __half2float(__ushort_as_half((uint16_t)raw)) : bf16_low(raw);
 }
 
 /* Eight weights times their scale, rounded. */

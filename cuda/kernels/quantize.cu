@@ -30,7 +30,7 @@ static __global__ void __launch_bounds__(THREADS)
     const quant_raw raw =
         quant_load<KIND>(q, (uint32_t)(row / q.scale_rows * n_groups + k / q.scale_cols));
     const uint32_t zero = int4_zero(raw.zero);
-    const float scale = quant_scale<KIND>(q, raw.scale);
+    const float scale = quant_scale<KIND>(q.scales_f16, raw.scale);
     const uint4 v = ld_stream(w + i);
 
 #pragma unroll

@@ -247,7 +247,7 @@ static __global__ void __launch_bounds__(WARPS *WARP,
         for (int j = 0; j < 2; j++) {
             uint32_t zero = int4_zero(raw[i][t + j].zero);
 
-            scale[j] = quant_scale<KIND>(s.quant, raw[i][t + j].scale);
+            scale[j] = quant_scale<KIND>(s.quant.scales_f16, raw[i][t + j].scale);
             if (KIND == KIND_INT4_FINE) { /* the lane of the four has them that has loaded it */
                 zero = __shfl_sync(ALL_LANES, zero, u, 4);
                 scale[j] = __shfl_sync(ALL_LANES, scale[j], u, 4);

@@ -88,8 +88,8 @@ static __host__ __device__ bool is_wide(const struct resident *r)
 static __host__ __device__ struct layout layout_of(const struct resident *r)
 {
     const int group = r->n_heads / r->kv.n_kv_heads;
-    const int attn = CONSUMERS * group * part_length(r->kv.head_dim) * (int)sizeof(float);
     const int parts = GROUP * CONSUMERS * r->max_rows * COLS * (int)sizeof(float);
+    const int attn = CONSUMERS * group * part_length(r->kv.head_dim) * (int)sizeof(float);
     const int zeros = is_quantized(r) && r->quant.zeros ? COLS * MAX_GROUPS_OF_ROW : 0;
     int rows = 1;
     struct layout l;
@@ -612,7 +612,6 @@ extern "C" cudaError_t resident_compiled(bool *out)
 extern "C" cudaError_t resident_init(void)
 {
     const int bytes = SHARED_LIMIT - (int)sizeof(struct resident_shared) - 1024;
-
     resident_function *const *const all[] = {&functions[0][0][0][0], &quantized[0][0]};
     const size_t n[] = {sizeof(functions) / sizeof(*all[0]), sizeof(quantized) / sizeof(*all[0])};
 

@@ -37,7 +37,7 @@ struct resident_scales {
     const uint8_t *zeros;
 };
 
-/* Of layer 0; those of layer i are i * layer_stride words of 16 bits further. As in layer_weights.
+/* Of layer 0, as in layer_weights; those of layer i are i * layer_stride words of 16 bits further.
  */
 struct resident_weights {
     const uint16_t *attn_norm, *qkv, *qkv_bias, *q_norm, *k_norm, *o, *mlp_norm, *router, *gate_up,

@@ -9,11 +9,10 @@
 
 static constexpr int CONSUMERS = 8; // warps that compute
 static constexpr int COLS = 8;      // rows of weights of a tile: columns of y
-static constexpr int K_STEP =
-    32; // k of two products of the matrix unit; in words of 16 bits a step
-static constexpr int CHUNK = 1024; // words of 16 bits of a row in a stage
-static constexpr int ROW_BYTES =
-    CHUNK * 2 + 64; // padded against bank conflicts; the pad holds scales
+static constexpr int K_STEP = 32;  // words of 16 bits of a row in a step: k of two products of bf16
+static constexpr int CHUNK = 1024; // such words in a stage
+// Padded against bank conflicts. In the pads lie scales.
+static constexpr int ROW_BYTES = CHUNK * 2 + 64;
 static constexpr int STAGE_BYTES = COLS * ROW_BYTES; // also 16 KiB of keys and values
 static constexpr int MAX_STAGES = 14;
 static constexpr int GROUP_COLS = 128; // weights of 4 or 8 bits that share a scale

@@ -91,9 +91,14 @@ static __device__ __forceinline__ struct lane_copies lane_copies_of(const struct
     const struct resident_quant &q = f.a.quant;
     const struct resident_scales s = scales_of(f, j);
     const int lane = lane_of(f), words = words_of<KIND>(j.k), row = lane % COLS;
-    struct lane_copies c = {
-        (const char *)j.w, words * 2, row, 0, 0, f.ring.memory + (uint32_t)(row * ROW_BYTES),
-        STAGE_BYTES,       true};
+    struct lane_copies c = {};
+
+    c.from = (const char *)j.w;
+    c.row_bytes = words * 2;
+    c.row = row;
+    c.to = f.ring.memory + (uint32_t)(row * ROW_BYTES);
+    c.to_stride = STAGE_BYTES;
+    c.there = true;
 
     if (lane >= SCALES) {
         c.from = (const char *)s.scales;
@@ -298,7 +303,7 @@ static __device__ __forceinline__ void load_x(struct x_part<HALVES> &x, const st
     for (int h = 0; h < HALVES; h++) {
         const int row = min(lane / 4 + h * 8, f.m - 1);
         const uint32_t from =
-            shared_address(f.x) + (uint32_t)(((first << f.rows_log) + row) * 64 + lane % 4 * 16);
+            shared_address(f.x) + (uint32_t)x_at<KIND_BF16>(f, first, row, lane % 4);
 
 #pragma unroll
         for (int i = 0; i < K_STEPS; i++) {
@@ -387,13 +392,12 @@ static __device__ __forceinline__ float load_scale(const struct frame &f, const 
 
     if (step >= words / K_STEP)
         return 0.0f;
-    if (KIND == KIND_E4M3) {
-        static_assert(K_STEP * UNITS_OF<KIND_E4M3> * 2 == GROUP_COLS);
-        return __uint_as_float(
-            ld_shared_u32(ring_scales(r, 0) + (uint32_t)(q.of_rows ? row : step / 2) * 4));
-    }
-    const uint32_t scale = ld_shared_u16(ring_scales(r, row) + (uint32_t)step * 2);
-    return q.f16 ? __half2float(__ushort_as_half((uint16_t)scale)) : bf16_low(scale);
+    static_assert(K_STEP * UNITS_OF<KIND_E4M3> * 2 == GROUP_COLS);
+    const uint32_t raw =
+        KIND == KIND_E4M3
+            ? ld_shared_u32(ring_scales(r, 0) + (uint32_t)(q.of_rows ? row : step / 2) * 4)
+            : ld_shared_u16(ring_scales(r, row) + (uint32_t)step * 2);
+    return quant_scale<KIND>(q.f16, raw);
 }
 
 // Adds what the next stages of two tiles give, or of one, twice, to the sums of each: rows 2 j and
