@@ -86,11 +86,22 @@ double step_cost_us(const struct step_cost *c, int32_t n_decodes, int32_t n_rows
     return fmax(decodes + n_rows * (c->row_us > 0 ? c->row_us : one), one);
 }
 
+/* What n decodes take by what was recorded alone: of more than ever, as long as of the most. */
+static double known_us(const struct step_cost *c, int32_t n)
+{
+    double most = n;
+
+    for (int k = 0; k < STEP_COST_POINTS; k++)
+        if (c->decodes[k].n > 0)
+            most = c->decodes[k].n;
+    return n > 0 ? decodes_us(c, fmin(n, most)) : 0;
+}
+
 /* The rows' part of a step that took us: what decodes of such a step do not account for. One step
  * raises the estimate to twice at most. */
 static void learn_rows(struct step_cost *c, int32_t n_decodes, int32_t n_rows, double us)
 {
-    double row_us = (us - (n_decodes > 0 ? decodes_us(c, n_decodes) : 0)) / n_rows;
+    double row_us = (us - known_us(c, n_decodes)) / n_rows;
 
     if (c->row_us > 0)
         row_us = fmin(fmax(row_us, c->row_us / 4), c->row_us * 2);
@@ -120,6 +131,9 @@ void step_cost_learn(struct step_cost *c, int32_t n_decodes, int32_t n_rows, dou
         c->last_us = own;
         c->steps_since_probe = 0;
     } else {
+        /* Of a first such step the decodes' part is what rows do not account for. */
+        if (n_decodes > 0 && c->row_us > 0 && c->decodes[point_of(n_decodes)].n <= 0)
+            learn_decodes(c, n_decodes, fmax(us - rows_us, known_us(c, n_decodes)));
         learn_rows(c, n_decodes, n_rows, us);
         c->steps_since_probe++;
     }
@@ -182,7 +196,7 @@ int32_t step_cost_rows(const struct step_cost *c, int32_t n_decodes)
         return INITIAL_ROWS;
     /* A step without decodes delays only who comes meanwhile. Where decodes alone take long, a
      * bound of max_step_us would stop prompts altogether. */
-    us = n_decodes > 0 ? step_cost_us(c, n_decodes, 0) : 0;
+    us = known_us(c, n_decodes);
     if (3 * us > c->max_step_us && c->steps_since_probe >= PROBE_AFTER)
         return 1;
     rows = (fmax(n_decodes > 0 ? c->max_step_us : 2 * c->max_step_us, 3 * us) - us) / c->row_us;

@@ -124,6 +124,31 @@ TEST(steps_come_to_the_bound)
     }
 }
 
+/* A burst after a time of single streams: prompts whose answers begin one by one. No step takes
+ * much more than the bound although nothing was recorded of so many decodes, and what they take is
+ * known before one of them ran without prompts. */
+TEST(a_burst_after_single_streams_keeps_the_bound)
+{
+    double longest = 0;
+
+    cost.max_step_us = 50e3;
+    step_cost_learn(&cost, 0, 448, device_us(0, 448, 5000, 65, 21.5));
+    learn(128, 1, device_us(1, 0, 5300, 65, 21.5));
+    for (int i = 0; i < 128; i++) {
+        const int32_t n = step_cost_rows(&cost, i);
+        const double us = device_us(i, n, 5300, 65, 21.5);
+
+        if (i > 0)
+            longest = fmax(longest, us);
+        step_cost_learn(&cost, i, n, us);
+    }
+    ck_assert_double_le(longest, 1.1 * 50e3);
+    ck_assert_double_ge(step_cost_us(&cost, 127, 0), 0.4 * device_us(127, 0, 5300, 65, 21.5));
+    ck_assert_double_le(step_cost_us(&cost, 127, 0), 2 * device_us(127, 0, 5300, 65, 21.5));
+    ck_assert_double_ge(cost.row_us, 0.8 * 21.5);
+    ck_assert_double_le(cost.row_us, 1.4 * 21.5);
+}
+
 /* However dear they are, some rows go on; where decodes alone take long, a step may take three
  * times as long as they do. */
 TEST(prompts_go_on)
