@@ -216,6 +216,18 @@ static bool is(const char *word, const char *name)
     return word && strcmp(word, name) == 0;
 }
 
+/* The next of the numbers between commas; 0: there is none, or one below 1 or above `most`. */
+static int next_number(char **at, int most)
+{
+    char *end;
+    const long n = strtol(*at, &end, 10);
+
+    if (end == *at || n < 1 || n > most)
+        return 0;
+    *at = end + strspn(end, ",");
+    return (int)n;
+}
+
 int main(int argc, char **argv)
 {
     const bool invariant = argc > 2 && is(argv[argc - 1], "invariant");
@@ -255,7 +267,7 @@ int main(int argc, char **argv)
                 "       %1$s MODEL_FOLDER decode SEQS[,SEQS]... CONTEXT[-CONTEXT] [CACHE_FOLDER]\n"
                 "       %1$s MODEL_FOLDER copies SEQS CONTEXT\n"
                 "       %1$s MODEL_FOLDER mixed LENGTHS_FILE\n"
-                "       %1$s MODEL_FOLDER prefill TOKENS [CACHE_FOLDER]\n"
+                "       %1$s MODEL_FOLDER prefill TOKENS[,TOKENS]... [CACHE_FOLDER]\n"
                 "       %1$s MODEL_FOLDER tune [CACHE_FOLDER]\n"
                 "       %1$s attention\n"
                 "       %1$s experts\n"
@@ -308,20 +320,15 @@ int main(int argc, char **argv)
         const char *const to = strchr(words[2], '-');
         const int shortest = atoi(words[2]), longest = to ? atoi(to + 1) : shortest;
 
-        for (char *at = words[1]; *at; at += strspn(at, ",")) {
-            const long n = strtol(at, &at, 10);
-
-            bench_decode("decode", n < 1 || n > MAX_SEQS ? 1 : (int)n, shortest, longest - shortest,
-                         144, 0.6f, 0);
-        }
+        for (int n; (n = next_number(&words[1], MAX_SEQS)) > 0;)
+            bench_decode("decode", n, shortest, longest - shortest, 144, 0.6f, 0);
     } else if (copies) {
         while (nvllm_backend.idle(backend, &e) == 1) /* until memory is pinned */
             ;
         bench_copies(atoi(words[1]), atoi(words[2]));
     } else if (prefill) {
-        const int n = atoi(words[1]);
-
-        bench_prefill(n < 1 || n >= config->max_seq_len ? 128 : n);
+        for (int n; (n = next_number(&words[1], config->max_seq_len - 1)) > 0;)
+            bench_prefill(n);
     } else if (mixed) {
         bench_mixed(words[1]);
         reached = print_first_use();
