@@ -20,13 +20,18 @@ static constexpr int UNITS_OF = KIND == KIND_BF16   ? 1
                                 : KIND == KIND_E4M3 ? 2
                                                     : 4;
 
+static __host__ __device__ inline int units_of(enum element element)
+{
+    return element == ELEMENT_INT4   ? UNITS_OF<KIND_INT4>
+           : element == ELEMENT_E4M3 ? UNITS_OF<KIND_E4M3>
+                                     : UNITS_OF<KIND_BF16>;
+}
+
 /* The k that four lanes load at a time: so much is a step, and whether groups are so small that it
  * has several. */
 static inline int quant_step(const struct quant *q)
 {
-    return 32 * (q->element == ELEMENT_INT4   ? UNITS_OF<KIND_INT4>
-                 : q->element == ELEMENT_E4M3 ? UNITS_OF<KIND_E4M3>
-                                              : UNITS_OF<KIND_BF16>);
+    return 32 * units_of(q->element);
 }
 
 static inline bool quant_is_fine(const struct quant *q, int k)

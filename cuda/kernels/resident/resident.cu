@@ -71,12 +71,9 @@ static __host__ __device__ int longest(const struct resident *r)
 {
     const int attn_dim = r->n_heads * r->kv.head_dim;
     const int k = r->hidden > r->ffn ? r->hidden : r->ffn;
-    const int stage = CHUNK * (r->quant.element == ELEMENT_E4M3   ? UNITS_OF<KIND_E4M3>
-                               : r->quant.element == ELEMENT_INT4 ? UNITS_OF<KIND_INT4>
-                                                                  : 0);
-    const int most = k > attn_dim ? k : attn_dim;
+    const int most = k > attn_dim ? k : attn_dim, stage = CHUNK * units_of(r->quant.element);
 
-    return stage > 0 ? (most + stage - 1) / stage * stage : most;
+    return is_quantized(r) ? (most + stage - 1) / stage * stage : most;
 }
 
 /* x is too long for registers, or in stages of other lengths. */
@@ -581,7 +578,7 @@ static bool supports_quant(const struct resident *r)
     const int rows = q->element == ELEMENT_E4M3 && !q->of_rows ? GROUP_COLS : COLS;
 
     return !is_quantized(r) ||
-           (r->n_experts == 0 && !r->sums && r->max_rows <= 8 && r->hidden % cols == 0 &&
+           (r->n_experts == 0 && r->max_rows <= 8 && r->hidden % cols == 0 &&
             attn_dim % cols == 0 && r->ffn % cols == 0 && r->hidden % rows == 0 &&
             attn_dim % rows == 0 && kv_dim % rows == 0 && r->ffn % rows == 0);
 }

@@ -2,15 +2,17 @@
 // of weights and their scales, x as it arrives, and both on their way to the matrix unit.
 //
 // Weights come through the ring; the eight warps divide a row's k in steps, 64 bytes of each row of
-// w. As in skinny.cuh w is the 8-wide operand of mma, x the 16-wide one, and the order of k within
-// a step is permuted in both so that a thread loads 16 bytes of either.
+// w. As in skinny.cuh the order of k within a step is permuted in both operands so that a thread
+// loads 16 bytes of either. Of mma's operands w is the 8-wide one, x the 16-wide one. For up to 8
+// rows it is the other way round where tiles come two at a time, which takes half as many products,
+// and none of the moves that bring x beside zeros: weights of bf16 whose tile is one stage, and all
+// that are quantized.
 //
-// Quantized weights become bf16 in registers (quant.cuh). They are the wide operand, two tiles at a
-// time: that takes half as many products, and none of the moves that bring x beside zeros. The sum
-// of a step, all of whose weights are of one group, is multiplied by the scale. Scales come with
-// the weights, behind them in the stage's rows, and zeros behind all stages. A step goes with
-// several K_STEPs of x, which lie in shared memory, their pieces of 16 bytes swizzled: the lanes of
-// a step read several K_STEPs at once.
+// Quantized weights become bf16 in registers (quant.cuh). The sum of a step, all of whose weights
+// are of one group, is multiplied by the scale. Scales come with the weights, behind them in the
+// stage's rows, and zeros behind all stages. A step goes with several K_STEPs of x, which lie in
+// shared memory, their pieces of 16 bytes swizzled: the lanes of a step read several K_STEPs at
+// once.
 #ifndef NVLLM_CUDA_KERNELS_RESIDENT_RESIDENT_OPERANDS_CUH
 #define NVLLM_CUDA_KERNELS_RESIDENT_RESIDENT_OPERANDS_CUH
 
@@ -79,7 +81,7 @@ struct lane_copies {
     int row, row_shift; // of the tile; log2 of the rows that have the same
     int shift;
     uint32_t to, to_stride; // where it goes in the first stage, and from there to the next
-    bool there;
+    bool there;             // it brings something
 };
 
 template <int KIND>
@@ -91,19 +93,21 @@ static __device__ __forceinline__ struct lane_copies lane_copies_of(const struct
     const struct resident_quant &q = f.a.quant;
     const struct resident_scales s = scales_of(f, j);
     const int lane = lane_of(f), words = words_of<KIND>(j.k), row = lane % COLS;
+    struct ring first = f.ring;
     struct lane_copies c = {};
 
+    first.at = 0;
     c.from = (const char *)j.w;
     c.row_bytes = words * 2;
     c.row = row;
-    c.to = f.ring.memory + (uint32_t)(row * ROW_BYTES);
+    c.to = ring_stage(first) + (uint32_t)(row * ROW_BYTES);
     c.to_stride = STAGE_BYTES;
     c.there = true;
 
     if (lane >= SCALES) {
         c.from = (const char *)s.scales;
         c.shift = 5; /* 4 bytes for 128 of one byte, 2 for 128 of half a byte */
-        c.to += CHUNK * 2;
+        c.to = ring_scales(first, row);
         if (KIND == KIND_E4M3) {
             c.row_shift = q.of_rows ? 0 : 7;
             c.there = lane == SCALES;
@@ -112,7 +116,7 @@ static __device__ __forceinline__ struct lane_copies lane_copies_of(const struct
     if (lane >= ZEROS) {
         c.from = (const char *)s.zeros;
         c.shift = 6;
-        c.to = f.ring.memory + (uint32_t)(f.ring.n * STAGE_BYTES + row * MAX_GROUPS_OF_ROW);
+        c.to = ring_zeros(first, row);
         c.to_stride = COLS * MAX_GROUPS_OF_ROW;
         c.there = KIND == KIND_INT4 && q.zeros && lane < END;
     }
@@ -130,7 +134,7 @@ static __device__ __forceinline__ void stream_quantized(struct frame &f, const s
     const int lane = lane_of(f), both = j.kind == GATE_UP, n = j.mine << both;
     const int row_bytes = words_of<KIND>(j.k) * 2;
     /* scales of whole rows: those of a tile are side by side, and the same for each stage */
-    const bool of_rows = KIND == KIND_E4M3 && f.a.quant.of_rows, fixed = of_rows && lane >= COLS;
+    const bool fixed = KIND == KIND_E4M3 && f.a.quant.of_rows && lane >= COLS;
 
 #pragma unroll 1
     for (int first = 0; first < n; first += 2)
@@ -139,11 +143,8 @@ static __device__ __forceinline__ void stream_quantized(struct frame &f, const s
 #pragma unroll 1
             for (int i = first; i < min(first + 2, n); i++) {
                 const uint32_t bytes = (uint32_t)min(CHUNK * 2, row_bytes - at);
-                const uint32_t all =
-                    bytes * COLS + (of_rows             ? COLS * 4
-                                    : KIND == KIND_E4M3 ? bytes >> 5
-                                    : f.a.quant.zeros   ? (bytes >> 5) * COLS + (bytes >> 6) * COLS
-                                                        : (bytes >> 5) * COLS);
+                const uint32_t own = !c.there ? 0 : fixed ? COLS * 4 : bytes >> c.shift;
+                const uint32_t all = __reduce_add_sync(ALL_LANES, own);
                 const int row = tile_of_block(i >> both) * COLS + (both && i % 2 ? j.n : 0) + c.row;
                 const char *from =
                     fixed ? c.from + row * 4
@@ -155,8 +156,7 @@ static __device__ __forceinline__ void stream_quantized(struct frame &f, const s
                     barrier_expect(full, all);
                 __syncwarp();
                 if (c.there)
-                    bulk_copy(c.to + (uint32_t)r.at * c.to_stride, from,
-                              fixed ? COLS * 4 : bytes >> c.shift, full, policy);
+                    bulk_copy(c.to + (uint32_t)r.at * c.to_stride, from, own, full, policy);
                 ring_next(r);
             }
 }
@@ -369,15 +369,35 @@ multiply(float (&d)[K_STEPS][4], const struct x_part<HALVES> &x, const struct w_
     }
 }
 
-// Of step i of this warp in a stage: 128 + the zero of a thread's row, twice.
-template <int KIND>
+// What two tiles give as the wide operand, placed as put_pair() says.
+static __device__ __forceinline__ void multiply_pair(float (&sum)[2][2], const struct x_part<1> &x,
+                                                     const struct w_part &a, const struct w_part &b)
+{
+    float d[K_STEPS][4] = {};
+
+#pragma unroll
+    for (int i = 0; i < K_STEPS; i++)
+        mma_16816(d[i], a.v[i].x, b.v[i].x, a.v[i].y, b.v[i].y, x.v[0][i].x, x.v[0][i].y);
+#pragma unroll
+    for (int i = 0; i < K_STEPS; i++)
+        mma_16816(d[i], a.v[i].z, b.v[i].z, a.v[i].w, b.v[i].w, x.v[0][i].z, x.v[0][i].w);
+#pragma unroll
+    for (int t = 0; t < 2; t++)
+#pragma unroll
+        for (int j = 0; j < 2; j++)
+            sum[t][j] = (d[0][t * 2 + j] + d[1][t * 2 + j]) + (d[2][t * 2 + j] + d[3][t * 2 + j]);
+}
+
+// Of step i of this warp in a stage: 128 + the zero of a thread's row, twice. ZEROS: there are
+// some.
+template <int KIND, bool ZEROS>
 static __device__ __forceinline__ uint32_t load_zero(const struct frame &f, const struct ring &r,
                                                      int i)
 {
     const uint32_t at = ring_zeros(r, lane_of(f) / 4) + (uint32_t)(warp_of(f) + i * CONSUMERS);
 
     static_assert(K_STEP * UNITS_OF<KIND_INT4> == GROUP_COLS);
-    return KIND != KIND_INT4 ? 0 : int4_zero(f.a.quant.zeros ? ld_shared_u8(at) : 8);
+    return KIND != KIND_INT4 ? 0 : int4_zero(ZEROS ? ld_shared_u8(at) : 8);
 }
 
 // Its scale. That of a step past the row's end is 0: its weights are stale bytes, which become
@@ -400,10 +420,9 @@ static __device__ __forceinline__ float load_scale(const struct frame &f, const 
     return quant_scale<KIND>(q.f16, raw);
 }
 
-// Adds what the next stages of two tiles give, or of one, twice, to the sums of each: rows 2 j and
-// 2 j + 1 of x in the lanes whose number is j modulo 4, column lane / 4. The stages begin at word
-// `at` of rows of so many.
-template <int KIND>
+// Adds what the next stages of two tiles give, or of one, twice, to the sums of each, placed as
+// put_pair() says. The stages begin at word `at` of rows of so many.
+template <int KIND, bool ZEROS>
 static __device__ __forceinline__ void multiply_quantized(float (&sum)[2][2], struct frame &f,
                                                           int at, int words, bool two)
 {
@@ -425,8 +444,8 @@ static __device__ __forceinline__ void multiply_quantized(float (&sum)[2][2], st
     for (int i = 0; i < K_STEPS; i++) {
         a[i] = load_step(f, f.ring, warp_of(f) + i * CONSUMERS);
         b[i] = load_step(f, next, warp_of(f) + i * CONSUMERS);
-        zero[i][0] = load_zero<KIND>(f, f.ring, i);
-        zero[i][1] = load_zero<KIND>(f, next, i);
+        zero[i][0] = load_zero<KIND, ZEROS>(f, f.ring, i);
+        zero[i][1] = load_zero<KIND, ZEROS>(f, next, i);
     }
 #pragma unroll
     for (int u = 0; u < UNITS; u++) {

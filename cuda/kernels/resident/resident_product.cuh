@@ -30,6 +30,25 @@ static __device__ __forceinline__ void put_tile(const struct frame &f, int tile,
                                 (d[2][h * 2 + 1] + d[3][h * 2 + 1]));
 }
 
+// This warp's part of two tiles, or of one: rows 2 j and 2 j + 1 of x in the lanes whose number is
+// j modulo 4, column lane / 4.
+static __device__ __forceinline__ void put_pair(const struct frame &f, int tile, bool two,
+                                                const float (&sum)[2][2])
+{
+    const int warp = warp_of(f), lane = lane_of(f);
+
+#pragma unroll
+    for (int t = 0; t < 2; t++)
+#pragma unroll
+        for (int j = 0; j < 2; j++) {
+            const int row = lane % 4 * 2 + j;
+
+            if (row < f.m && (t == 0 || two))
+                f.scratch[(((tile + t) * CONSUMERS + warp) * f.a.max_rows + row) * COLS +
+                          lane / 4] = sum[t][j];
+        }
+}
+
 // n tiles of one stage each, two at a time.
 template <int HALVES>
 static __device__ __forceinline__ void multiply_narrow(struct frame &f,
@@ -38,21 +57,29 @@ static __device__ __forceinline__ void multiply_narrow(struct frame &f,
 #pragma unroll 1
     for (int i = 0; i < n; i += 2) {
         struct w_part a, b = {};
-        float d[K_STEPS][4] = {}, e[K_STEPS][4] = {};
         const bool two = i + 1 < n;
 
         load_two(a, b, f, k, k, two);
-        multiply<HALVES>(d, x, a);
-        ring_release(f.ring);
-        if (HALVES > 1)
-            put_tile<HALVES>(f, i, d); /* registers are short */
-        if (two) {
-            multiply<HALVES>(e, x, b);
+        if constexpr (HALVES == 1) {
+            float sum[2][2];
+
+            multiply_pair(sum, x, a, b);
             ring_release(f.ring);
-            put_tile<HALVES>(f, i + 1, e);
-        }
-        if (HALVES == 1)
+            if (two)
+                ring_release(f.ring);
+            put_pair(f, i, two, sum);
+        } else { /* registers are short: one tile is out of them before the next */
+            float d[K_STEPS][4] = {}, e[K_STEPS][4] = {};
+
+            multiply<HALVES>(d, x, a);
+            ring_release(f.ring);
             put_tile<HALVES>(f, i, d);
+            if (two) {
+                multiply<HALVES>(e, x, b);
+                ring_release(f.ring);
+                put_tile<HALVES>(f, i + 1, e);
+            }
+        }
     }
 }
 
@@ -117,8 +144,6 @@ static __device__ __forceinline__ void multiply_shared(struct frame &f, int n, i
 template <int KIND>
 static __device__ __forceinline__ void multiply_pairs(struct frame &f, int n, int words)
 {
-    const int warp = warp_of(f), lane = lane_of(f);
-
 #pragma unroll 1
     for (int i = 0; i < n; i += 2) {
         float sum[2][2] = {};
@@ -126,17 +151,11 @@ static __device__ __forceinline__ void multiply_pairs(struct frame &f, int n, in
 
 #pragma unroll 1
         for (int at = 0; at < words; at += CHUNK)
-            multiply_quantized<KIND>(sum, f, at, words, two);
-#pragma unroll
-        for (int t = 0; t < 2; t++)
-#pragma unroll
-            for (int j = 0; j < 2; j++) {
-                const int row = lane % 4 * 2 + j;
-
-                if (row < f.m && (t == 0 || two))
-                    f.scratch[(((i + t) * CONSUMERS + warp) * f.a.max_rows + row) * COLS +
-                              lane / 4] = sum[t][j];
-            }
+            if (KIND == KIND_INT4 && f.a.quant.zeros)
+                multiply_quantized<KIND, true>(sum, f, at, words, two);
+            else
+                multiply_quantized<KIND, false>(sum, f, at, words, two);
+        put_pair(f, i, two, sum);
     }
 }
 
