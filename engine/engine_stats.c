@@ -80,6 +80,8 @@ static void learn(struct engine *g, int32_t n_decodes, int32_t n_rows, double us
 
     if (masks_us <= us / 2 || us < estimate || estimate <= 0)
         step_cost_learn(&g->cost, n_decodes, n_rows, us);
+    else
+        step_cost_skip(&g->cost);
 }
 
 /* A step starts when it is submitted, or when the step before it ends. */
@@ -95,8 +97,8 @@ void engine_count_step(struct engine *g, uint64_t step)
     g->drafting_us = g->masks_us = 0;
     count_step(g, b, begin, now);
     if (submitted <= g->resumed_us || b->n_offloaded > 0) /* which wait for host memory */
-        return;
-    if (b->n_drafted > 0 && n_decodes == b->n_tokens)
+        step_cost_skip(&g->cost);
+    else if (b->n_drafted > 0 && n_decodes == b->n_tokens)
         step_cost_learn_drafts(&g->cost, n_decodes, (double)(now - before - drafting_us));
     else
         learn(g, n_decodes, b->n_tokens - n_decodes, (double)(now - begin), (double)masks_us);

@@ -17,7 +17,7 @@ enum {
     MIN_ROWS_ALONE = 128, /* without decodes: one row tile */
     INITIAL_ROWS = 512,   /* until the cost of a row is known */
     WARMUP_STEPS = 5,     /* of the draft model: the shortest but the first is the estimate then */
-    PROBE_AFTER = 64,     /* steps beside long decodes: then one of a single row shows their cost */
+    PROBE_AFTER = 64,     /* steps: then one of a single row shows what decodes take */
 };
 
 static int point_of(int32_t n)
@@ -29,11 +29,12 @@ static int point_of(int32_t n)
     return k;
 }
 
-static void learn_decodes(struct step_cost *c, int32_t n_decodes, double us)
+static void learn_decodes(struct step_cost *c, int32_t n_decodes, int32_t n_rows, double us)
 {
     const int k = point_of(n_decodes);
 
-    if (c->decodes[k].n <= 0) {
+    if (c->decodes[k].n <= 0 || c->decodes[k].guessed) {
+        c->decodes[k].guessed = c->decodes[k].n <= 0 && n_rows > 1;
         c->decodes[k].n = n_decodes;
         c->decodes[k].us = us;
         return;
@@ -49,16 +50,21 @@ static double between(double n0, double us0, double n1, double us1, double n)
 }
 
 /* Below the first point, and above one that is alone, cost is taken to be proportional. That
- * overestimates what decodes add, so few are planned, and what those take is seen next. */
-static double line_us(const struct step_cost *c, double n)
+ * overestimates what decodes add, so few are planned, and what those take is seen next. More
+ * decodes take no less, and no longer than if they ran in several steps: a point that says so is
+ * wrong, and would stay wrong if it kept such steps from being planned. */
+static double decodes_us(const struct step_cost *c, double n)
 {
     double n0 = 0, us0 = 0, slope = 0;
 
     for (int k = 0; k < STEP_COST_POINTS; k++) {
-        const double n1 = c->decodes[k].n, us1 = fmax(c->decodes[k].us, us0);
+        const double n1 = c->decodes[k].n;
+        double us1 = fmax(c->decodes[k].us, us0);
 
         if (n1 <= 0)
             continue;
+        if (n0 > 0)
+            us1 = fmin(us1, us0 * n1 / n0);
         if (n <= n1)
             return between(n0, us0, n1, us1, n);
         slope = (us1 - us0) / (n1 - n0);
@@ -66,15 +72,6 @@ static double line_us(const struct step_cost *c, double n)
         us0 = us1;
     }
     return us0 + slope * (n - n0);
-}
-
-/* Decodes together take no longer than one by one. A point that says so is wrong, and would stay
- * wrong if it kept such steps from being planned. */
-static double decodes_us(const struct step_cost *c, double n)
-{
-    const double us = line_us(c, n);
-
-    return c->decodes[0].n > 0 ? fmin(us, n * c->decodes[0].us) : us;
 }
 
 double step_cost_us(const struct step_cost *c, int32_t n_decodes, int32_t n_rows)
@@ -95,6 +92,19 @@ static double known_us(const struct step_cost *c, int32_t n)
         if (c->decodes[k].n > 0)
             most = c->decodes[k].n;
     return n > 0 ? decodes_us(c, fmin(n, most)) : 0;
+}
+
+/* Of a number of which nothing was recorded: what rows do not account for. */
+static void guess_decodes(struct step_cost *c, int32_t n, double us)
+{
+    const int k = point_of(n);
+    const double known = known_us(c, n);
+
+    if (c->decodes[k].n > 0 || known <= 0)
+        return;
+    c->decodes[k].n = n;
+    c->decodes[k].us = fmax(us, known);
+    c->decodes[k].guessed = true;
 }
 
 /* The rows' part of a step that took us: what decodes of such a step do not account for. One step
@@ -126,17 +136,22 @@ void step_cost_learn(struct step_cost *c, int32_t n_decodes, int32_t n_rows, dou
         const double own = fmax(us - rows_us, us / 2);
 
         /* A step committed late makes the next one seem short: of two alike the mean is right. */
-        learn_decodes(c, n_decodes, n_decodes == last ? (own + c->last_us) / 2 : own);
+        learn_decodes(c, n_decodes, n_rows, n_decodes == last ? (own + c->last_us) / 2 : own);
         c->last_decodes = n_decodes;
         c->last_us = own;
         c->steps_since_probe = 0;
     } else {
-        /* Of a first such step the decodes' part is what rows do not account for. */
-        if (n_decodes > 0 && c->row_us > 0 && c->decodes[point_of(n_decodes)].n <= 0)
-            learn_decodes(c, n_decodes, fmax(us - rows_us, known_us(c, n_decodes)));
+        if (n_decodes > 0 && c->row_us > 0)
+            guess_decodes(c, n_decodes, us - rows_us);
         learn_rows(c, n_decodes, n_rows, us);
         c->steps_since_probe++;
     }
+}
+
+void step_cost_skip(struct step_cost *c)
+{
+    c->last_decodes = 0;
+    c->steps_since_probe = 0;
 }
 
 /* A device computes few rows as the next power of two. */
@@ -188,6 +203,7 @@ double step_cost_model_us(const struct step_cost *c)
 int32_t step_cost_rows(const struct step_cost *c, int32_t n_decodes)
 {
     const int32_t fewest = n_decodes > 0 ? MIN_ROWS_BESIDE : MIN_ROWS_ALONE;
+    const int k = point_of(n_decodes);
     double us, rows;
 
     if (c->max_step_us <= 0)
@@ -197,7 +213,9 @@ int32_t step_cost_rows(const struct step_cost *c, int32_t n_decodes)
     /* A step without decodes delays only who comes meanwhile. Where decodes alone take long, a
      * bound of max_step_us would stop prompts altogether. */
     us = known_us(c, n_decodes);
-    if (3 * us > c->max_step_us && c->steps_since_probe >= PROBE_AFTER)
+    /* That matters where they take long, and where no step without prompts has shown it. */
+    if (n_decodes > 0 && c->steps_since_probe >= PROBE_AFTER &&
+        (3 * us > c->max_step_us || c->decodes[k].n <= 0 || c->decodes[k].guessed))
         return 1;
     rows = (fmax(n_decodes > 0 ? c->max_step_us : 2 * c->max_step_us, 3 * us) - us) / c->row_us;
     return rows < fewest ? fewest : rows < INT32_MAX ? (int32_t)rows : INT32_MAX;

@@ -18,6 +18,7 @@ struct step_cost {
     double max_step_us; /* target for a step with prompts; 0: unbounded */
     struct {
         double n, us; /* 0: no such step was recorded */
+        bool guessed; /* of the first step, which had prompts; the next that shows it counts */
     } decodes[STEP_COST_POINTS];
     double row_us;                /* of one more prompt row; 0: unknown */
     double rows_sum, rows_us_sum; /* row_us is their ratio; older steps count less */
@@ -34,6 +35,10 @@ struct step_cost {
 
 /* Records that a step of n_decodes decodes and n_rows prompt rows took us. */
 void step_cost_learn(struct step_cost *c, int32_t n_decodes, int32_t n_rows, double us);
+
+/* A step that shows nothing, as it waited for something else: the next one need not show what this
+ * was to show, or prompts would wait for a step that does. */
+void step_cost_skip(struct step_cost *c);
 
 /* The estimate for such a step; 0: unknown. More decodes or rows never make it less. */
 double step_cost_us(const struct step_cost *c, int32_t n_decodes, int32_t n_rows);

@@ -149,6 +149,52 @@ TEST(a_burst_after_single_streams_keeps_the_bound)
     ck_assert_double_le(cost.row_us, 1.4 * 21.5);
 }
 
+/* Where the first step of so many decodes has prompts and is held up, the bound is met again as
+ * soon as a step has shown what they take. */
+TEST(a_held_up_first_step_does_not_last)
+{
+    double us = 0;
+
+    cost.max_step_us = 50e3;
+    cost.row_us = 20;
+    learn(2, 2, 5000);
+    step_cost_learn(&cost, 64, 500, 5e6);
+    for (int i = 0; i < 150; i++) {
+        const int32_t n = step_cost_rows(&cost, 64);
+
+        us = device_us(64, n, 5000, 100, 20);
+        step_cost_learn(&cost, 64, n, us);
+    }
+    ck_assert_double_le(us, 1.1 * 50e3);
+    ck_assert_double_eq_tol(step_cost_us(&cost, 64, 0), device_us(64, 0, 5000, 100, 20), 500);
+}
+
+/* What decodes take is looked at after 64 steps if it was guessed or is unknown, not again if it
+ * was seen and is short; and a look that shows nothing is not repeated at once. */
+TEST(unknown_decodes_are_looked_at)
+{
+    for (int known = 0; known < 2; known++) {
+        cost = (struct step_cost){.max_step_us = 50e3};
+        if (known)
+            learn(1, 1, 5000);
+        for (int look = 0; look < 2; look++) {
+            for (int i = 0; i < 64; i++) {
+                ck_assert_int_gt(step_cost_rows(&cost, 8), 1);
+                step_cost_learn(&cost, 8, 1000, device_us(8, 1000, 5000, 100, 20));
+            }
+            ck_assert_int_eq(step_cost_rows(&cost, 8), 1);
+            if (look == 0)
+                step_cost_skip(&cost);
+        }
+        step_cost_learn(&cost, 8, 1, device_us(8, 1, 5000, 100, 20));
+        ck_assert_double_eq_tol(step_cost_us(&cost, 8, 0), device_us(8, 0, 5000, 100, 20), 10);
+        for (int i = 0; i < 200; i++) {
+            ck_assert_int_gt(step_cost_rows(&cost, 8), 1);
+            step_cost_learn(&cost, 8, 1000, device_us(8, 1000, 5000, 100, 20));
+        }
+    }
+}
+
 /* However dear they are, some rows go on; where decodes alone take long, a step may take three
  * times as long as they do. */
 TEST(prompts_go_on)
