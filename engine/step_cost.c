@@ -151,7 +151,8 @@ void step_cost_learn(struct step_cost *c, int32_t n_decodes, int32_t n_rows, dou
 void step_cost_skip(struct step_cost *c)
 {
     c->last_decodes = 0;
-    c->steps_since_probe = 0;
+    if (c->steps_since_probe >= PROBE_AFTER)
+        c->steps_since_probe = 0;
 }
 
 /* A device computes few rows as the next power of two. */

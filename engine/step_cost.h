@@ -2,10 +2,10 @@
  * learned from completed steps; and how long a step of the draft model takes.
  *
  * A point for each power of two of decodes, with a line between neighbours, and one cost for each
- * prompt row. Steps with drafts have points of their own, because two of them are never in flight;
- * these decay while there are no such steps, so that drafts are tried again after an estimate that
- * was too high. Plain data: the engine thread records and the schedule reads, so the schedule needs
- * no clock. */
+ * prompt row. Steps with prompts tell what rows take, and of decodes give a guess alone. Steps with
+ * drafts have points of their own, because two of them are never in flight; these decay while there
+ * are no such steps, so that drafts are tried again after an estimate that was too high. Plain
+ * data: the engine thread records and the schedule reads, so the schedule needs no clock. */
 #ifndef NVLLM_ENGINE_STEP_COST_H
 #define NVLLM_ENGINE_STEP_COST_H
 
