@@ -29,12 +29,11 @@ static int point_of(int32_t n)
     return k;
 }
 
-static void learn_decodes(struct step_cost *c, int32_t n_decodes, int32_t n_rows, double us)
+static void learn_decodes(struct step_cost *c, int32_t n_decodes, double us)
 {
     const int k = point_of(n_decodes);
 
-    if (c->decodes[k].n <= 0 || c->decodes[k].guessed) {
-        c->decodes[k].guessed = c->decodes[k].n <= 0 && n_rows > 1;
+    if (c->decodes[k].n <= 0) {
         c->decodes[k].n = n_decodes;
         c->decodes[k].us = us;
         return;
@@ -83,7 +82,8 @@ double step_cost_us(const struct step_cost *c, int32_t n_decodes, int32_t n_rows
     return fmax(decodes + n_rows * (c->row_us > 0 ? c->row_us : one), one);
 }
 
-/* What n decodes take by what was recorded alone: of more than ever, as long as of the most. */
+/* What n decodes take at least: of more than were ever recorded, as long as of the most. In
+ * proportion they would seem to account for all of a step with prompts, and rows to be free. */
 static double known_us(const struct step_cost *c, int32_t n)
 {
     double most = n;
@@ -92,19 +92,6 @@ static double known_us(const struct step_cost *c, int32_t n)
         if (c->decodes[k].n > 0)
             most = c->decodes[k].n;
     return n > 0 ? decodes_us(c, fmin(n, most)) : 0;
-}
-
-/* Of a number of which nothing was recorded: what rows do not account for. */
-static void guess_decodes(struct step_cost *c, int32_t n, double us)
-{
-    const int k = point_of(n);
-    const double known = known_us(c, n);
-
-    if (c->decodes[k].n > 0 || known <= 0)
-        return;
-    c->decodes[k].n = n;
-    c->decodes[k].us = fmax(us, known);
-    c->decodes[k].guessed = true;
 }
 
 /* The rows' part of a step that took us: what decodes of such a step do not account for. One step
@@ -132,17 +119,16 @@ void step_cost_learn(struct step_cost *c, int32_t n_decodes, int32_t n_rows, dou
         return;
     for (int k = 0; k < STEP_COST_POINTS; k++)
         c->drafted[k].us *= 1 - draft_cost_decay;
-    if (n_decodes > 0 && (n_rows <= 1 || (c->row_us > 0 && rows_us <= max_row_share * us))) {
+    if (n_decodes > 0 && (n_rows <= 1 || (n_rows <= MIN_ROWS_BESIDE && c->row_us > 0 &&
+                                          rows_us <= max_row_share * us))) {
         const double own = fmax(us - rows_us, us / 2);
 
         /* A step committed late makes the next one seem short: of two alike the mean is right. */
-        learn_decodes(c, n_decodes, n_rows, n_decodes == last ? (own + c->last_us) / 2 : own);
+        learn_decodes(c, n_decodes, n_decodes == last ? (own + c->last_us) / 2 : own);
         c->last_decodes = n_decodes;
         c->last_us = own;
         c->steps_since_probe = 0;
     } else {
-        if (n_decodes > 0 && c->row_us > 0)
-            guess_decodes(c, n_decodes, us - rows_us);
         learn_rows(c, n_decodes, n_rows, us);
         c->steps_since_probe++;
     }
@@ -204,20 +190,17 @@ double step_cost_model_us(const struct step_cost *c)
 int32_t step_cost_rows(const struct step_cost *c, int32_t n_decodes)
 {
     const int32_t fewest = n_decodes > 0 ? MIN_ROWS_BESIDE : MIN_ROWS_ALONE;
-    const int k = point_of(n_decodes);
     double us, rows;
 
     if (c->max_step_us <= 0)
         return INT32_MAX;
     if (c->row_us <= 0)
         return INITIAL_ROWS;
+    if (n_decodes > 0 && c->steps_since_probe >= PROBE_AFTER)
+        return 1;
     /* A step without decodes delays only who comes meanwhile. Where decodes alone take long, a
      * bound of max_step_us would stop prompts altogether. */
     us = known_us(c, n_decodes);
-    /* That matters where they take long, and where no step without prompts has shown it. */
-    if (n_decodes > 0 && c->steps_since_probe >= PROBE_AFTER &&
-        (3 * us > c->max_step_us || c->decodes[k].n <= 0 || c->decodes[k].guessed))
-        return 1;
     rows = (fmax(n_decodes > 0 ? c->max_step_us : 2 * c->max_step_us, 3 * us) - us) / c->row_us;
     return rows < fewest ? fewest : rows < INT32_MAX ? (int32_t)rows : INT32_MAX;
 }

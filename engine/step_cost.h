@@ -2,10 +2,11 @@
  * learned from completed steps; and how long a step of the draft model takes.
  *
  * A point for each power of two of decodes, with a line between neighbours, and one cost for each
- * prompt row. Steps with prompts tell what rows take, and of decodes give a guess alone. Steps with
- * drafts have points of their own, because two of them are never in flight; these decay while there
- * are no such steps, so that drafts are tried again after an estimate that was too high. Plain
- * data: the engine thread records and the schedule reads, so the schedule needs no clock. */
+ * prompt row. Steps with prompts tell what rows take; what decodes take is shown by steps that have
+ * hardly any rows, and there is such a step now and then. Steps with drafts have points of their
+ * own, because two of them are never in flight; these decay while there are no such steps, so that
+ * drafts are tried again after an estimate that was too high. Plain data: the engine thread records
+ * and the schedule reads, so the schedule needs no clock. */
 #ifndef NVLLM_ENGINE_STEP_COST_H
 #define NVLLM_ENGINE_STEP_COST_H
 
@@ -18,7 +19,6 @@ struct step_cost {
     double max_step_us; /* target for a step with prompts; 0: unbounded */
     struct {
         double n, us; /* 0: no such step was recorded */
-        bool guessed; /* of the first step, which had prompts; the next that shows it counts */
     } decodes[STEP_COST_POINTS];
     double row_us;                /* of one more prompt row; 0: unknown */
     double rows_sum, rows_us_sum; /* row_us is their ratio; older steps count less */
@@ -36,8 +36,8 @@ struct step_cost {
 /* Records that a step of n_decodes decodes and n_rows prompt rows took us. */
 void step_cost_learn(struct step_cost *c, int32_t n_decodes, int32_t n_rows, double us);
 
-/* A step that shows nothing, as it waited for something else: the next one need not show what this
- * was to show, or prompts would wait for a step that does. */
+/* Records a step whose time shows nothing, as it waited for something else. If it was to show what
+ * decodes take, that is put off, so that prompts do not wait for a step that does. */
 void step_cost_skip(struct step_cost *c);
 
 /* The estimate for such a step; 0: unknown. More decodes or rows never make it less. */
@@ -58,7 +58,8 @@ void step_cost_learn_model(struct step_cost *c, double us);
 double step_cost_model_us(const struct step_cost *c);
 
 /* Prompt rows that a step may have beside n_decodes decodes: as many as end within max_step_us, or
- * within three times the decodes' own time if that is longer, but a few always; INT32_MAX: any. */
+ * within three times the decodes' own time if that is longer, but a few always, and one where the
+ * step is to show what decodes take; INT32_MAX: any. */
 int32_t step_cost_rows(const struct step_cost *c, int32_t n_decodes);
 
 #endif
