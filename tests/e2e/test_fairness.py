@@ -162,8 +162,8 @@ class Shares(Case):
                                    args=["--config", self.file])
 
     def test_slots(self):
-        """Where slots are wanting. Answers of many lengths: those of one length end together, and all
-        slots change hands at a time, so that a mean over seconds is one of four or five draws."""
+        """Where slots are wanting. Answers have many lengths: those of one length end together, and
+        all slots change hands at a time, so that a mean over seconds is one of few draws."""
         self.check(self.start(f"scheduler.max_seqs={MAX_SEQS}"),
                    lambda i: {"prompt_ids": {"ids": [i % 1000, i // 1000, 5]},
                               "max_tokens": 150 + i * 37 % 201,

@@ -228,6 +228,13 @@ static int next_number(char **at, int most)
     return (int)n;
 }
 
+static bool is_end(const char *at, int most)
+{
+    if (*at)
+        fprintf(stderr, "not a number from 1 to %d: %s\n", most, at);
+    return !*at;
+}
+
 int main(int argc, char **argv)
 {
     const bool invariant = argc > 2 && is(argv[argc - 1], "invariant");
@@ -322,6 +329,7 @@ int main(int argc, char **argv)
 
         for (int n; (n = next_number(&words[1], MAX_SEQS)) > 0;)
             bench_decode("decode", n, shortest, longest - shortest, 144, 0.6f, 0);
+        reached = is_end(words[1], MAX_SEQS);
     } else if (copies) {
         while (nvllm_backend.idle(backend, &e) == 1) /* until memory is pinned */
             ;
@@ -329,6 +337,7 @@ int main(int argc, char **argv)
     } else if (prefill) {
         for (int n; (n = next_number(&words[1], config->max_seq_len - 1)) > 0;)
             bench_prefill(n);
+        reached = is_end(words[1], config->max_seq_len - 1);
     } else if (mixed) {
         bench_mixed(words[1]);
         reached = print_first_use();

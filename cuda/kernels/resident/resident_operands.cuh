@@ -3,10 +3,9 @@
 //
 // Weights come through the ring; the eight warps divide a row's k in steps, 64 bytes of each row of
 // w. As in skinny.cuh the order of k within a step is permuted in both operands so that a thread
-// loads 16 bytes of either. Of mma's operands w is the 8-wide one, x the 16-wide one. For up to 8
-// rows it is the other way round where tiles come two at a time, which takes half as many products,
-// and none of the moves that bring x beside zeros: weights of bf16 whose tile is one stage, and all
-// that are quantized.
+// loads 16 bytes of either. w is mma's 8-wide operand and x the 16-wide one, except for up to 8
+// rows with quantized weights, or with those of bf16 whose row is one stage: there two tiles of w
+// are the 16-wide operand, which takes half as many mma and no zeros beside x.
 //
 // Quantized weights become bf16 in registers (quant.cuh). The sum of a step, all of whose weights
 // are of one group, is multiplied by the scale. Scales come with the weights, behind them in the
