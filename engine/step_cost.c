@@ -94,14 +94,15 @@ static double known_us(const struct step_cost *c, int32_t n)
     return n > 0 ? decodes_us(c, fmin(n, most)) : 0;
 }
 
-/* The rows' part of a step that took us: what decodes of such a step do not account for. One step
- * raises the estimate to twice at most. */
+/* The rows' part of a step that took us: what decodes of such a step do not account for. A step
+ * like those before raises the estimate by no larger share of itself than one raises a point. */
 static void learn_rows(struct step_cost *c, int32_t n_decodes, int32_t n_rows, double us)
 {
     double row_us = (us - known_us(c, n_decodes)) / n_rows;
 
     if (c->row_us > 0)
-        row_us = fmin(fmax(row_us, c->row_us / 4), c->row_us * 2);
+        row_us = fmin(fmax(row_us, c->row_us / 4),
+                      c->row_us * (1 + max_step_change / (1 - row_cost_decay)));
     else if (row_us <= 0)
         return;
     c->rows_sum = c->rows_sum * row_cost_decay + n_rows;
