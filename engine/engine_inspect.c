@@ -113,11 +113,10 @@ static int compute(struct engine *g, struct job *j)
         .prompt = j->prompt.ids,
         .sampling = &greedy,
         .cache_salt = j->request.query.cache_salt,
+        .arrival_us = j->arrival_us,
     };
     int r = core_admit(g->core, &cr, clock_us());
 
-    if (r == CORE_OK)
-        engine_trace_queued(g, j);
     return r > 0 ? -E2BIG : r;
 }
 

@@ -221,8 +221,6 @@ void engine_count_end(struct engine *g, const struct job *j); /* with its termin
 void engine_count_step(struct engine *g, uint64_t step);
 
 /* engine_trace.c */
-/* Records that a job waits in the core's queue. */
-void engine_trace_queued(struct engine *g, const struct job *j);
 /* Takes over a job of INSPECT_TRACE. */
 void engine_begin_trace(struct engine *g, struct job *j);
 /* With a trace on: hands its records over if there are many, or with `all` if there are any; and

@@ -121,6 +121,7 @@ static int admit(struct engine *g, struct job *j, struct err *e)
         .prompt = j->prompt.ids,
         .sampling = &sampling,
         .cache_salt = r->cache_salt,
+        .arrival_us = j->arrival_us,
         .deadline_us = r->deadline_us,
         .masks = j->guide != NULL,
     };
@@ -153,7 +154,6 @@ static int admit(struct engine *g, struct job *j, struct err *e)
     if (ret != CORE_OK) {
         refuse(g, j, ret, &cr);
     } else {
-        engine_trace_queued(g, j);
         job_release(j); /* the core has its own copy */
         if (j->guide)
             ret = guide_begin(g, j, sampling.stop_ids, sampling.n_stop_ids);
@@ -171,7 +171,6 @@ void engine_finish(struct engine *g, struct job *j, const struct core_usage *usa
     const int error = generation_error(j->generation);
 
     j->terminal.usage = *usage;
-    j->terminal.usage.arrival_us = j->arrival_us;
     j->terminal.usage.completion_tokens = generation_n_tokens(j->generation);
     engine_count_end(g, j);
     if (error == -EDQUOT)
@@ -194,7 +193,6 @@ void engine_finish_embedding(struct engine *g, struct job *j, const struct core_
     const int32_t n = j->request.dimensions ? j->request.dimensions : dim;
 
     j->terminal.usage = ev->usage;
-    j->terminal.usage.arrival_us = j->arrival_us;
     engine_count_end(g, j);
     if (ev->reason == CORE_REASON_CANCELLED) {
         job_fail(j, &g->out, ENGINE_E_CANCELLED, NULL, "cancelled");
@@ -218,7 +216,7 @@ void engine_finish_embedding(struct engine *g, struct job *j, const struct core_
 static void finish_unadmitted(struct engine *g, struct job *j)
 {
     struct core_event ev = {.type = CORE_CHOICE_DONE, .reason = CORE_REASON_CANCELLED};
-    struct core_usage usage = {.end_us = clock_us()};
+    struct core_usage usage = {.arrival_us = j->arrival_us, .end_us = clock_us()};
 
     if (j->request.kind != ENGINE_GENERATE) {
         job_fail(j, &g->out, ENGINE_E_CANCELLED, NULL, "cancelled");

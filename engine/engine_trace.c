@@ -9,16 +9,6 @@
 
 enum { HAND_OVER = 256 }; /* records of one event, while more come */
 
-void engine_trace_queued(struct engine *g, const struct job *j)
-{
-    const uint64_t now_us = g->trace ? clock_us() : 0;
-
-    trace_add(g->trace, &(struct trace_record){.kind = TRACE_QUEUED,
-                                               .request = j->request.id,
-                                               .at_us = now_us,
-                                               .took_us = now_us - j->arrival_us});
-}
-
 void engine_begin_trace(struct engine *g, struct job *j)
 {
     if (g->trace) {

@@ -94,11 +94,21 @@ void core_set_cost(struct core *c, const struct step_cost *cost)
     c->cost = *cost;
 }
 
+static void trace_queued(struct trace *t, const struct request *q)
+{
+    const struct core_usage *u = &q->usage;
+
+    trace_add(t, &(struct trace_record){.kind = TRACE_QUEUED,
+                                        .request = q->id,
+                                        .at_us = u->queued_us,
+                                        .took_us = u->queued_us - u->arrival_us});
+}
+
 void core_set_trace(struct core *c, struct trace *trace)
 {
     c->trace = trace;
     LIST_EACH (const struct request, q, in_core, &c->all) {
-        trace_request(trace, TRACE_QUEUED, q->id, q->usage.arrival_us);
+        trace_queued(trace, q);
         if (q->usage.start_us)
             trace_request(trace, TRACE_STARTED, q->id, q->usage.start_us);
         if (q->usage.first_us)
@@ -258,6 +268,7 @@ int core_admit(struct core *c, const struct core_request *r, uint64_t now_us)
     const int fits = core_fits(c, r);
 
     must(r->n_prompt >= 1 && r->max_tokens >= 1 && r->n >= 1);
+    must(r->arrival_us <= now_us);
     must(r->priority >= 0 && r->priority < CORE_N_PRIORITIES);
     must(!id_map_get(&c->requests, r->id));
     must(!r->masks || c->options.mask_words > 0);
@@ -285,6 +296,7 @@ int core_admit(struct core *c, const struct core_request *r, uint64_t now_us)
     c->last_order += (uint64_t)q->n;
     c->n_requests++;
     c->n_alive += q->n;
+    trace_queued(c->trace, q);
     return CORE_OK;
 }
 

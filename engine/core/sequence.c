@@ -75,7 +75,8 @@ struct request *request_new(const struct core_request *r, uint64_t order, uint64
     q->pooling = r->pooling;
     q->n = q->n_alive = r->n;
     q->usage.prompt_tokens = r->n_prompt;
-    q->usage.arrival_us = now_us;
+    q->usage.arrival_us = r->arrival_us ? r->arrival_us : now_us;
+    q->usage.queued_us = now_us;
     q->prompt = copy_of(r->prompt, (size_t)r->n_prompt, sizeof(*r->prompt));
     q->bias = copy_of(r->sampling->bias, (size_t)r->sampling->n_bias, sizeof(*q->bias));
     q->stop_ids =

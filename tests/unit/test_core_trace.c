@@ -34,33 +34,43 @@ static const struct trace_record *record_of(uint64_t request, int n)
 TEST(life_of_a_request)
 {
     const struct trace_record *r;
-    uint64_t id;
+    struct core_request q = rig_request(1, 20, 3);
+    const uint64_t id = q.id, queued_us = rig.now_us;
 
     core_set_trace(rig.core, trace);
-    id = rig_ask_for(1, 20, 3);
+    q.arrival_us = queued_us - 400;
+    rig_ask(&q);
     rig_run();
     r = record_of(id, 0);
-    ck_assert(r->kind == TRACE_STARTED && r->at_us == rig_finished(id)->usage.start_us);
+    ck_assert(r->kind == TRACE_QUEUED && r->at_us == queued_us && r->took_us == 400);
+    ck_assert_uint_eq(rig_finished(id)->usage.arrival_us, queued_us - 400);
     r = record_of(id, 1);
-    ck_assert(r->kind == TRACE_FIRST_TOKEN && r->at_us == rig_finished(id)->usage.first_us);
+    ck_assert(r->kind == TRACE_STARTED && r->at_us == rig_finished(id)->usage.start_us);
     r = record_of(id, 2);
+    ck_assert(r->kind == TRACE_FIRST_TOKEN && r->at_us == rig_finished(id)->usage.first_us);
+    r = record_of(id, 3);
     ck_assert(r->kind == TRACE_ENDED && r->at_us == rig_finished(id)->usage.end_us);
     ck_assert_int_eq(r->reason, CORE_REASON_LENGTH);
     ck_assert_int_eq(r->since, TRACE_FIRST_TOKEN);
-    ck_assert_ptr_null(record_of(id, 3));
+    ck_assert_ptr_null(record_of(id, 4));
 }
 
 /* A trace that begins late has what has happened to the requests in progress. */
 TEST(requests_in_progress_come_first)
 {
-    const uint64_t decodes = rig_ask_for(1, 4, 10);
+    struct core_request q = rig_request(1, 4, 10);
+    const uint64_t decodes = q.id, queued_us = rig.now_us;
     uint64_t waits;
 
+    q.arrival_us = queued_us - 400;
+    rig_ask(&q);
     rig_steps(3);
     waits = rig_ask_for(2, 4, 10);
     core_set_trace(rig.core, trace);
     ck_assert_int_eq(trace->n, 4);
     ck_assert_int_eq(record_of(decodes, 0)->kind, TRACE_QUEUED);
+    ck_assert_uint_eq(record_of(decodes, 0)->at_us, queued_us);
+    ck_assert_uint_eq(record_of(decodes, 0)->took_us, 400); /* it arrived before it was admitted */
     ck_assert_int_eq(record_of(decodes, 1)->kind, TRACE_STARTED);
     ck_assert_int_eq(record_of(decodes, 2)->kind, TRACE_FIRST_TOKEN);
     ck_assert_int_eq(record_of(waits, 0)->kind, TRACE_QUEUED);
@@ -101,7 +111,7 @@ TEST(full_buffer_drops)
     rig_ask_for(1, 4, 2);
     rig_run();
     ck_assert_int_eq(trace->n, TRACE_ROOM);
-    ck_assert_uint_eq(trace->dropped, 2);
+    ck_assert_uint_eq(trace->dropped, 3);
 }
 
 /* A token says when the one before it was committed; the first says that it is. */
