@@ -26,6 +26,7 @@ WEIGHTS = {
     "bf16": ("", [], (0, 4000, 0, 0)),
     "fp8": ("-fp8", [], (400, 4900, 1.3, 0.7)),
     "fp8, fp8 keys": ("-fp8", ["cache.kv_dtype=fp8"], (0, 5600, 0, 0)),
+    "fp8, a scale a row": ("-fp8-rows", [], (0, 0, 1.45, 0)),
     "int4": ("-int4", [], (560, 0, 0, 0)),
 }
 
@@ -78,12 +79,15 @@ def sweep():
 
 
 def weights():
-    """The 8B shape as bf16, and what `nvllmd convert` made of it."""
+    """The 8B shape as bf16, and what `nvllmd convert` and fp8_rows.py made of it."""
     if not args.large:
         raise Skip("no folder of the 8B shape")
     base = None
     for name, (ending, options, (one_bar, all_bar, long_bar, start_bar)) in WEIGHTS.items():
         folder = args.large.with_name(args.large.name + ending)
+        if not folder.is_dir():
+            row(f"weights, {name}", "skip", "no such folder")
+            continue
         device.page_in(folder)
         with daemon("cache.prefix_cache=off", OFF, *options, model=folder) as d:
             one = 1e3 / step_ms(d, 1)
