@@ -206,15 +206,24 @@ class Daemon:
     def rss_kib(self):
         return self.memory_kib("VmRSS")
 
+    def states(self):
+        """What the daemon's threads do: R, they run or wait for a core, S, they sleep, …"""
+        found = set()
+        for task in pathlib.Path(f"/proc/{self.pid}/task").glob("*/stat"):
+            with contextlib.suppress(OSError):  # it has ended since
+                found.add(task.read_text().rsplit(")", 1)[1].split()[0])
+        return found
+
     def wait_filled(self):
         """Until the KV pages, which the CPU backend makes while it has nothing to compute, are all
-        there: then memory grows for other reasons alone."""
-        same, last = 0, -1
+        there: then memory grows for other reasons alone. On a busy machine who makes them may have
+        to wait for a core, but does not sleep."""
+        same, last = 0, None
 
         def settled():
             nonlocal same, last
-            now = self.rss_kib()
-            same, last = same + 1 if now == last else 0, now
+            now = self.rss_kib(), self.states()
+            same, last = same + 1 if now == last and now[1] == {"S"} else 0, now
             time.sleep(0.05)
             return same == 10
 
