@@ -69,7 +69,7 @@ struct core_request {
     const struct sampling *sampling; /* copied, with its arrays */
     struct text cache_salt;          /* narrows the namespace; copied */
     uint64_t arrival_us;             /* on the clock of now_us, not after it; 0: now */
-    uint64_t deadline_us;            /* likewise; 0: none */
+    uint64_t deadline_us;            /* on the same clock; 0: none */
     bool masks;                      /* core_set_mask() is called for each token */
     enum core_pooling pooling;       /* not NONE: max_tokens and n are 1, and nothing is sampled */
 };
@@ -99,10 +99,10 @@ struct core_usage {
     int32_t preemptions;
     int32_t draft_tokens, accepted_tokens; /* drafts computed, and those reported as tokens */
     int32_t model_draft_tokens, model_accepted_tokens; /* of these, by the draft model */
-    uint64_t arrival_us;
-    uint64_t queued_us; /* core_admit */
-    uint64_t start_us;  /* first slot taken; 0: never ran */
-    uint64_t first_us;  /* first token committed; 0: none */
+    uint64_t arrival_us; /* the core_request's, or that of core_admit */
+    uint64_t queued_us;  /* core_admit; 0: never admitted */
+    uint64_t start_us;   /* first slot taken; 0: never ran */
+    uint64_t first_us;   /* first token committed; 0: none */
     uint64_t end_us;
 };
 

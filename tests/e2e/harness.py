@@ -207,17 +207,17 @@ class Daemon:
         return self.memory_kib("VmRSS")
 
     def states(self):
-        """What the daemon's threads do: R, they run or wait for a core, S, they sleep, …"""
+        """The states of the daemon's threads, as in /proc: R runs or waits for a core, S sleeps, …"""
         found = set()
         for task in pathlib.Path(f"/proc/{self.pid}/task").glob("*/stat"):
-            with contextlib.suppress(OSError):  # it has ended since
+            with contextlib.suppress(OSError):  # the thread has ended
                 found.add(task.read_text().rsplit(")", 1)[1].split()[0])
         return found
 
     def wait_filled(self):
         """Until the KV pages, which the CPU backend makes while it has nothing to compute, are all
-        there: then memory grows for other reasons alone. On a busy machine who makes them may have
-        to wait for a core, but does not sleep."""
+        there: then memory grows for other reasons alone. On a busy machine
+        the thread that makes them may have to wait for a core, but does not sleep then."""
         same, last = 0, None
 
         def settled():

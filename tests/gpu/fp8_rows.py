@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Writes a folder of plain weights as compressed-tensors publishes FP8: a scale for each row.
+"""Writes an FP8 copy of a folder of bf16 weights, in compressed-tensors' format with a scale for each
+row.
 
     fp8_rows.py FOLDER NEW_FOLDER
 """
@@ -38,20 +39,23 @@ def quantized(name, weight):
 
 def main(old, new):
     index = {}
-    new.mkdir()
+    part = new.with_name(new.name + ".part")
+    part.mkdir()
     for path in old.iterdir():
         if path.suffix == ".safetensors":
             tensors = {}
             with safe_open(path, "pt") as f:
                 for name in f.keys():
                     tensors.update(quantized(name, f.get_tensor(name)))
-            save_file(tensors, new / path.name)
+            save_file(tensors, part / path.name)
             index.update(dict.fromkeys(tensors, path.name))
         elif path.is_file():
-            shutil.copy(path, new)
+            shutil.copy(path, part)
     config = json.loads((old / "config.json").read_text())
-    (new / "config.json").write_text(json.dumps({**config, "quantization_config": CONFIG}))
-    (new / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
+    (part / "config.json").write_text(json.dumps({**config, "quantization_config": CONFIG}))
+    (part / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
+    part.rename(new)
+    print(f"{len(index)} tensors")
 
 
 main(pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2]))

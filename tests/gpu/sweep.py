@@ -20,13 +20,15 @@ DIP = 1.03
 CLIENTS, REQUESTS, PROMPT = 128, 640, 1024
 LONG = 16384
 
+BY_ROWS = "fp8, a scale a row"
+
 # Of the 8B shape: how its folder's name ends; options; bars: tokens a second of one stream, of all
 # clients, the speed of a long prompt beside bf16, seconds to READY=1. 0: none.
 WEIGHTS = {
     "bf16": ("", [], (0, 4000, 0, 0)),
     "fp8": ("-fp8", [], (400, 4900, 1.3, 0.7)),
     "fp8, fp8 keys": ("-fp8", ["cache.kv_dtype=fp8"], (0, 5600, 0, 0)),
-    "fp8, a scale a row": ("-fp8-rows", [], (0, 0, 1.45, 0)),
+    BY_ROWS: ("-fp8-rows", [], (0, 0, 1.45, 0)),
     "int4": ("-int4", [], (560, 0, 0, 0)),
 }
 
@@ -85,8 +87,8 @@ def weights():
     base = None
     for name, (ending, options, (one_bar, all_bar, long_bar, start_bar)) in WEIGHTS.items():
         folder = args.large.with_name(args.large.name + ending)
-        if not folder.is_dir():
-            row(f"weights, {name}", "skip", "no such folder")
+        if name == BY_ROWS and not folder.is_dir():
+            row(f"weights, {name}", "skip", "no torch and safetensors to make the folder")
             continue
         device.page_in(folder)
         with daemon("cache.prefix_cache=off", OFF, *options, model=folder) as d:

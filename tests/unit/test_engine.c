@@ -9,6 +9,7 @@
 
 #include "engine/core/core_impl.h"
 #include "engine/engine_private.h"
+#include "engine/util/clock.h"
 #include "tests/unit/engine_rig.h"
 #include "tests/unit/run_suite.h"
 
@@ -93,6 +94,22 @@ TEST(streams_an_answer)
     ck_assert_int_eq(a.usage.completion_tokens, 3);
     ck_assert(a.usage.arrival_us <= a.usage.start_us && a.usage.start_us <= a.usage.first_us &&
               a.usage.first_us <= a.usage.end_us);
+}
+
+/* A request has arrived when engine_start() has returned, and waits in the core later. */
+TEST(arrival_is_before_the_queue)
+{
+    struct engine *g = start();
+    struct engine_request r = request(1, CHAT_SUM);
+    const uint64_t before_us = clock_us();
+    uint64_t after_us;
+    struct answer a;
+
+    generate(g, &r);
+    after_us = clock_us();
+    gather(g, &a, 1);
+    ck_assert(before_us <= a.usage.arrival_us && a.usage.arrival_us <= after_us);
+    ck_assert(a.usage.arrival_us < a.usage.queued_us && a.usage.queued_us <= a.usage.start_us);
 }
 
 /* The same request without streaming is one delta with the same text and ids. */
