@@ -30,8 +30,7 @@ static const struct trace_record *record_of(uint64_t request, int n)
     return NULL;
 }
 
-/* A request waits, begins, has its first token and ends: in this order, at the times of the steps.
- */
+/* A request waits, begins, has its first token and ends, in this order and when the steps do. */
 TEST(life_of_a_request)
 {
     const struct trace_record *r;
