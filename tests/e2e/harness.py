@@ -206,24 +206,24 @@ class Daemon:
     def rss_kib(self):
         return self.memory_kib("VmRSS")
 
-    def states(self):
-        """The states of the daemon's threads, as in /proc: R runs or waits for a core, S sleeps, …"""
-        found = set()
-        for task in pathlib.Path(f"/proc/{self.pid}/task").glob("*/stat"):
+    def thread_stats(self, field):
+        """A field of /proc/PID/task/TID/stat, numbered from 1 as in proc(5), of each thread."""
+        found = []
+        for stat in pathlib.Path(f"/proc/{self.pid}/task").glob("*/stat"):
             with contextlib.suppress(OSError):  # the thread has ended
-                found.add(task.read_text().rsplit(")", 1)[1].split()[0])
+                found.append(stat.read_text().rsplit(")", 1)[1].split()[field - 3])
         return found
 
     def wait_filled(self):
         """Until the KV pages, which the CPU backend makes while it has nothing to compute, are all
-        there: then memory grows for other reasons alone. On a busy machine
-        the thread that makes them may have to wait for a core, but does not sleep then."""
-        same, last = 0, None
+        there: then memory grows for other reasons alone. On a busy machine the thread that makes
+        them may have to wait for a core, but does not sleep then."""
+        same, last = 0, -1
 
         def settled():
             nonlocal same, last
-            now = self.rss_kib(), self.states()
-            same, last = same + 1 if now == last and now[1] == {"S"} else 0, now
+            now, asleep = self.rss_kib(), set(self.thread_stats(3)) == {"S"}
+            same, last = same + 1 if now == last and asleep else 0, now
             time.sleep(0.05)
             return same == 10
 

@@ -442,8 +442,7 @@ class ServiceManager(Case):
         """The engine's thread alone has a higher priority, where the daemon may give it one."""
         with Daemon() as d:
             d.wait_filled()  # by a thread of another priority, which then ends
-            nices = [int(stat.read_text().rsplit(")", 1)[1].split()[16])
-                     for stat in pathlib.Path(f"/proc/{d.pid}/task").glob("*/stat")]
+            nices = [int(nice) for nice in d.thread_stats(19)]
         own = os.getpriority(os.PRIO_PROCESS, 0)
         raised = [ENGINE_NICE] if may_be_nice(ENGINE_NICE) else [own]
         nices = [n for n in nices if n != 19]  # who makes pages of the cache, for a while

@@ -122,15 +122,18 @@ class Speculation(Case):
 
     def test_draft_model_is_right(self):
         """As its own draft model, the model drafts what it then says, except where rounding decides."""
-        rng = random.Random(20)
-        requests = [{"prompt": repeating(rng, i)["prompt"], "max_tokens": 100, "n": 1 + i % 2,
-                     "sampling": {"temperature": 0, "ignore_eos": True}} for i in range(scaled(40, 8))]
-        with Daemon(AUTO, f"model.draft={MODEL}", "cache.prefix_cache=off") as d:
-            self.outcomes(d, requests)
-            s = d.status()
-        print(f"{s['model_accepted_tokens']} of {s['model_draft_tokens']} drafts of a model right")
-        self.assertGreater(s["model_draft_tokens"], 0, "steps took too long for drafts to pay")
-        self.assertGreater(s["model_accepted_tokens"], 0.9 * s["model_draft_tokens"])
+        for temperature in 0, 0.7:
+            rng = random.Random(20)
+            requests = [{"prompt": repeating(rng, i)["prompt"], "max_tokens": 100, "n": 1 + i % 2,
+                         "sampling": {"temperature": temperature, "seed": i, "ignore_eos": True}}
+                        for i in range(scaled(40, 8))]
+            with Daemon(AUTO, f"model.draft={MODEL}", "cache.prefix_cache=off") as d:
+                self.outcomes(d, requests)
+                s = d.status()
+            n, n_right = s["model_draft_tokens"], s["model_accepted_tokens"]
+            print(f"temperature {temperature}: {n_right} of {n} drafts of a model right")
+            self.assertGreater(n, 0, "steps took too long for drafts to pay")
+            self.assertGreater(n_right, 0.9 * n)
 
     def test_draft_model_sleeps(self):
         """Its memory is given back with the model's, and it reads texts again."""

@@ -1,6 +1,5 @@
 #!/usr/bin/env python3
-"""Writes an FP8 copy of a folder of bf16 weights, in compressed-tensors' format with a scale for each
-row.
+"""Writes a folder of bf16 weights again as compressed-tensors' FP8, with a scale for each row.
 
     fp8_rows.py FOLDER NEW_FOLDER
 """

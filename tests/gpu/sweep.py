@@ -88,7 +88,7 @@ def weights():
     for name, (ending, options, (one_bar, all_bar, long_bar, start_bar)) in WEIGHTS.items():
         folder = args.large.with_name(args.large.name + ending)
         if name == BY_ROWS and not folder.is_dir():
-            row(f"weights, {name}", "skip", "no torch and safetensors to make the folder")
+            row(f"weights, {name}", "skip", "no torch and transformers to make the folder")
             continue
         device.page_in(folder)
         with daemon("cache.prefix_cache=off", OFF, *options, model=folder) as d:
