@@ -237,11 +237,11 @@ static const struct {
 
 TEST(shapes_follow_chain, .n = N(shapes))
 {
-    static const int rows[] = {1, 2, 3, 4, 7, 8, 9, 16};
+    static const int rows[] = {1, 2, 3, 4, 7, 8, 9, 15, 16};
     static const int lengths[RIG_ROWS] = {513, 1,  4200, 16, 17,  1, 100, 64,
                                           15,  33, 32,   2,  250, 7, 1,   48};
     struct model_config c = small;
-    int max_len[RIG_ROWS];
+    int alike[RIG_ROWS], max_len[RIG_ROWS];
     uint16_t *keys;
     struct rig r;
 
@@ -257,13 +257,17 @@ TEST(shapes_follow_chain, .n = N(shapes))
     c.n_experts_per_tok = shapes[_i].n_picks;
     c.norm_topk = shapes[_i].norm_topk;
     c.quant = format_of(shapes[_i].format);
-    for (int i = 0; i < RIG_ROWS; i++)
-        max_len[i] = i == 0 ? 4208 : lengths[i];
+    for (int i = 0; i < RIG_ROWS; i++) {
+        alike[i] = 512 + 3 * i;
+        max_len[i] = i == 0 ? 4208 : lengths[i] > alike[i] ? lengths[i] : alike[i];
+    }
     rig_init(&r, &c, shapes[_i].bias, shapes[_i].block_len, max_len);
     ck_assert_int_eq(r.forward.resident_rows, shapes[_i].most_rows);
     keys = host_of(r.forward.kv.base, (size_t)r.n_blocks * (size_t)r.block_elements * 2);
     for (int i = 0; i < N(rows) && rows[i] <= shapes[_i].most_rows; i++)
         check_step(&r, keys, lengths, rows[i], i % 2);
+    for (int i = 0; i < N(rows) && rows[i] <= shapes[_i].most_rows; i++)
+        check_step(&r, keys, alike, rows[i], false); /* no block attends to two */
     for (int i = 1; i < 4; i++) /* one sequence: of one key, of many, of a few */
         check_step(&r, keys, lengths + i, 1, false);
     rig_deinit(&r);
