@@ -16,8 +16,8 @@
  *
  * Work is divided by columns: a product's output is cut into tiles of eight columns, block b has
  * tiles b, b + n_blocks, and so on, and keeps its columns of the residual in shared memory. In
- * attention a block belongs to one KV head; the blocks of a head divide all sequences' keys evenly,
- * as in flash decoding, and join the parts of a sequence that was split.
+ * attention a block belongs to one KV head; the blocks of a head divide all sequences' keys, as in
+ * flash decoding, and join the parts of a sequence that was split.
  *
  * Of a mixture of experts a row's FFN is one with the columns of all its experts, whose weights lie
  * apart: each producer finds them by the router's scores, and a column of the activation is

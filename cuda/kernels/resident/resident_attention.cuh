@@ -1,5 +1,5 @@
 // resident_attention.cuh - attention as two phases of the resident kernel: each block attends, for
-// one KV head, to an equal share of all sequences' keys; then the parts of a sequence are joined.
+// one KV head, to a share of all sequences' keys; then the parts of a sequence are joined.
 //
 // Keys and values of earlier steps come through the ring before q is there. The step's own key and
 // value, which the block of a sequence's last keys stores, are taken from shared memory. Every
@@ -61,8 +61,9 @@ static __device__ __forceinline__ void softmax_add(struct softmax<HEAD_DIM> &s, 
     }
 }
 
-// What it costs that blocks have two sequences, in units that one would have read meanwhile: 3 us
-// of an H200. (0.6B, 15 sequences of 544 keys: 968 us a step; each whole, 866.)
+// The cost of a second sequence in a block, in units that the block could read in that time: about
+// 3 us. A step of 0.6B with 15 sequences, of 12, takes 970 and 888 us where all parts are equal,
+// 866 and 834 where each sequence is whole (512 keys and more; H200, 2026-11-28).
 static constexpr int SECOND_UNITS = 12;
 
 // The sum of what the lanes up to this one have.
@@ -77,8 +78,8 @@ static __device__ __forceinline__ int warp_prefix(int x)
 }
 
 // Divides the keys, by one warp, among the blocks of a KV head. Each sequence has blocks of its
-// own, enough that none has more than `longest` units, where that is little more than an equal
-// share; else all units in a row are cut into equal parts. first_part is the number of a block.
+// own if none need then read more than an equal share and SECOND_UNITS; else all units in a row are
+// cut into equal parts. first_part is the number of a block.
 static __device__ void plan_segments(struct resident_shared &s, const struct resident &a, int m)
 {
     const int lane = (int)threadIdx.x, own = (int)blockIdx.x / a.kv.n_kv_heads;
@@ -95,17 +96,18 @@ static __device__ void plan_segments(struct resident_shared &s, const struct res
         apart = __reduce_add_sync(ALL_LANES, n) <= groups;
     }
     const int end = warp_prefix(apart ? n : units), begin = end - (apart ? n : units);
-    int first = begin, low, high; /* its units that are this block's */
+    int first = begin;     /* of its parts */
+    int low = 0, high = 0; /* its units that are this block's */
 
-    if (apart) {
-        low = (own - first) * units / max(n, 1);
-        high = (own - first + 1) * units / max(n, 1);
-    } else {
+    if (!apart) {
         first = ((begin + 1) * groups - 1) / all, n = (end * groups - 1) / all - first + 1;
         low = max(begin, own * all / groups) - begin;
         high = min(end, (own + 1) * all / groups) - begin;
+    } else if (own >= first && own < first + n) {
+        low = (own - first) * units / n;
+        high = (own - first + 1) * units / n;
     }
-    const bool mine = lane < m && own >= first && own < first + n && low < high;
+    const bool mine = low < high;
     const uint32_t which = __ballot_sync(ALL_LANES, mine);
 
     if (lane < m) {
