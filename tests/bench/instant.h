@@ -14,8 +14,9 @@
 enum { INSTANT_IDS = 94 }; /* tokens are 0 .. 93, one printable character each */
 
 struct instant {
-    /* Written by the benchmark: how long a step takes. 0: nothing. */
-    atomic_uint_fast64_t step_us;
+    /* Written by the benchmark: how long a step takes, and each of its rows besides. step_us 0: no
+     * time. */
+    atomic_uint_fast64_t step_us, row_us;
     /* Written by the backend: when the last step that gave token i was over. */
     atomic_uint_fast64_t ended_ns[INSTANT_IDS];
 };

@@ -104,6 +104,8 @@ static void instant_info(const struct backend *b, struct backend_info *out)
 static int instant_submit(struct backend *b, const struct batch *batch, struct err *e)
 {
     uint64_t step_us = atomic_load_explicit(&b->shared->step_us, memory_order_relaxed);
+    uint64_t row_us = atomic_load_explicit(&b->shared->row_us, memory_order_relaxed);
+    uint64_t took_us = step_us + row_us * (uint64_t)batch->n_tokens;
     size_t at = batch->step % (BACKEND_IN_FLIGHT + 1);
     uint64_t start = b->due_ns[(batch->step - 1) % (BACKEND_IN_FLIGHT + 1)];
     uint64_t now = step_us ? instant_now_ns() : 0;
@@ -112,7 +114,7 @@ static int instant_submit(struct backend *b, const struct batch *batch, struct e
     for (int32_t i = 0; i < batch->n_rows; i++)
         b->ids[at][i] = (int32_t)(batch_rows(batch)[i].counter % INSTANT_IDS);
     b->n_rows[at] = batch->n_rows;
-    b->due_ns[at] = step_us ? (start > now ? start : now) + step_us * 1000 : 0;
+    b->due_ns[at] = step_us ? (start > now ? start : now) + took_us * 1000 : 0;
     b->submitted = batch->step;
     return 0;
 }

@@ -285,12 +285,12 @@ class Daemon:
 class Case(unittest.TestCase):
     maxDiff = 2000
 
-    def instant_daemon(self, step_us, *options, **others):
-        """With a backend whose steps take a set time, whatever is in them, and sample one token of
-        each sequence."""
+    def instant_daemon(self, step_us, *options, row_us=0, **others):
+        """With a backend whose steps take a set time and one for each of their rows, and sample one
+        token of each sequence."""
         folder = self.temporary_folder()
-        # As tests/bench/instant.h has it: the time of a step, then a time for each token.
-        (folder / "instant").write_bytes(struct.pack("<95Q", step_us, *[0] * 94))
+        # As tests/bench/instant.h has it: these two, then a time for each token.
+        (folder / "instant").write_bytes(struct.pack("<96Q", step_us, row_us, *[0] * 94))
         d = Daemon(f"backend.module={config.module}", f"cuda.cache_folder={folder}",
                    "scheduler.speculation=off", *options, backend="cuda", **others)
         d.instant = folder / "instant"
