@@ -20,12 +20,13 @@ DIP = 1.03
 CLIENTS, REQUESTS, PROMPT = 128, 640, 1024
 LONG = 16384
 
-BY_ROWS = "fp8, a scale a row"
+BF16, BY_ROWS = "bf16", "fp8, a scale a row"
 
 # Of the 8B shape: how its folder's name ends; options; bars: tokens a second of one stream, of all
-# clients, the speed of a long prompt beside bf16, seconds to READY=1. 0: none.
+# clients, the speed of a long prompt beside bf16, seconds to READY=1. 0: none. With bf16 the tokens
+# of all clients are to come evenly, too, and the first ones soon.
 WEIGHTS = {
-    "bf16": ("", [], (0, 4000, 0, 0)),
+    BF16: ("", [], (0, 4000, 0, 0)),
     "fp8": ("-fp8", [], (400, 4900, 1.3, 0.7)),
     "fp8, fp8 keys": ("-fp8", ["cache.kv_dtype=fp8"], (0, 5600, 0, 0)),
     BY_ROWS: ("-fp8-rows", [], (0, 0, 1.45, 0)),
@@ -99,12 +100,13 @@ def weights():
                          "--output-tokens", 1)["ttft_ms"]["p50"]
         starts = [device.start_seconds(folder, *options) for _ in range(3)]
         rate, gaps, late = all_["output_tok_s"], all_["between_ms"], all_["ttft_ms"]["p90"]
+        even = name != BF16 or (gaps["p99"] <= 2 * gaps["p50"] and late <= 1500)
         base = base or (one, rate, long)
         judge(f"weights, {name}, one stream", one >= one_bar, one_bar,
               f"tok_per_s={one:.0f}: {one / base[0]:.2f} x bf16")
         judge(f"weights, {name}, {few(CLIENTS)} clients",
-              rate >= all_bar and gaps["p99"] <= 2 * gaps["p50"] and late <= 1500,
-              all_bar and f"{all_bar}, p99 2 x, 1500 ms",
+              rate >= all_bar and even,
+              f"{all_bar}, p99 2 x, 1500 ms" if name == BF16 else all_bar,
               f"requests={few(REQUESTS)} tok_per_s={rate:.0f}: {rate / base[1]:.2f} x bf16 "
               f"between_tokens_ms={gaps['p50']:.1f} p99={gaps['p99']:.1f} "
               f"first_token_p90_ms={late:.0f}")
