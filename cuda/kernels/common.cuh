@@ -106,6 +106,17 @@ __device__ __forceinline__ float warp_sum(float x)
     return x;
 }
 
+// The sum of what the lanes up to this one have.
+template <typename T> static __device__ __forceinline__ T warp_prefix(T x)
+{
+    for (int i = 1; i < WARP; i *= 2) {
+        const T other = __shfl_up_sync(ALL_LANES, x, i);
+
+        x += (int)threadIdx.x % WARP >= i ? other : 0;
+    }
+    return x;
+}
+
 // Bytes i and i + 1 of four e4m3 as bf16, times a factor of two alike. Exponent and mantissa move
 // to where bf16 has them, below a sign that fills the bits above; what is left is a factor of
 // 2^120, and so for subnormals.

@@ -143,13 +143,8 @@ static __device__ void find_bin(const T *bins, unsigned long long target, struct
     const int warp = (int)threadIdx.x / WARP, lane = (int)threadIdx.x % WARP;
     const int top = BINS - 1 - 2 * (int)threadIdx.x;
     const unsigned long long a = bins[top], b = bins[top - 1];
-    unsigned long long sum = a + b;
+    unsigned long long sum = warp_prefix(a + b);
 
-    for (int i = 1; i < WARP; i *= 2) {
-        const unsigned long long other = __shfl_up_sync(ALL_LANES, sum, i);
-
-        sum += lane >= i ? other : 0;
-    }
     if (lane == WARP - 1)
         s.warp_sums[warp] = sum;
     __syncthreads();

@@ -66,17 +66,6 @@ static __device__ __forceinline__ void softmax_add(struct softmax<HEAD_DIM> &s, 
 // 866 and 834 where each sequence is whole (512 keys and more; H200, 2026-11-28).
 static constexpr int SECOND_UNITS = 12;
 
-// The sum of what the lanes up to this one have.
-static __device__ __forceinline__ int warp_prefix(int x)
-{
-    for (int i = 1; i < WARP; i *= 2) {
-        const int other = __shfl_up_sync(ALL_LANES, x, i);
-
-        x += (int)threadIdx.x % WARP >= i ? other : 0;
-    }
-    return x;
-}
-
 // Divides the keys, by one warp, among the blocks of a KV head. Each sequence has blocks of its
 // own if none need then read more than an equal share and SECOND_UNITS; else all units in a row are
 // cut into equal parts. first_part is the number of a block.
@@ -100,7 +89,8 @@ static __device__ void plan_segments(struct resident_shared &s, const struct res
     int low = 0, high = 0; /* its units that are this block's */
 
     if (!apart) {
-        first = ((begin + 1) * groups - 1) / all, n = (end * groups - 1) / all - first + 1;
+        first = ((begin + 1) * groups - 1) / all;
+        n = (end * groups - 1) / all - first + 1;
         low = max(begin, own * all / groups) - begin;
         high = min(end, (own + 1) * all / groups) - begin;
     } else if (own >= first && own < first + n) {
