@@ -14,6 +14,9 @@
 static constexpr int MAX_THREADS = 1024;
 static constexpr int VEC = 4;
 
+/* Of a block that has N vectors a thread: pick() gives two to rows of 4,096 at most. */
+template <int N> static constexpr int MOST_THREADS = N == 2 ? 512 : MAX_THREADS;
+
 static __device__ __forceinline__ float4 read_part(const float *part, int64_t at)
 {
     return __ldcg((const float4 *)part + at);
@@ -109,7 +112,7 @@ static __device__ __forceinline__ void exchange(float4 (&v)[N], const struct nor
 
 /* N vectors a thread; all loads of a row are under way at once. */
 template <int N, int PARTS, typename Part>
-static __global__ void __launch_bounds__(MAX_THREADS)
+static __global__ void __launch_bounds__(MOST_THREADS<N>)
     rms_norm_kernel(const __grid_constant__ struct norm n, const struct sampler_row *rows,
                     const struct step_counts *counts)
 {
