@@ -18,7 +18,7 @@ static const double error_limit = 8e-3;
 
 /* Scores of a router, of the size of 1, that differ by less are a tie, which those roundings
  * decide. */
-static const float tie = 0.02f;
+static const double tie = 0.02;
 
 /* A copy on the host, once all that was enqueued is done. */
 static void *host_of(const void *from, size_t bytes)
@@ -127,26 +127,18 @@ static bool buffers_are_reset(const struct rig *r)
     return reset;
 }
 
-static int by_size(const void *a, const void *b)
-{
-    const float x = *(const float *)a, y = *(const float *)b;
-
-    return (x < y) - (x > y);
-}
-
 /* Whether the last expert that the one row's last router chose is at a tie with one that it did
  * not. */
 static bool is_at_tie(const struct rig *r)
 {
-    const struct expert_picks *p = &r->forward.experts.picks;
-    const size_t n = (size_t)r->config.n_experts;
-    float *scores;
+    const int n = r->config.n_experts, first = n - r->config.n_experts_per_tok;
+    double *scores;
 
     if (n == 0)
         return false;
-    scores = host_of(r->forward.experts.scores, n * sizeof(*scores));
-    qsort(scores, n, sizeof(*scores), by_size);
-    return scores[p->n_picks - 1] - scores[p->n_picks] < tie;
+    scores = values_f32(host_of(r->forward.experts.scores, (size_t)n * sizeof(float)), (size_t)n);
+    sort_numbers(scores, n);
+    return scores[first] - scores[first - 1] < tie;
 }
 
 /* Runs from what nothing has written but `before`. */
