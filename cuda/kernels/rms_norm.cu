@@ -14,7 +14,8 @@
 static constexpr int MAX_THREADS = 1024;
 static constexpr int VEC = 4;
 
-/* Of a block that has N vectors a thread: pick() gives two to rows of 4,096 at most. */
+/* Of a block that has N vectors a thread. With two, eight parts of each take more than the 64
+ * registers that 1,024 threads leave. */
 template <int N> static constexpr int MOST_THREADS = N == 2 ? 512 : MAX_THREADS;
 
 static __device__ __forceinline__ float4 read_part(const float *part, int64_t at)
@@ -196,7 +197,7 @@ static cudaError_t run(const struct launch *l, const struct norm *n)
 template <int PARTS, typename Part>
 static cudaError_t pick(const struct launch *l, const struct norm *n)
 {
-    if (n->dim <= 1024 * VEC)
+    if (n->dim <= 2 * MOST_THREADS<2> * VEC)
         return run<2, PARTS, Part>(l, n);
     if (PARTS > 0 || n->dim <= 4 * MAX_THREADS * VEC)
         return run<4, PARTS, Part>(l, n);
