@@ -11,6 +11,25 @@ static __device__ __forceinline__ uint32_t shared_address(const volatile void *p
     return (uint32_t)__cvta_generic_to_shared((const void *)p);
 }
 
+// What the compiler would rather compute anew wherever it is used, addresses in shared memory above
+// all, is computed once.
+static __device__ __forceinline__ uint32_t kept(uint32_t x)
+{
+    asm volatile("" : "+r"(x));
+    return x;
+}
+
+// One lane of a converged warp. The compiler knows that it is one: a copy by a thread that is
+// chosen by its number is a loop over all that might be.
+static __device__ __forceinline__ bool elected()
+{
+    uint32_t is_elected;
+
+    asm volatile("{.reg .pred p; elect.sync _|p, 0xffffffff; selp.u32 %0, 1, 0, p;}"
+                 : "=r"(is_elected));
+    return is_elected;
+}
+
 // mbarriers: 8 bytes each, by address in shared memory. A wait names the parity of the phase that
 // must be over; of a fresh mbarrier that is the phase before its first (parity 1).
 static __device__ __forceinline__ void barrier_init(uint32_t barrier, int arrivals)
@@ -55,6 +74,12 @@ static __device__ __forceinline__ void named_arrive(int id, int threads)
 static __device__ __forceinline__ void fence_async()
 {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+// A map among a kernel's parameters, so that the first copy need not wait for it.
+static __device__ __forceinline__ void prefetch_map(const CUtensorMap *map)
+{
+    asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
 static __device__ __forceinline__ void copy_box_2d(uint32_t to, const CUtensorMap *map, int x,

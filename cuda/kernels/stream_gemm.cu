@@ -3,12 +3,18 @@
  *
  * Bound by memory: the weights, each read once. A block stays on its multiprocessor and takes tiles
  * of 64 rows of w one after another, over all of k or a part of it. One thread keeps a ring of
- * stages full by bulk tensor copies, 64 of k at a time: 8 to 19 stages are under way whatever the
- * tile, across the ends of tiles, and the first are requested before the kernel waits for the one
- * ahead of it. Weights are the 64-wide operand of wgmma, x the other, as wide as there are rows;
- * its stages come with those of the weights, from L2. Behind its last weights a block prefetches
- * keys and values of the attention to come into L2: else memory is idle while rows are normed and
- * small products end.
+ * stages full by bulk tensor copies, 128 of k at a time, of many rows 64: 6 to 9 stages are under
+ * way whatever the tile, across the ends of tiles, and the first are requested before the kernel
+ * waits for the one ahead of it. Weights are the 64-wide operand of wgmma, x the other, as wide as
+ * there are rows; its stages come with those of the weights, from L2. Behind its last weights a
+ * block prefetches keys and values of the attention to come into L2: else memory is idle while rows
+ * are normed and small products end.
+ *
+ * A step takes 100 to 200 ns, so its instructions count. Addresses in shared memory are computed
+ * once; the copying thread is elected, and a stage's address comes by a shuffle: so the compiler
+ * knows that these are uniform. With that, and with stages of 128 of k, steps of 17, 32, 64 and 128
+ * streams of 0.6B on an H200 take 1.05, 1.27, 1.86 and 2.93 ms (before: 1.11, 1.32, 1.93 and 3.06),
+ * and of 16, 32, 64 and 128 streams of 8B 4.51, 4.84, 5.80 and 7.93 (4.62, 4.95, 5.93 and 8.14).
  *
  * Of a gated product, 8 rows of gate and 8 of up lie in turn in a tile, so that both sums of a
  * result are in one thread.
@@ -19,23 +25,27 @@
 #include "cuda/kernels/tensor_map.cuh"
 
 static constexpr int ROWS = 64; /* of w of a tile */
-static constexpr int STEP = 64; /* k of a stage: 128 bytes of a row */
-static constexpr int ATOM = 8 * STEP * 2;
-static constexpr int W_BYTES = ROWS * STEP * 2; /* of a stage */
-static constexpr int GROUP_THREADS = 4 * WARP;  /* that multiply */
+static constexpr int BOX = 64;  /* k of a copy: 128 bytes of a row */
+static constexpr int ATOM = 8 * BOX * 2;
+static constexpr int W_BOX = ROWS * BOX * 2;   /* bytes of a copy of w */
+static constexpr int GROUP_THREADS = 4 * WARP; /* that multiply */
 static constexpr int THREADS = GROUP_THREADS + WARP;
 static constexpr int RING_BYTES = 196 << 10; /* leaves room for a block of attention behind it */
 
 /* Of N rows of x a stage has so many bytes, and the ring so many stages. */
-template <int N> static constexpr int STAGE_BYTES = W_BYTES + STEP * 2 * N;
+template <int N> static constexpr int BOXES = N > 64 ? 1 : 2; /* of a stage */
+template <int N> static constexpr int STEP = BOXES<N> *BOX;   /* k of a stage */
+template <int N> static constexpr int W_BYTES = BOXES<N> *W_BOX;
+template <int N> static constexpr int STAGE_BYTES = W_BYTES<N> + STEP<N> * 2 * N;
 template <int N> static constexpr int STAGES = RING_BYTES / STAGE_BYTES<N>;
 
 struct stream_args {
     CUtensorMap w, x;
     struct skinny s;
     struct kv_prefetch prefetch;
-    int n_parts, n_steps; /* parts of k, and of each */
-    int n_items;          /* tiles times parts */
+    int n_parts, part_k; /* parts of k, and k of each */
+    int n_steps;         /* of a part */
+    int n_items;         /* tiles times parts */
 };
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
@@ -43,6 +53,21 @@ struct stream_args {
 template <int N> struct barriers {
     uint64_t full[STAGES<N>], empty[STAGES<N>];
 };
+
+/* Where it is in shared memory. */
+struct ring {
+    uint32_t memory, full, empty;
+};
+
+static __device__ __forceinline__ uint32_t full_of(const struct ring &r, int stage)
+{
+    return r.full + (uint32_t)stage * 8;
+}
+
+static __device__ __forceinline__ uint32_t empty_of(const struct ring &r, int stage)
+{
+    return r.empty + (uint32_t)stage * 8;
+}
 
 /* Where a block is: an item, which is a part of k of a tile, and a step of it. */
 struct place {
@@ -66,20 +91,36 @@ static __device__ __forceinline__ void next_step(struct place &p, const struct s
         next_item(p, a);
 }
 
-static __device__ __forceinline__ int k_of(const struct stream_args &a, const struct place &p)
+/* The k of box i of a stage; behind the part's end one that x and w do not have, which is zeros. */
+template <int N>
+static __device__ __forceinline__ int k_of(const struct stream_args &a, const struct place &p,
+                                           int i)
 {
-    return (p.part * a.n_steps + p.step) * STEP;
+    const int k = p.step * STEP<N> + i * BOX;
+
+    return k < a.part_k ? p.part * a.part_k + k : a.s.k;
 }
 
 /* Weights will not be read again, x by all blocks. */
-template <bool GATED>
+template <int N, bool GATED>
 static __device__ __forceinline__ void copy_w(uint32_t to, const struct stream_args &a,
                                               const struct place &p, uint32_t full, uint64_t policy)
 {
-    if (GATED)
-        copy_box_4d(to, &a.w, k_of(a, p), 0, 0, p.tile * (ROWS / 16), full, policy);
-    else
-        copy_box_2d(to, &a.w, k_of(a, p), p.tile * ROWS, full, policy);
+#pragma unroll
+    for (int i = 0; i < BOXES<N>; i++, to += W_BOX)
+        if (GATED)
+            copy_box_4d(to, &a.w, k_of<N>(a, p, i), 0, 0, p.tile * (ROWS / 16), full, policy);
+        else
+            copy_box_2d(to, &a.w, k_of<N>(a, p, i), p.tile * ROWS, full, policy);
+}
+
+template <int N>
+static __device__ __forceinline__ void copy_x(uint32_t to, const struct stream_args &a,
+                                              const struct place &p, uint32_t full)
+{
+#pragma unroll
+    for (int i = 0; i < BOXES<N>; i++, to += N * BOX * 2)
+        copy_box_2d(to, &a.x, k_of<N>(a, p, i), 0, full);
 }
 
 /* The thread block's piece. Those of each product lie evenly over the keys of all sequences, so
@@ -108,30 +149,27 @@ static __device__ __forceinline__ void prefetch_kv(const struct kv_prefetch &p)
 
 /* One thread: all copies of the block. */
 template <int N, bool GATED>
-static __device__ __forceinline__ void copy_all(const struct stream_args &a, struct barriers<N> *b,
-                                                uint32_t ring)
+static __device__ __forceinline__ void copy_all(const struct stream_args &a, const struct ring &r)
 {
     static constexpr uint32_t STAGE = STAGE_BYTES<N>;
     const uint64_t policy = stream_policy();
-    struct place p = place_of(a, (int)blockIdx.x);
+    struct place p = place_of(a, (int)blockIdx.x), q = p;
     int n = 0;
 
     for (; n < STAGES<N> && p.item < a.n_items; n++, next_step(p, a)) {
-        barrier_expect(shared_address(&b->full[n]), STAGE);
-        copy_w<GATED>(ring + (uint32_t)n * STAGE, a, p, shared_address(&b->full[n]), policy);
+        barrier_expect(full_of(r, n), STAGE);
+        copy_w<N, GATED>(r.memory + (uint32_t)n * STAGE, a, p, full_of(r, n), policy);
     }
     chain_wait();
-    struct place q = place_of(a, (int)blockIdx.x);
     for (int i = 0; i < n; i++, next_step(q, a))
-        copy_box_2d(ring + (uint32_t)i * STAGE + W_BYTES, &a.x, k_of(a, q), 0,
-                    shared_address(&b->full[i]));
+        copy_x<N>(r.memory + (uint32_t)i * STAGE + W_BYTES<N>, a, q, full_of(r, i));
     for (int stage = 0, parity = 0; p.item < a.n_items; next_step(p, a)) {
-        const uint32_t full = shared_address(&b->full[stage]), to = ring + (uint32_t)stage * STAGE;
+        const uint32_t to = r.memory + (uint32_t)stage * STAGE;
 
-        barrier_wait(shared_address(&b->empty[stage]), (uint32_t)parity);
-        barrier_expect(full, STAGE);
-        copy_w<GATED>(to, a, p, full, policy);
-        copy_box_2d(to + W_BYTES, &a.x, k_of(a, p), 0, full);
+        barrier_wait(empty_of(r, stage), (uint32_t)parity);
+        barrier_expect(full_of(r, stage), STAGE);
+        copy_w<N, GATED>(to, a, p, full_of(r, stage), policy);
+        copy_x<N>(to + W_BYTES<N>, a, p, full_of(r, stage));
         if (++stage == STAGES<N>)
             stage = 0, parity ^= 1;
     }
@@ -145,16 +183,17 @@ static __device__ __forceinline__ void store_f32(const struct skinny &s, const f
                                                  const struct place &p)
 {
     const int warp = (int)threadIdx.x / WARP, lane = (int)threadIdx.x % WARP;
-    const int row = p.tile * ROWS + warp * 16 + lane / 4;
+    const int row = p.tile * ROWS + warp * 16 + lane / 4, m_left = s.m - lane % 4 * 2;
+    float *y = (float *)s.y + ((int64_t)p.part * s.m + lane % 4 * 2) * s.y_stride + row;
 
 #pragma unroll
-    for (int i = 0; i < N / 2; i++) {
-        const int m = i / 4 * 8 + lane % 4 * 2 + i % 2, n = row + i / 2 % 2 * 8;
+    for (int i = 0; i < N / 2; i += 4, y += 8 * s.y_stride) {
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            float *at = y + j % 2 * s.y_stride + j / 2 * 8;
 
-        if (m < s.m && n < s.n) {
-            float *y = (float *)s.y + ((int64_t)p.part * s.m + m) * s.y_stride + n;
-
-            *y = OUT == SKINNY_ADD_F32 ? __ldcg(y) + d[i] : d[i];
+            if (i * 2 + j % 2 < m_left && row + j / 2 * 8 < s.n)
+                *at = OUT == SKINNY_ADD_F32 ? __ldcg(at) + d[i + j] : d[i + j];
         }
     }
 }
@@ -167,6 +206,7 @@ static __device__ __forceinline__ void store_bf16(const struct skinny &s, const 
     static constexpr int RUNS = OUT == SKINNY_SILU_MUL ? 1 : 2; /* of 8 of a row of y, of a warp */
     const int warp = (int)threadIdx.x / WARP, lane = (int)threadIdx.x % WARP;
     const int row = (p.tile * (ROWS / 16) + warp) * 8 * RUNS;
+    uint16_t *y = (uint16_t *)s.y + lane / 4 * s.y_stride + row + lane % 4 * 2;
     float bias[2] = {};
 
 #pragma unroll
@@ -174,20 +214,17 @@ static __device__ __forceinline__ void store_bf16(const struct skinny &s, const 
         if (OUT == SKINNY_BF16 && s.bias && row + j * 8 + lane / 4 < s.n)
             bias[j] = bf16_to_float(s.bias[row + j * 8 + lane / 4]);
 #pragma unroll
-    for (int i = 0; i < N / 2; i += 4) {
-        const int m = i / 4 * 8 + lane / 4;
-
+    for (int i = 0; i < N / 2; i += 4, y += 8 * s.y_stride) {
 #pragma unroll
         for (int j = 0; j < RUNS; j++) {
-            const int n = row + j * 8 + lane % 4 * 2;
             const float *at = &d[i + j * 2];
             const uint32_t pair = OUT == SKINNY_SILU_MUL
                                       ? bf16_pair(silu(at[0]) * at[2], silu(at[1]) * at[3])
                                       : bf16_pair(at[0] + bias[j], at[1] + bias[j]);
             const uint32_t neighbours = transposed(pair);
 
-            if (m < s.m && n < s.n)
-                *(uint32_t *)((uint16_t *)s.y + m * s.y_stride + n) = neighbours;
+            if (i * 2 < s.m - lane / 4 && row + j * 8 + lane % 4 * 2 < s.n)
+                *(uint32_t *)(y + j * 8) = neighbours;
         }
     }
 }
@@ -195,9 +232,8 @@ static __device__ __forceinline__ void store_bf16(const struct skinny &s, const 
 /* While a stage is multiplied the one before may be under way still. */
 template <int N, int OUT>
 static __device__ __forceinline__ void multiply_all(const struct stream_args &a,
-                                                    struct barriers<N> *b, uint32_t ring)
+                                                    const struct ring &r)
 {
-    static constexpr uint32_t STAGE = STAGE_BYTES<N>;
     int stage = 0, before = 0;
     uint32_t parity = 0;
 
@@ -206,18 +242,21 @@ static __device__ __forceinline__ void multiply_all(const struct stream_args &a,
         float d[N / 2];
 
         for (int j = 0; j < a.n_steps; j++) {
-            const uint32_t at = ring + (uint32_t)stage * STAGE;
-            const uint64_t w = matrix_at(at, 0, ATOM), x = matrix_at(at + W_BYTES, 0, ATOM);
+            /* of one lane: matrices are described in uniform registers */
+            const uint32_t at =
+                __shfl_sync(ALL_LANES, r.memory + (uint32_t)(stage * STAGE_BYTES<N>), 0);
+            const uint64_t w = matrix_at(at, 0, ATOM), x = matrix_at(at + W_BYTES<N>, 0, ATOM);
 
-            barrier_wait(shared_address(&b->full[stage]), parity);
+            barrier_wait(full_of(r, stage), parity);
             wgmma_fence();
 #pragma unroll
-            for (int k = 0; k < STEP / 16; k++)
-                wgmma_ss(d, matrix_step(w, k * 32), matrix_step(x, k * 32), j + k > 0);
+            for (int k = 0; k < STEP<N> / 16; k++)
+                wgmma_ss(d, matrix_step(w, k / 4 * W_BOX + k % 4 * 32),
+                         matrix_step(x, k / 4 * N * BOX * 2 + k % 4 * 32), j + k > 0);
             wgmma_commit();
             wgmma_wait<1>();
             if (j > 0 && threadIdx.x % WARP == 0)
-                barrier_arrive(shared_address(&b->empty[before]));
+                barrier_arrive(empty_of(r, before));
             before = stage;
             if (++stage == STAGES<N>)
                 stage = 0, parity ^= 1;
@@ -225,7 +264,7 @@ static __device__ __forceinline__ void multiply_all(const struct stream_args &a,
         wgmma_wait<0>();
         pin(d);
         if (threadIdx.x % WARP == 0)
-            barrier_arrive(shared_address(&b->empty[before]));
+            barrier_arrive(empty_of(r, before));
         if (OUT == SKINNY_BF16 || OUT == SKINNY_SILU_MUL)
             store_bf16<N, OUT>(a.s, d, p);
         else
@@ -242,20 +281,24 @@ static __global__ void __launch_bounds__(THREADS, 1)
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
     extern __shared__ unsigned char memory[];
     __shared__ struct barriers<N> b;
-    const uint32_t ring = (shared_address(memory) + 1023) & ~1023u;
+    const struct ring ring = {kept((shared_address(memory) + 1023) & ~1023u),
+                              kept(shared_address(b.full)), kept(shared_address(b.empty))};
 
     if (threadIdx.x == 0) {
         for (int i = 0; i < STAGES<N>; i++) {
-            barrier_init(shared_address(&b.full[i]), 1);
-            barrier_init(shared_address(&b.empty[i]), GROUP_THREADS / WARP);
+            barrier_init(full_of(ring, i), 1);
+            barrier_init(empty_of(ring, i), GROUP_THREADS / WARP);
         }
         fence_async();
+    } else if (threadIdx.x == GROUP_THREADS) {
+        prefetch_map(&a.w);
+        prefetch_map(&a.x);
     }
     __syncthreads();
     if (threadIdx.x < GROUP_THREADS)
-        multiply_all<N, OUT>(a, &b, ring);
-    else if (threadIdx.x == GROUP_THREADS)
-        copy_all<N, OUT == SKINNY_SILU_MUL>(a, &b, ring);
+        multiply_all<N, OUT>(a, ring);
+    else if (elected())
+        copy_all<N, OUT == SKINNY_SILU_MUL>(a, ring);
 #endif
 }
 
@@ -306,7 +349,7 @@ extern "C" int stream_parts(int m, int n, int k)
     const int tiles = (n + ROWS - 1) / ROWS;
 
     for (int parts = most_parts(m); parts > 1; parts /= 2)
-        if (tiles * parts <= STREAM_PART_TILES && k % (parts * STEP) == 0)
+        if (tiles * parts <= STREAM_PART_TILES && k % (parts * BOX) == 0)
             return parts;
     return 1;
 }
@@ -318,8 +361,8 @@ static cudaError_t run(const struct launch *l, const struct skinny *s, int n_par
     const cuuint64_t k = (cuuint64_t)s->k, n = (cuuint64_t)s->n, row = k * 2;
     const cuuint64_t x_sizes[2] = {k, (cuuint64_t)s->m}, w_sizes[2] = {k, n};
     const cuuint64_t gated_sizes[4] = {k, 8, 2, n / 8}, gated_strides[3] = {row, n * row, 8 * row};
-    const cuuint32_t x_box[2] = {STEP, N}, w_box[2] = {STEP, ROWS};
-    const cuuint32_t gated_box[4] = {STEP, 8, 2, ROWS / 16};
+    const cuuint32_t x_box[2] = {BOX, N}, w_box[2] = {BOX, ROWS};
+    const cuuint32_t gated_box[4] = {BOX, 8, 2, ROWS / 16};
     const bool gated = s->out == SKINNY_SILU_MUL;
     const int each = gated ? ROWS / 2 : ROWS;
     struct stream_args a;
@@ -333,7 +376,8 @@ static cudaError_t run(const struct launch *l, const struct skinny *s, int n_par
     a.s = *s;
     a.prefetch = prefetch ? *prefetch : (struct kv_prefetch){};
     a.n_parts = n_parts;
-    a.n_steps = (s->k / n_parts + STEP - 1) / STEP;
+    a.part_k = s->k / n_parts;
+    a.n_steps = (a.part_k + STEP<N> - 1) / STEP<N>;
     a.n_items = (s->n + each - 1) / each * n_parts;
     return launch_kernel(kernel_of<N>(s->out),
                          dim3((unsigned)(a.n_items < l->n_sms ? a.n_items : l->n_sms)), THREADS,
@@ -346,7 +390,8 @@ extern "C" cudaError_t stream_gemm(const struct launch *l, const struct skinny *
     const bool wide = s->out == SKINNY_F32 || s->out == SKINNY_ADD_F32;
 
     if (s->m < 1 || s->m > STREAM_MAX_ROWS || s->quant.element != ELEMENT_BF16 || s->x_f32 ||
-        s->rms || s->sum != SKINNY_WHOLE || s->k % 8 || (n_parts > 1 && s->out != SKINNY_F32) ||
+        s->rms || s->sum != SKINNY_WHOLE || s->k % 8 ||
+        (n_parts > 1 && (s->out != SKINNY_F32 || s->k % (n_parts * BOX))) ||
         (s->out == SKINNY_SILU_MUL && s->n % 8) || (!wide && (s->n % 2 || s->y_stride % 2)))
         return cudaErrorInvalidValue;
     return s->m <= 16   ? run<16>(l, s, n_parts, prefetch)
