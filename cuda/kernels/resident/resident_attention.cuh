@@ -125,9 +125,8 @@ static __device__ __forceinline__ void stream_keys(struct frame &f, int layer, u
 
     const struct resident &a = f.a;
     const int lane = lane_of(f), shift = a.kv.block_shift;
-    const uint16_t *base = a.kv.base + layer * a.kv.layer_stride +
-                           ((int64_t)f.s.kv_head * HEAD_DIM << shift) +
-                           (lane % 2 ? a.kv.v_offset : 0);
+    const uint16_t *base =
+        a.kv.base + layer * a.kv.layer_stride + ((int64_t)f.s.kv_head * HEAD_DIM << shift);
     struct ring &r = f.ring;
 
 #pragma unroll 1
@@ -142,18 +141,26 @@ static __device__ __forceinline__ void stream_keys(struct frame &f, int layer, u
 
 #pragma unroll 1
             for (int j = 0; j < n; j += EACH) {
-                const int here = min(EACH, n - j), k = j + lane / 2;
-                const int64_t id = __shfl_sync(ALL_LANES, block, k % WARP);
-                const int slot = (first + k) * UNIT & ((1 << shift) - 1);
+                const int here = min(EACH, n - j);
+                const uint32_t full = r.full + (uint32_t)r.at * 8;
+                int64_t ids[EACH];
 
+#pragma unroll
+                for (int k = 0; k < EACH; k++)
+                    ids[k] = __shfl_sync(ALL_LANES, block, (j + k) % WARP);
                 ring_wait_empty(r);
-                if (lane == 0)
-                    barrier_expect(r.full + (uint32_t)r.at * 8, (uint32_t)here * 2 * BYTES);
-                __syncwarp();
-                if (lane < here * 2)
-                    bulk_copy(ring_stage(r) + (uint32_t)lane * BYTES,
-                              base + id * a.kv.block_stride + slot * HEAD_DIM, BYTES,
-                              r.full + (uint32_t)r.at * 8, policy);
+                if (elected()) {
+                    barrier_expect(full, (uint32_t)here * 2 * BYTES);
+#pragma unroll
+                    for (int k = 0; k < EACH; k++) {
+                        const int slot = (first + j + k) * UNIT & ((1 << shift) - 1);
+                        const uint16_t *from = base + ids[k] * a.kv.block_stride + slot * HEAD_DIM;
+
+                        for (int v = 0; v < 2 && k < here; v++)
+                            bulk_copy(ring_stage(r) + (uint32_t)(k * 2 + v) * BYTES,
+                                      from + v * a.kv.v_offset, BYTES, full, policy);
+                    }
+                }
                 ring_next(r);
             }
         }
