@@ -87,7 +87,9 @@ static __host__ __device__ struct layout layout_of(const struct resident *r)
     const int group = r->n_heads / r->kv.n_kv_heads;
     const int parts = GROUP * CONSUMERS * r->max_rows * COLS * (int)sizeof(float);
     const int attn = CONSUMERS * group * part_length(r->kv.head_dim) * (int)sizeof(float);
-    const int zeros = is_quantized(r) && r->quant.zeros ? COLS * MAX_GROUPS_OF_ROW : 0;
+    const int scales = r->quant.element != ELEMENT_INT4 ? 0
+                       : r->quant.zeros                 ? SCALES_OF_STAGE + ZEROS_OF_STAGE
+                                                        : SCALES_OF_STAGE;
     int rows = 1;
     struct layout l;
 
@@ -98,9 +100,9 @@ static __host__ __device__ struct layout layout_of(const struct resident *r)
     l.residual = tiles_of_most(r->hidden, r->n_blocks) * r->max_rows * COLS * (int)sizeof(float);
     l.n_stages =
         (SHARED_LIMIT - (int)sizeof(struct resident_shared) - 1024 - l.x - l.scratch - l.residual) /
-        (STAGE_BYTES + zeros);
+        (STAGE_BYTES + scales);
     l.n_stages = l.n_stages < MAX_STAGES ? l.n_stages : MAX_STAGES;
-    l.zeros = l.n_stages * zeros;
+    l.scales = l.n_stages * scales;
     return l;
 }
 
@@ -454,7 +456,7 @@ static __device__ __forceinline__ void clear_x(unsigned char *x, int bytes)
 static __device__ __forceinline__ struct frame
 frame_of(const struct resident &a, struct resident_shared &s, unsigned char *memory)
 {
-    unsigned char *const behind = memory + s.layout.n_stages * STAGE_BYTES + s.layout.zeros;
+    unsigned char *const behind = memory + s.layout.n_stages * STAGE_BYTES + s.layout.scales;
 
     return {a,
             s,
@@ -634,7 +636,7 @@ extern "C" cudaError_t resident_run(const struct launch *l, const struct residen
     attribute.val.cooperative = 1;
     config.gridDim = dim3((unsigned)r->n_blocks);
     config.blockDim = dim3(THREADS);
-    config.dynamicSmemBytes = (size_t)layout.n_stages * STAGE_BYTES + (size_t)layout.zeros +
+    config.dynamicSmemBytes = (size_t)layout.n_stages * STAGE_BYTES + (size_t)layout.scales +
                               (size_t)layout.x + (size_t)layout.scratch + (size_t)layout.residual;
     config.stream = l->stream;
     config.attrs = &attribute;

@@ -11,13 +11,16 @@ static constexpr int CONSUMERS = 8; // warps that compute
 static constexpr int COLS = 8;      // rows of weights of a tile: columns of y
 static constexpr int K_STEP = 32;  // words of 16 bits of a row in a step: k of two products of bf16
 static constexpr int CHUNK = 1024; // such words in a stage
-// Padded against bank conflicts. In the pads lie scales.
+// Padded against bank conflicts. In the first row's pad lie scales of FP8.
 static constexpr int ROW_BYTES = CHUNK * 2 + 64;
 static constexpr int STAGE_BYTES = COLS * ROW_BYTES; // also 16 KiB of keys and values
 static constexpr int MAX_STAGES = 14;
 static constexpr int GROUP_COLS = 128; // weights of 4 or 8 bits that share a scale
+static_assert(CHUNK * 2 / GROUP_COLS * 4 <= ROW_BYTES - CHUNK * 2, "FP8: there is room");
 static constexpr int MAX_GROUPS_OF_ROW = CHUNK * 4 / GROUP_COLS; // in a stage
-static_assert(MAX_GROUPS_OF_ROW * 2 <= ROW_BYTES - CHUNK * 2, "they fit where rows are padded");
+// Bytes of weights of 4 bits, of a stage.
+static constexpr int SCALES_OF_STAGE = COLS * MAX_GROUPS_OF_ROW * 2;
+static constexpr int ZEROS_OF_STAGE = COLS * MAX_GROUPS_OF_ROW;
 
 // The ring of stages in shared memory through which a block reads weights, keys and values: filled
 // by bulk copies, far ahead of their use. A stage holds eight rows of up to CHUNK weights of 16
@@ -63,7 +66,7 @@ struct pick {
 
 // What a model's shape and the rows make of shared memory.
 struct layout {
-    int n_stages, zeros, x, scratch, residual; // bytes; zeros: of weights of 4 bits
+    int n_stages, scales, x, scratch, residual; // bytes; scales: those of weights of 4 bits
 };
 
 struct resident_shared {
@@ -142,17 +145,6 @@ static __device__ __forceinline__ void bulk_copy(uint32_t to, const void *from, 
 static __device__ __forceinline__ uint32_t ring_stage(const struct ring &r)
 {
     return r.memory + (uint32_t)(r.at * STAGE_BYTES);
-}
-
-// Scales of row i of the stage, or of all of its rows; zeros of row i, one byte each.
-static __device__ __forceinline__ uint32_t ring_scales(const struct ring &r, int i)
-{
-    return ring_stage(r) + (uint32_t)(i * ROW_BYTES + CHUNK * 2);
-}
-
-static __device__ __forceinline__ uint32_t ring_zeros(const struct ring &r, int i)
-{
-    return r.memory + (uint32_t)(r.n * STAGE_BYTES + (r.at * COLS + i) * MAX_GROUPS_OF_ROW);
 }
 
 static __device__ __forceinline__ void ring_next(struct ring &r)

@@ -8,10 +8,10 @@
 // are the 16-wide operand, which takes half as many mma and no zeros beside x.
 //
 // Quantized weights become bf16 in registers (quant.cuh). The sum of a step, all of whose weights
-// are of one group, is multiplied by the scale. Scales come with the weights, behind them in the
-// stage's rows, and zeros behind all stages. A step goes with several K_STEPs of x, which lie in
-// shared memory, their pieces of 16 bytes swizzled: the lanes of a step read several K_STEPs at
-// once.
+// are of one group, is multiplied by the scale. Scales come with the weights: those of FP8 behind
+// the stage's first row, those of 4 bits behind all stages, then their zeros. A step goes with
+// several K_STEPs of x, which lie in shared memory, their pieces of 16 bytes swizzled: the lanes of
+// a step read several K_STEPs at once.
 #ifndef NVLLM_CUDA_KERNELS_RESIDENT_RESIDENT_OPERANDS_CUH
 #define NVLLM_CUDA_KERNELS_RESIDENT_RESIDENT_OPERANDS_CUH
 
@@ -74,6 +74,19 @@ static __device__ __forceinline__ void stream_weights(struct frame &f, const str
     }
 }
 
+// Where a stage's scales lie, and its zeros, one byte each. Of weights of 4 bits a row's are behind
+// those of the row before.
+template <int KIND> static __device__ __forceinline__ uint32_t ring_scales(const struct ring &r)
+{
+    return KIND == KIND_INT4 ? r.memory + (uint32_t)(r.n * STAGE_BYTES + r.at * SCALES_OF_STAGE)
+                             : ring_stage(r) + CHUNK * 2;
+}
+
+static __device__ __forceinline__ uint32_t ring_zeros(const struct ring &r)
+{
+    return r.memory + (uint32_t)(r.n * (STAGE_BYTES + SCALES_OF_STAGE) + r.at * ZEROS_OF_STAGE);
+}
+
 // One thread: `bytes` of each row of a tile, `stride` bytes behind one another.
 static __device__ __forceinline__ void copy_rows(uint32_t to, uint32_t to_stride, const char *from,
                                                  int64_t stride, uint32_t bytes, uint32_t full,
@@ -86,8 +99,10 @@ static __device__ __forceinline__ void copy_rows(uint32_t to, uint32_t to_stride
 
 // The producer's side of quantized weights: tiles two by two, stage by stage of each in turn, with
 // a scale for each 32 bytes (4 for 128 of one byte, 2 for 128 of half a byte), and a zero for 64.
-// One thread, as there are up to 24 copies a stage (FP8 has nine; 8B, one stream on an H200: a lane
-// each 2.68 ms a step, so 2.39).
+//
+// The fewer copies the better: FP8 has nine a stage, and so has INT4 where a row is one stage, so
+// that scales of all rows lie side by side; zeros are one more. One thread issues them (8B, one
+// stream on an H200: FP8 2.39 ms a step, by a lane each 2.68).
 template <int KIND>
 static __device__ __forceinline__ void stream_quantized(struct frame &f, const struct job &j,
                                                         uint64_t policy)
@@ -106,11 +121,16 @@ static __device__ __forceinline__ void stream_quantized(struct frame &f, const s
                 const int row = tile_of_block(i >> both) * COLS + (both && i % 2 ? j.n : 0);
                 const uint32_t bytes = (uint32_t)min(CHUNK * 2, row_bytes - at);
                 const uint32_t full = kept(r.full + (uint32_t)r.at * 8);
-                auto copy = [&](uint32_t to, uint32_t to_stride, const void *from, int per) {
+                const char *w = (const char *)j.w + row * (int64_t)row_bytes + at;
+                auto of_groups = [&](uint32_t to, const void *all, int per) {
                     const int64_t stride = row_bytes / per;
+                    const char *from = (const char *)all + row * stride + at / per;
 
-                    copy_rows(kept(to), to_stride, (const char *)from + row * stride + at / per,
-                              stride, bytes / per, full, policy);
+                    if (row_bytes <= CHUNK * 2)
+                        bulk_copy(to, from, COLS * bytes / per, full, policy);
+                    else
+                        copy_rows(kept(to), CHUNK * 2 / per, from, stride, bytes / per, full,
+                                  policy);
                 };
 
                 ring_wait_empty(r);
@@ -121,16 +141,16 @@ static __device__ __forceinline__ void stream_quantized(struct frame &f, const s
                         const uint32_t own = q.of_rows ? COLS * 4 : bytes / 32;
 
                         barrier_expect(full, COLS * bytes + own);
-                        bulk_copy(ring_scales(r, 0), (const char *)s.scales + at_scale, own, full,
-                                  policy);
+                        bulk_copy(ring_scales<KIND>(r), (const char *)s.scales + at_scale, own,
+                                  full, policy);
                     } else {
                         barrier_expect(full,
                                        COLS * (bytes + bytes / 32 + (q.zeros ? bytes / 64 : 0)));
-                        copy(ring_scales(r, 0), ROW_BYTES, s.scales, 32);
+                        of_groups(ring_scales<KIND>(r), s.scales, 32);
                         if (q.zeros)
-                            copy(ring_zeros(r, 0), MAX_GROUPS_OF_ROW, s.zeros, 64);
+                            of_groups(ring_zeros(r), s.zeros, 64);
                     }
-                    copy(ring_stage(r), ROW_BYTES, j.w, 1);
+                    copy_rows(kept(ring_stage(r)), ROW_BYTES, w, row_bytes, bytes, full, policy);
                 }
                 ring_next(r);
             }
@@ -363,13 +383,21 @@ static __device__ __forceinline__ void multiply_pair(float (&sum)[2][2], const s
             sum[t][j] = (d[0][t * 2 + j] + d[1][t * 2 + j]) + (d[2][t * 2 + j] + d[3][t * 2 + j]);
 }
 
+// Groups of weights of 4 bits that a stage has of each row of so many words, but the last stage
+// perhaps.
+static __device__ __forceinline__ int groups_of_stage(int words)
+{
+    return min(words, CHUNK) / K_STEP;
+}
+
 // Of step i of this warp in a stage: 128 + the zero of a thread's row, twice. ZEROS: there are
 // some.
 template <int KIND, bool ZEROS>
 static __device__ __forceinline__ uint32_t load_zero(const struct frame &f, const struct ring &r,
-                                                     int i)
+                                                     int i, int words)
 {
-    const uint32_t at = ring_zeros(r, lane_of(f) / 4) + (uint32_t)(warp_of(f) + i * CONSUMERS);
+    const int step = warp_of(f) + i * CONSUMERS, row = lane_of(f) / 4;
+    const uint32_t at = ring_zeros(r) + (uint32_t)(row * groups_of_stage(words) + step);
 
     static_assert(K_STEP * UNITS_OF<KIND_INT4> == GROUP_COLS);
     return KIND != KIND_INT4 ? 0 : int4_zero(ZEROS ? ld_shared_u8(at) : 8);
@@ -380,18 +408,19 @@ static __device__ __forceinline__ uint32_t load_zero(const struct frame &f, cons
 // only a row that has a NaN or an infinity already gets one.
 template <int KIND>
 static __device__ __forceinline__ float load_scale(const struct frame &f, const struct ring &r,
-                                                   int i, int words)
+                                                   int i, int at, int words)
 {
     const struct resident_quant &q = f.a.quant;
     const int step = warp_of(f) + i * CONSUMERS, row = lane_of(f) / 4;
+    const uint32_t first = ring_scales<KIND>(r);
 
-    if (step >= words / K_STEP)
+    if (step >= (words - at) / K_STEP)
         return 0.0f;
     static_assert(K_STEP * UNITS_OF<KIND_E4M3> * 2 == GROUP_COLS);
     const uint32_t raw =
         KIND == KIND_E4M3
-            ? ld_shared_u32(ring_scales(r, 0) + (uint32_t)(q.of_rows ? row : step / 2) * 4)
-            : ld_shared_u16(ring_scales(r, row) + (uint32_t)step * 2);
+            ? ld_shared_u32(first + (uint32_t)(q.of_rows ? row : step / 2) * 4)
+            : ld_shared_u16(first + (uint32_t)(row * groups_of_stage(words) + step) * 2);
     return quant_scale<KIND>(q.f16, raw);
 }
 
@@ -419,8 +448,8 @@ static __device__ __forceinline__ void multiply_quantized(float (&sum)[2][2], st
     for (int i = 0; i < K_STEPS; i++) {
         a[i] = load_step(f, f.ring, warp_of(f) + i * CONSUMERS);
         b[i] = load_step(f, next, warp_of(f) + i * CONSUMERS);
-        zero[i][0] = load_zero<KIND, ZEROS>(f, f.ring, i);
-        zero[i][1] = load_zero<KIND, ZEROS>(f, next, i);
+        zero[i][0] = load_zero<KIND, ZEROS>(f, f.ring, i, words);
+        zero[i][1] = load_zero<KIND, ZEROS>(f, next, i, words);
     }
 #pragma unroll
     for (int u = 0; u < UNITS; u++) {
@@ -442,8 +471,8 @@ static __device__ __forceinline__ void multiply_quantized(float (&sum)[2][2], st
     }
 #pragma unroll
     for (int i = 0; i < K_STEPS; i++) {
-        const float of_a = load_scale<KIND>(f, f.ring, i, words - at);
-        const float of_b = load_scale<KIND>(f, next, i, words - at);
+        const float of_a = load_scale<KIND>(f, f.ring, i, at, words);
+        const float of_b = load_scale<KIND>(f, next, i, at, words);
 
 #pragma unroll
         for (int j = 0; j < 2; j++) {
