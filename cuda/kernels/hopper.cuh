@@ -11,16 +11,17 @@ static __device__ __forceinline__ uint32_t shared_address(const volatile void *p
     return (uint32_t)__cvta_generic_to_shared((const void *)p);
 }
 
-// What the compiler would rather compute anew wherever it is used, addresses in shared memory above
-// all, is computed once.
+// Hides how x was computed, so that the compiler keeps it in a register. Addresses in shared memory
+// above all it would otherwise compute anew at each use.
 static __device__ __forceinline__ uint32_t kept(uint32_t x)
 {
     asm volatile("" : "+r"(x));
     return x;
 }
 
-// One lane of a converged warp. The compiler knows that it is one: a copy by a thread that is
-// chosen by its number is a loop over all that might be.
+// True in one lane, always the same. All 32 must call it; it waits for them, but orders no memory.
+// The compiler knows that one thread runs what depends on it: bulk copies there need no loop over
+// lanes, as they do behind a comparison with the lane's number.
 static __device__ __forceinline__ bool elected()
 {
     uint32_t is_elected;

@@ -10,11 +10,10 @@
  * block prefetches keys and values of the attention to come into L2: else memory is idle while rows
  * are normed and small products end.
  *
- * A step takes 100 to 200 ns, so its instructions count. Addresses in shared memory are computed
- * once; the copying thread is elected, and a stage's address comes by a shuffle: so the compiler
- * knows that these are uniform. With that, and with stages of 128 of k, steps of 17, 32, 64 and 128
- * streams of 0.6B on an H200 take 1.05, 1.27, 1.86 and 2.93 ms (before: 1.11, 1.32, 1.93 and 3.06),
- * and of 16, 32, 64 and 128 streams of 8B 4.51, 4.84, 5.80 and 7.93 (4.62, 4.95, 5.93 and 8.14).
+ * A stage takes 100 to 200 ns, so its instructions count: addresses in shared memory are computed
+ * once, the copying thread is chosen by elect.sync, and the stage's address comes from one lane by
+ * a shuffle, from which the compiler knows that all of these are uniform. (0.6B with 32 streams on
+ * an H200, 2026-11-28: 1.27 ms a decode step; without, and with half as much k in a stage, 1.32.)
  *
  * Of a gated product, 8 rows of gate and 8 of up lie in turn in a tile, so that both sums of a
  * result are in one thread.
@@ -33,8 +32,9 @@ static constexpr int THREADS = GROUP_THREADS + WARP;
 static constexpr int RING_BYTES = 196 << 10; /* leaves room for a block of attention behind it */
 
 /* Of N rows of x a stage has so many bytes, and the ring so many stages. */
-template <int N> static constexpr int BOXES = N > 64 ? 1 : 2; /* of a stage */
-template <int N> static constexpr int STEP = BOXES<N> *BOX;   /* k of a stage */
+template <int N>
+static constexpr int BOXES = N > 64 ? 1 : 2; /* of a stage; with two, 128 rows have four stages */
+template <int N> static constexpr int STEP = BOXES<N> *BOX; /* k of a stage */
 template <int N> static constexpr int W_BYTES = BOXES<N> *W_BOX;
 template <int N> static constexpr int STAGE_BYTES = W_BYTES<N> + STEP<N> * 2 * N;
 template <int N> static constexpr int STAGES = RING_BYTES / STAGE_BYTES<N>;
@@ -91,7 +91,8 @@ static __device__ __forceinline__ void next_step(struct place &p, const struct s
         next_item(p, a);
 }
 
-/* The k of box i of a stage; behind the part's end one that x and w do not have, which is zeros. */
+/* Where the k of box i of a stage begins. Past the part's end that is s.k, where all of the box is
+ * out of bounds, so that zeros are copied. */
 template <int N>
 static __device__ __forceinline__ int k_of(const struct stream_args &a, const struct place &p,
                                            int i)

@@ -157,13 +157,15 @@ TEST(products_come_in_parts, .n = N(in_parts))
 }
 END_TEST
 
-/* Rows of one product are those of any with fewer, to the bit; also where only of many rows the
- * stages end with k. */
-static const int some_k[] = {1096, 1032};
+static const int uneven_k[] = {
+    1096, /* 18 boxes: nine stages of two */
+    1032, /* 17: of up to 64 rows, one lies past k */
+};
 
-TEST(rows_do_not_depend_on_others, .n = N(some_k))
+/* Rows of one product are those of any with fewer, to the bit. */
+TEST(rows_do_not_depend_on_others, .n = N(uneven_k))
 {
-    const int n = 520, k = some_k[_i];
+    const int n = 520, k = uneven_k[_i];
     const struct product all = random_product(STREAM_MAX_ROWS, n, k, SKINNY_F32, 1);
     const size_t row = (size_t)all.s.y_stride * 4;
     char *expected = host_new(all.y.bytes, 1);

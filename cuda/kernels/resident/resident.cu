@@ -147,10 +147,10 @@ static __host__ __device__ struct exchange exchange_of(const struct resident *r,
 static constexpr int PRODUCER = CONSUMERS, HELPER = CONSUMERS + 1; /* warps */
 
 /* The producer's: which experts the row goes through, as soon as the router's scores are there. The
- * consumers read the weights behind the first stage that is of these experts, so the lane that
- * fills stages writes them: compute-sanitizer does not see that other lanes come before it. A block
- * that has no columns of them does not wait: nothing of what it sends would say that it has read
- * the scores. */
+ * consumers read the weights behind the first stage that is of these experts, so lane 0, which
+ * arrives for the stages of weights, writes them: compute-sanitizer does not see that other lanes
+ * come before it. A block that has no columns of them does not wait: nothing of what it sends would
+ * say that it has read the scores. */
 static __device__ __forceinline__ void choose(struct frame &f)
 {
     static constexpr int PAIRS = RESIDENT_MAX_EXPERTS / 2 / WARP;
@@ -570,7 +570,8 @@ static bool supports_experts(const struct resident *r)
                                  each % chunk == 0 && chunk % (CONSUMERS * K_STEP) == 0);
 }
 
-/* Scales and zeros of each row of each stage are copied as they lie in memory. */
+/* Where a row has several stages, its scales and zeros are copied row by row as they lie in memory,
+ * in multiples of 16 bytes. Shorter rows need less, but are held to the same. */
 static bool supports_quant(const struct resident *r)
 {
     const struct resident_quant *q = &r->quant;

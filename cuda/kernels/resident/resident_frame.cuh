@@ -18,14 +18,14 @@ static constexpr int MAX_STAGES = 14;
 static constexpr int GROUP_COLS = 128; // weights of 4 or 8 bits that share a scale
 static_assert(CHUNK * 2 / GROUP_COLS * 4 <= ROW_BYTES - CHUNK * 2, "FP8: there is room");
 static constexpr int MAX_GROUPS_OF_ROW = CHUNK * 4 / GROUP_COLS; // in a stage
-// Bytes of weights of 4 bits, of a stage.
+// Of weights of 4 bits: bytes of a stage's scales and of its zeros, at most.
 static constexpr int SCALES_OF_STAGE = COLS * MAX_GROUPS_OF_ROW * 2;
 static constexpr int ZEROS_OF_STAGE = COLS * MAX_GROUPS_OF_ROW;
 
 // The ring of stages in shared memory through which a block reads weights, keys and values: filled
 // by bulk copies, far ahead of their use. A stage holds eight rows of up to CHUNK weights of 16
-// bits, or as many bytes of others with their scales, or keys and values. One warp fills stages and
-// eight empty them, in the same order, so they share nothing but two mbarriers a stage.
+// bits, or as many bytes of quantized ones, or keys and values. One warp fills stages and eight
+// empty them, in the same order, so they share nothing but two mbarriers a stage.
 struct ring {
     uint32_t memory, full, empty; // addresses in shared memory
     int n;                        // stages
@@ -66,7 +66,7 @@ struct pick {
 
 // What a model's shape and the rows make of shared memory.
 struct layout {
-    int n_stages, scales, x, scratch, residual; // bytes; scales: those of weights of 4 bits
+    int n_stages, scales, x, scratch, residual; // bytes; scales: of 4-bit weights, and zeros
 };
 
 struct resident_shared {

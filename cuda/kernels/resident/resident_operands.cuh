@@ -42,9 +42,10 @@ weights_at(const struct frame &f, const struct job &j, int column, bool up, int 
     return j.w + ((f.s.picks[column / each].expert * 2LL + up) * each + column % each) * j.k + at;
 }
 
-// The producer's side: each tile's rows of w. Each lane copies one, which becomes a loop over
-// lanes: by one thread, as below, the copies of a stage would come at once, and more be under way
-// than memory bears (8B, one stream on an H200: 3.76 and 3.99 ms a step).
+// The producer's side: each tile's rows of w. Each lane copies one, which the compiler makes a loop
+// over lanes. That it is slow helps: when one thread issues them, as below, the copies of a stage
+// come at once, and probably more are in flight than memory serves well (8B at one stream on an
+// H200, 2026-11-28: 3.99 ms a step, not 3.76).
 template <bool EXPERTS>
 static __device__ __forceinline__ void stream_weights(struct frame &f, const struct job &j,
                                                       uint64_t policy)
@@ -74,8 +75,8 @@ static __device__ __forceinline__ void stream_weights(struct frame &f, const str
     }
 }
 
-// Where a stage's scales lie, and its zeros, one byte each. Of weights of 4 bits a row's are behind
-// those of the row before.
+// Where a stage's scales lie, and its zeros, one byte each. Those of weights of 4 bits, of row i,
+// begin at number i * group_stride().
 template <int KIND> static __device__ __forceinline__ uint32_t ring_scales(const struct ring &r)
 {
     return KIND == KIND_INT4 ? r.memory + (uint32_t)(r.n * STAGE_BYTES + r.at * SCALES_OF_STAGE)
@@ -87,7 +88,8 @@ static __device__ __forceinline__ uint32_t ring_zeros(const struct ring &r)
     return r.memory + (uint32_t)(r.n * (STAGE_BYTES + SCALES_OF_STAGE) + r.at * ZEROS_OF_STAGE);
 }
 
-// One thread: `bytes` of each row of a tile, `stride` bytes behind one another.
+// One thread: `bytes` of each row of a tile. The rows lie `stride` bytes apart in memory and
+// `to_stride` in the stage.
 static __device__ __forceinline__ void copy_rows(uint32_t to, uint32_t to_stride, const char *from,
                                                  int64_t stride, uint32_t bytes, uint32_t full,
                                                  uint64_t policy)
@@ -97,12 +99,14 @@ static __device__ __forceinline__ void copy_rows(uint32_t to, uint32_t to_stride
         bulk_copy(to + i * to_stride, from + i * stride, bytes, full, policy);
 }
 
-// The producer's side of quantized weights: tiles two by two, stage by stage of each in turn, with
-// a scale for each 32 bytes (4 for 128 of one byte, 2 for 128 of half a byte), and a zero for 64.
+// The producer's side of quantized weights: tiles two by two, stage by stage of each in turn. For
+// 32 bytes of weights there is one byte of scales (FP8 in blocks: 4 for 128; INT4: 2 for 64), for
+// 64 one of zeros. FP8 with a scale for each row has 4 bytes a row.
 //
-// The fewer copies the better: FP8 has nine a stage, and so has INT4 where a row is one stage, so
-// that scales of all rows lie side by side; zeros are one more. One thread issues them (8B, one
-// stream on an H200: FP8 2.39 ms a step, by a lane each 2.68).
+// The fewer copies the better: FP8 has nine a stage. So has INT4 where a row is one stage, as the
+// scales of all eight rows then lie side by side; zeros are one copy more. Longer rows have 16, or
+// 24. One thread issues them (8B at one stream on an H200, 2026-11-28: FP8 2.39 ms a step; a lane
+// each: 2.68).
 template <int KIND>
 static __device__ __forceinline__ void stream_quantized(struct frame &f, const struct job &j,
                                                         uint64_t policy)
@@ -383,9 +387,9 @@ static __device__ __forceinline__ void multiply_pair(float (&sum)[2][2], const s
             sum[t][j] = (d[0][t * 2 + j] + d[1][t * 2 + j]) + (d[2][t * 2 + j] + d[3][t * 2 + j]);
 }
 
-// Groups of weights of 4 bits that a stage has of each row of so many words, but the last stage
-// perhaps.
-static __device__ __forceinline__ int groups_of_stage(int words)
+// Groups of weights of 4 bits from one row of a stage to the next; words: of a row of w. A shorter
+// last stage keeps the stride.
+static __device__ __forceinline__ int group_stride(int words)
 {
     return min(words, CHUNK) / K_STEP;
 }
@@ -397,7 +401,7 @@ static __device__ __forceinline__ uint32_t load_zero(const struct frame &f, cons
                                                      int i, int words)
 {
     const int step = warp_of(f) + i * CONSUMERS, row = lane_of(f) / 4;
-    const uint32_t at = ring_zeros(r) + (uint32_t)(row * groups_of_stage(words) + step);
+    const uint32_t at = ring_zeros(r) + (uint32_t)(row * group_stride(words) + step);
 
     static_assert(K_STEP * UNITS_OF<KIND_INT4> == GROUP_COLS);
     return KIND != KIND_INT4 ? 0 : int4_zero(ZEROS ? ld_shared_u8(at) : 8);
@@ -418,9 +422,8 @@ static __device__ __forceinline__ float load_scale(const struct frame &f, const 
         return 0.0f;
     static_assert(K_STEP * UNITS_OF<KIND_E4M3> * 2 == GROUP_COLS);
     const uint32_t raw =
-        KIND == KIND_E4M3
-            ? ld_shared_u32(first + (uint32_t)(q.of_rows ? row : step / 2) * 4)
-            : ld_shared_u16(first + (uint32_t)(row * groups_of_stage(words) + step) * 2);
+        KIND == KIND_E4M3 ? ld_shared_u32(first + (uint32_t)(q.of_rows ? row : step / 2) * 4)
+                          : ld_shared_u16(first + (uint32_t)(row * group_stride(words) + step) * 2);
     return quant_scale<KIND>(q.f16, raw);
 }
 
