@@ -10,10 +10,11 @@
  * block prefetches keys and values of the attention to come into L2: else memory is idle while rows
  * are normed and small products end.
  *
- * A stage takes 100 to 200 ns, so its instructions count: addresses in shared memory are computed
- * once, the copying thread is chosen by elect.sync, and the stage's address comes from one lane by
- * a shuffle, from which the compiler knows that all of these are uniform. (0.6B with 32 streams on
- * an H200, 2026-11-28: 1.27 ms a decode step; without, and with half as much k in a stage, 1.32.)
+ * Even when its data is there a stage takes 100 to 200 ns, so instructions count: addresses in
+ * shared memory are computed once, the copying thread is chosen by elect.sync, and the stage's
+ * address comes from one lane by a shuffle, from which the compiler knows that all of these are
+ * uniform. (0.6B with 32 streams on an H200, 2026-11-28: 1.27 ms a decode step; without, and with
+ * half as much k in a stage, 1.32.)
  *
  * Of a gated product, 8 rows of gate and 8 of up lie in turn in a tile, so that both sums of a
  * result are in one thread.
@@ -243,7 +244,7 @@ static __device__ __forceinline__ void multiply_all(const struct stream_args &a,
         float d[N / 2];
 
         for (int j = 0; j < a.n_steps; j++) {
-            /* of one lane: matrices are described in uniform registers */
+            /* from one lane, so that descriptors of matrices are in uniform registers */
             const uint32_t at =
                 __shfl_sync(ALL_LANES, r.memory + (uint32_t)(stage * STAGE_BYTES<N>), 0);
             const uint64_t w = matrix_at(at, 0, ATOM), x = matrix_at(at + W_BYTES<N>, 0, ATOM);

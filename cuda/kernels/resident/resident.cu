@@ -87,9 +87,9 @@ static __host__ __device__ struct layout layout_of(const struct resident *r)
     const int group = r->n_heads / r->kv.n_kv_heads;
     const int parts = GROUP * CONSUMERS * r->max_rows * COLS * (int)sizeof(float);
     const int attn = CONSUMERS * group * part_length(r->kv.head_dim) * (int)sizeof(float);
-    const int scales = r->quant.element != ELEMENT_INT4 ? 0
-                       : r->quant.zeros                 ? SCALES_OF_STAGE + ZEROS_OF_STAGE
-                                                        : SCALES_OF_STAGE;
+    const int scales = r->quant.element != ELEMENT_INT4
+                           ? 0
+                           : SCALES_OF_STAGE + (r->quant.zeros ? ZEROS_OF_STAGE : 0);
     int rows = 1;
     struct layout l;
 

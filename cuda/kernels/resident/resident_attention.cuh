@@ -142,7 +142,7 @@ static __device__ __forceinline__ void stream_keys(struct frame &f, int layer, u
 #pragma unroll 1
             for (int j = 0; j < n; j += EACH) {
                 const int here = min(EACH, n - j);
-                const uint32_t full = r.full + (uint32_t)r.at * 8;
+                const uint32_t full = ring_full(r);
                 int64_t ids[EACH];
 
 #pragma unroll

@@ -147,6 +147,11 @@ static __device__ __forceinline__ uint32_t ring_stage(const struct ring &r)
     return r.memory + (uint32_t)(r.at * STAGE_BYTES);
 }
 
+static __device__ __forceinline__ uint32_t ring_full(const struct ring &r)
+{
+    return r.full + (uint32_t)r.at * 8;
+}
+
 static __device__ __forceinline__ void ring_next(struct ring &r)
 {
     if (++r.at == r.n) {
@@ -167,7 +172,7 @@ static __device__ __forceinline__ void ring_wait_empty(const struct ring &r)
 // even one that it does not read: none may get a whole ring ahead.
 static __device__ __forceinline__ void ring_wait_full(const struct ring &r)
 {
-    barrier_wait(r.full + (uint32_t)r.at * 8, r.parity);
+    barrier_wait(ring_full(r), r.parity);
 }
 
 // Every lane arrives, for its own loads. One arrival per warp after __syncwarp() is as right and no

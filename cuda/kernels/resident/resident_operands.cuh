@@ -65,11 +65,11 @@ static __device__ __forceinline__ void stream_weights(struct frame &f, const str
 
             ring_wait_empty(r);
             if (lane == 0)
-                barrier_expect(r.full + (uint32_t)r.at * 8, bytes * (uint32_t)rows);
+                barrier_expect(ring_full(r), bytes * (uint32_t)rows);
             __syncwarp();
             if (lane < rows)
-                bulk_copy(ring_stage(r) + (uint32_t)(lane * ROW_BYTES), from, bytes,
-                          r.full + (uint32_t)r.at * 8, policy);
+                bulk_copy(ring_stage(r) + (uint32_t)(lane * ROW_BYTES), from, bytes, ring_full(r),
+                          policy);
             ring_next(r);
         }
     }
@@ -124,7 +124,7 @@ static __device__ __forceinline__ void stream_quantized(struct frame &f, const s
             for (int i = first; i < min(first + 2, n); i++) {
                 const int row = tile_of_block(i >> both) * COLS + (both && i % 2 ? j.n : 0);
                 const uint32_t bytes = (uint32_t)min(CHUNK * 2, row_bytes - at);
-                const uint32_t full = kept(r.full + (uint32_t)r.at * 8);
+                const uint32_t full = kept(ring_full(r));
                 const char *w = (const char *)j.w + row * (int64_t)row_bytes + at;
                 auto of_groups = [&](uint32_t to, const void *all, int per) {
                     const int64_t stride = row_bytes / per;
