@@ -24,8 +24,9 @@
 #include "cuda/kernels/hopper.cuh"
 #include "cuda/kernels/tensor_map.cuh"
 
-static constexpr int ROWS = 64; /* of w of a tile */
-static constexpr int BOX = 64;  /* k of a copy: 128 bytes of a row */
+static constexpr int ROWS = 64;            /* of w of a tile */
+static constexpr int BOX = 64;             /* k of a copy: 128 bytes of a row */
+static constexpr int BOX_STEPS = BOX / 16; /* of wgmma */
 static constexpr int ATOM = 8 * BOX * 2;
 static constexpr int W_BOX = ROWS * BOX * 2;   /* bytes of a copy of w */
 static constexpr int GROUP_THREADS = 4 * WARP; /* that multiply */
@@ -33,11 +34,12 @@ static constexpr int THREADS = GROUP_THREADS + WARP;
 static constexpr int RING_BYTES = 196 << 10; /* leaves room for a block of attention behind it */
 
 /* Of N rows of x a stage has so many bytes, and the ring so many stages. */
+template <int N> static constexpr int X_BOX = N *BOX * 2;
 template <int N>
 static constexpr int BOXES = N > 64 ? 1 : 2; /* of a stage; with two, 128 rows have four stages */
 template <int N> static constexpr int STEP = BOXES<N> *BOX; /* k of a stage */
 template <int N> static constexpr int W_BYTES = BOXES<N> *W_BOX;
-template <int N> static constexpr int STAGE_BYTES = W_BYTES<N> + STEP<N> * 2 * N;
+template <int N> static constexpr int STAGE_BYTES = W_BYTES<N> + BOXES<N> *X_BOX<N>;
 template <int N> static constexpr int STAGES = RING_BYTES / STAGE_BYTES<N>;
 
 struct stream_args {
@@ -121,7 +123,7 @@ static __device__ __forceinline__ void copy_x(uint32_t to, const struct stream_a
                                               const struct place &p, uint32_t full)
 {
 #pragma unroll
-    for (int i = 0; i < BOXES<N>; i++, to += N * BOX * 2)
+    for (int i = 0; i < BOXES<N>; i++, to += X_BOX<N>)
         copy_box_2d(to, &a.x, k_of<N>(a, p, i), 0, full);
 }
 
@@ -252,9 +254,9 @@ static __device__ __forceinline__ void multiply_all(const struct stream_args &a,
             barrier_wait(full_of(r, stage), parity);
             wgmma_fence();
 #pragma unroll
-            for (int k = 0; k < STEP<N> / 16; k++)
-                wgmma_ss(d, matrix_step(w, k / 4 * W_BOX + k % 4 * 32),
-                         matrix_step(x, k / 4 * N * BOX * 2 + k % 4 * 32), j + k > 0);
+            for (int k = 0; k < BOXES<N> * BOX_STEPS; k++)
+                wgmma_ss(d, matrix_step(w, k / BOX_STEPS * W_BOX + k % BOX_STEPS * 32),
+                         matrix_step(x, k / BOX_STEPS * X_BOX<N> + k % BOX_STEPS * 32), j + k > 0);
             wgmma_commit();
             wgmma_wait<1>();
             if (j > 0 && threadIdx.x % WARP == 0)
