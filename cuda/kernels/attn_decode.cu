@@ -5,9 +5,9 @@
  * Bound by memory: 4 * kv_len * n_kv_heads * head_dim bytes per sequence, or of E4M3 half as many.
  * The query heads that share a KV head are the columns of one matrix product, sixteen keys its
  * rows. A block takes an item and KV head, or several items if there are more than blocks; its
- * warps alternate, 16 keys at a time. Loads are 16 bytes: the order of the dimensions is permuted
- * so that a thread loads what the tensor cores want of it. Where a sequence is split, the block
- * that finishes last joins the partial results.
+ * warps alternate, 16 keys at a time. Loads are 16 bytes, of E4M3 too: the order of the dimensions
+ * is permuted so that a thread loads what the tensor cores want of it (k_vector(), v_vector()).
+ * Where a sequence is split, the block that finishes last joins the partial results.
  *
  * Keys of earlier steps are loaded before the kernel waits for the one before it: between two steps
  * lies a copy that waits for all of the first and that all of the second waits for.
@@ -53,6 +53,32 @@ template <int HEAD_DIM, bool FP8> struct keys {
     [[maybe_unused]] uint16_t v_exponents[2]; /* of two neighbours */
 };
 
+/* Which vectors of its rows a thread has, in the order of its registers: those of E4M3 in pairs. */
+template <bool FP8> static __device__ __forceinline__ int k_vector(int j, int quarter)
+{
+    return FP8 ? (j / 2 * 4 + quarter) * 2 + j % 2 : j * 4 + quarter;
+}
+
+template <int HEAD_DIM, bool FP8> static __device__ __forceinline__ int v_vector(int j, int group)
+{
+    return FP8 ? group * (HEAD_DIM / 64) + j : j * 8 + group;
+}
+
+/* N vectors that follow one another, by one load. */
+template <int N, typename V>
+static __device__ __forceinline__ void load_vectors(V *to, const V *from)
+{
+    if constexpr (N == 1) {
+        *to = __ldcs(from);
+    } else {
+        static_assert(N == 2 && sizeof(V) == sizeof(uint2), "a load is 16 bytes at most");
+        const uint4 pair = __ldcs((const uint4 *)from);
+
+        to[0] = make_uint2(pair.x, pair.y);
+        to[1] = make_uint2(pair.z, pair.w);
+    }
+}
+
 /* The step's own key and those after it are replaced later. */
 template <int HEAD_DIM, bool FP8>
 static __device__ __forceinline__ void load(struct keys<HEAD_DIM, FP8> &to, struct kv_row from,
@@ -60,19 +86,23 @@ static __device__ __forceinline__ void load(struct keys<HEAD_DIM, FP8> &to, stru
 {
     const int group = lane / 4, quarter = lane % 4;
     const struct kv_row values = values_of(from, v_offset);
-    const auto *const k = (const kv_vector<FP8> *)from.data + group * HEAD_DIM / 8 + quarter;
-    const auto *const v = (const kv_vector<FP8> *)values.data + quarter * HEAD_DIM / 4 + group;
+    const auto *const k =
+        (const kv_vector<FP8> *)from.data + group * HEAD_DIM / 8 + k_vector<FP8>(0, quarter);
+    const auto *const v = (const kv_vector<FP8> *)values.data + quarter * HEAD_DIM / 4 +
+                          v_vector<HEAD_DIM, FP8>(0, group);
+    static constexpr int K_EACH = FP8 ? 2 : 1, V_EACH = FP8 ? HEAD_DIM / 64 : 1;
 
 #pragma unroll
     for (int i = 0; i < 2; i++)
 #pragma unroll
-        for (int j = 0; j < HEAD_DIM / 32; j++)
-            to.k[i][j] = __ldcs(k + i * HEAD_DIM + j * 4);
+        for (int j = 0; j < HEAD_DIM / 32; j += K_EACH)
+            load_vectors<K_EACH>(&to.k[i][j], k + i * HEAD_DIM + k_vector<FP8>(j, 0));
 #pragma unroll
     for (int i = 0; i < 4; i++)
 #pragma unroll
-        for (int j = 0; j < HEAD_DIM / 64; j++)
-            to.v[i][j] = __ldcs(v + (i % 2 + i / 2 * 8) * HEAD_DIM / 8 + j * 8);
+        for (int j = 0; j < HEAD_DIM / 64; j += V_EACH)
+            load_vectors<V_EACH>(&to.v[i][j], v + (i % 2 + i / 2 * 8) * HEAD_DIM / 8 +
+                                                  v_vector<HEAD_DIM, FP8>(j, 0));
 #pragma unroll
     for (int i = 0; FP8 && i < 2; i++) {
         to.k_exponents[i] = __ldcs(from.exponent + group + i * 8);
@@ -251,7 +281,7 @@ put_newest(struct keys<HEAD_DIM, FP8> &x, const struct row<HEAD_DIM, FP8> &row, 
 #pragma unroll
         for (int j = 0; j < HEAD_DIM / 32; j++)
             if (i * 8 + group >= last)
-                x.k[i][j] = row.k[j * 4 + quarter];
+                x.k[i][j] = row.k[k_vector<FP8>(j, quarter)];
         if (FP8 && i * 8 + group >= last)
             x.k_exponents[i] = row.k_exponent;
     }
@@ -260,7 +290,7 @@ put_newest(struct keys<HEAD_DIM, FP8> &x, const struct row<HEAD_DIM, FP8> &row, 
 #pragma unroll
         for (int j = 0; j < HEAD_DIM / 64; j++)
             if (quarter * 2 + i % 2 + i / 2 * 8 >= last)
-                set_value(x, i, j, row.v[j * 8 + group], row.v_exponent);
+                set_value(x, i, j, row.v[v_vector<HEAD_DIM, FP8>(j, group)], row.v_exponent);
 }
 
 /* What the warps make of a split. */
@@ -269,7 +299,7 @@ template <int HEAD_DIM> struct results {
     float max[WARPS][ATTN_GROUP], sum[WARPS][ATTN_GROUP];
 };
 
-template <int HEAD_DIM>
+template <int HEAD_DIM, bool FP8>
 static __device__ __forceinline__ void put_result(struct results<HEAD_DIM> &to,
                                                   struct running<HEAD_DIM> &s, int n_heads)
 {
@@ -287,10 +317,12 @@ static __device__ __forceinline__ void put_result(struct results<HEAD_DIM> &to,
             to.sum[warp][head] = s.sum[i];
         }
 #pragma unroll
-        for (int j = 0; j < HEAD_DIM / 16; j++)
+        for (int j = 0; j < HEAD_DIM / 16; j++) {
+            const int dim = v_vector<HEAD_DIM, FP8>(j / 4, group) * 8 + j % 4 * 2;
+
             if (head < n_heads)
-                *(float2 *)&to.o[warp][head][j / 4 * 64 + group * 8 + j % 4 * 2] =
-                    make_float2(s.o[j][i], s.o[j][2 + i]);
+                *(float2 *)&to.o[warp][head][dim] = make_float2(s.o[j][i], s.o[j][2 + i]);
+        }
     }
 }
 
@@ -454,7 +486,7 @@ static __device__ void run_item(const struct decode_args &d, const struct attn_i
     });
 #pragma unroll
     for (int j = 0; j < HEAD_DIM / 32; j++)
-        q[j] = row.q[group][j * 4 + quarter];
+        q[j] = row.q[group][k_vector<FP8>(j, quarter)];
     for (int end = item.begin;; split++) {
         struct running<HEAD_DIM> s = {
         };
@@ -479,7 +511,7 @@ static __device__ void run_item(const struct decode_args &d, const struct attn_i
                     load(x[i], from, d.kv.v_offset, lane);
             }
         }
-        put_result(results, s, n_columns);
+        put_result<HEAD_DIM, FP8>(results, s, n_columns);
         __syncthreads();
         fold_warps(out, item.n_splits == 1 ? nullptr : partial + split * entries * ENTRY, results,
                    n_columns);
