@@ -147,7 +147,7 @@ static __device__ __forceinline__ void stream_keys(struct frame &f, int layer, u
 
 #pragma unroll
                 for (int k = 0; k < EACH; k++)
-                    ids[k] = __shfl_sync(ALL_LANES, block, (j + k) % WARP);
+                    ids[k] = __shfl_sync(ALL_LANES, block, j + k);
                 ring_wait_empty(r);
                 if (elected()) {
                     barrier_expect(full, (uint32_t)here * 2 * BYTES);
@@ -155,10 +155,12 @@ static __device__ __forceinline__ void stream_keys(struct frame &f, int layer, u
                     for (int k = 0; k < EACH; k++) {
                         const int slot = (first + j + k) * UNIT & ((1 << shift) - 1);
                         const uint16_t *from = base + ids[k] * a.kv.block_stride + slot * HEAD_DIM;
+                        const uint32_t to = ring_stage(r) + (uint32_t)k * 2 * BYTES;
 
-                        for (int v = 0; v < 2 && k < here; v++)
-                            bulk_copy(ring_stage(r) + (uint32_t)(k * 2 + v) * BYTES,
-                                      from + v * a.kv.v_offset, BYTES, full, policy);
+                        if (k == here)
+                            break;
+                        bulk_copy(to, from, BYTES, full, policy);
+                        bulk_copy(to + BYTES, from + a.kv.v_offset, BYTES, full, policy);
                     }
                 }
                 ring_next(r);
