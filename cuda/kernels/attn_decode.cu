@@ -5,8 +5,8 @@
  * Bound by memory: 4 * kv_len * n_kv_heads * head_dim bytes per sequence, or of E4M3 half as many.
  * The query heads that share a KV head are the columns of one matrix product, sixteen keys its
  * rows. A block takes an item and KV head, or several items if there are more than blocks; its
- * warps alternate, 16 keys at a time. Loads are 16 bytes, of E4M3 too: the order of the dimensions
- * is permuted so that a thread loads what the tensor cores want of it (k_vector(), v_vector()).
+ * warps alternate, 16 keys at a time. Loads are 16 bytes (but for values of E4M3 with heads of 64):
+ * the order of the dimensions is permuted so that a thread loads what the tensor cores want of it.
  * Where a sequence is split, the block that finishes last joins the partial results.
  *
  * Keys of earlier steps are loaded before the kernel waits for the one before it: between two steps
@@ -53,7 +53,8 @@ template <int HEAD_DIM, bool FP8> struct keys {
     [[maybe_unused]] uint16_t v_exponents[2]; /* of two neighbours */
 };
 
-/* Which vectors of its rows a thread has, in the order of its registers: those of E4M3 in pairs. */
+/* Which vector of a row a thread has as its number j: of E4M3 neighbours, which one load brings. It
+ * is the sum of what j and what the lane give. */
 template <bool FP8> static __device__ __forceinline__ int k_vector(int j, int quarter)
 {
     return FP8 ? (j / 2 * 4 + quarter) * 2 + j % 2 : j * 4 + quarter;
@@ -64,7 +65,7 @@ template <int HEAD_DIM, bool FP8> static __device__ __forceinline__ int v_vector
     return FP8 ? group * (HEAD_DIM / 64) + j : j * 8 + group;
 }
 
-/* N vectors that follow one another, by one load. */
+/* N consecutive vectors with one load. */
 template <int N, typename V>
 static __device__ __forceinline__ void load_vectors(V *to, const V *from)
 {
@@ -84,13 +85,14 @@ template <int HEAD_DIM, bool FP8>
 static __device__ __forceinline__ void load(struct keys<HEAD_DIM, FP8> &to, struct kv_row from,
                                             int64_t v_offset, int lane)
 {
+    static constexpr int K_EACH = FP8 ? 2 : 1, V_EACH = FP8 ? HEAD_DIM / 64 : 1;
+
     const int group = lane / 4, quarter = lane % 4;
     const struct kv_row values = values_of(from, v_offset);
     const auto *const k =
         (const kv_vector<FP8> *)from.data + group * HEAD_DIM / 8 + k_vector<FP8>(0, quarter);
     const auto *const v = (const kv_vector<FP8> *)values.data + quarter * HEAD_DIM / 4 +
                           v_vector<HEAD_DIM, FP8>(0, group);
-    static constexpr int K_EACH = FP8 ? 2 : 1, V_EACH = FP8 ? HEAD_DIM / 64 : 1;
 
 #pragma unroll
     for (int i = 0; i < 2; i++)

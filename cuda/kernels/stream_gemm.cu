@@ -31,8 +31,10 @@ static constexpr int ATOM = 8 * BOX * 2;
 static constexpr int W_BOX = ROWS * BOX * 2;   /* bytes of a copy of w */
 static constexpr int GROUP_THREADS = 4 * WARP; /* that multiply */
 static constexpr int THREADS = GROUP_THREADS + WARP;
-/* Leaves room for a block of attention beside it. With 196 KiB, which is seven stages of 48 rows
- * and not six, a step of 0.6B with 33 to 48 streams takes 4 to 11 % longer (H200, 2026-11-29). */
+/* For a block as large as these a multiprocessor sets its shared memory to 196 or 228 KiB; they do
+ * with 196. When seven stages of 48 rows took more, a step of 0.6B with 33 to 48 streams took 4 to
+ * 11 % longer (H200, 2026-11-29), probably because no two kernels run beside one another where the
+ * setting changes. */
 static constexpr int RING_BYTES = 192 << 10;
 
 /* Of N rows of x a stage has so many bytes, and the ring so many stages. */
@@ -318,6 +320,7 @@ template <int N> static auto kernel_of(enum skinny_out out)
 
 /* To align the ring, too. */
 template <int N> static constexpr int SHARED_BYTES = 1023 + STAGES<N> *STAGE_BYTES<N>;
+static_assert(1023 + RING_BYTES + 2048 <= 196 << 10, "with barriers and what CUDA keeps");
 
 template <int N> static cudaError_t allow()
 {
