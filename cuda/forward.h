@@ -83,11 +83,12 @@ struct forward {
     struct kv_pool kv;
     struct attn_maps maps; /* of kv and qkv */
     struct kv_staging staging;
-    bool invariant; /* the same products whatever the number of rows */
-    bool e4m3;      /* products of many rows may take activations of 8 bits */
-    bool streams;   /* stream_gemm() is usable */
-    bool int4;      /* int4_gemm() is usable */
-    int few_rows;   /* the most rows of a step that has a choice of paths */
+    bool invariant;   /* the same products whatever the number of rows */
+    bool e4m3;        /* products of many rows may take activations of 8 bits */
+    bool decode_sm90; /* attn_decode_sm90() is usable */
+    bool streams;     /* stream_gemm() is usable */
+    bool int4;        /* int4_gemm() is usable */
+    int few_rows;     /* the most rows of a step that has a choice of paths */
     uint8_t decode_path[FORWARD_FEW_ROWS + 1]; /* enum forward_path by rows: of decodes alone */
     uint8_t chain_path[FORWARD_FEW_ROWS + 1];  /* of other steps: never the resident kernel */
 

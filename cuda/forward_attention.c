@@ -183,9 +183,10 @@ int pass_attention(const struct pass *p, const struct layer_weights *w, int laye
                                                    n_decodes, f->config->n_heads, false),
                                         "rope_store", p->e)) < 0)
         return r;
-    if (p->s->attn_blocks > 0 && (r = cuda_check(attn_decode(&decode, &a, &rope, p->v, f->partial,
-                                                             f->counters, p->s->attn_blocks),
-                                                 "attn_decode", p->e)) < 0)
+    if (p->s->attn_blocks > 0 &&
+        (r = cuda_check((f->decode_sm90 ? attn_decode_sm90 : attn_decode)(
+                            &decode, &a, &rope, p->v, f->partial, f->counters, p->s->attn_blocks),
+                        "attn_decode", p->e)) < 0)
         return r;
     if (p->s->chunk_blocks > 0)
         return prefill_offloaded(p, &a);

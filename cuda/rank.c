@@ -9,7 +9,11 @@
 
 #include "engine/model/quantization.h"
 
-enum { ITEM_BLOCKS_PER_SM = 3 }; /* of decode attention that a multiprocessor has room for */
+/* Whether attn_decode_sm90() is for the rank's device and keys. */
+static bool decode_is_sm90(const struct rank *rank)
+{
+    return rank->device.compute == 90 && rank->options.kv_dtype != KV_DTYPE_FP8;
+}
 
 /* Rows that a step may have: of rope_store() the threads are counted, and those of its last block
  * that have nothing to do; of experts the groups, which are a grid's y. */
@@ -32,7 +36,8 @@ static int set_limits(struct rank *rank, struct err *e)
     const int n_kv_heads = o->invariant ? model_config(rank->model)->n_kv_heads : c->n_kv_heads;
     const int per_item = n_kv_heads * groups;
     const int seqs = rank_graph_size(o->max_seqs);
-    const int wanted = rank->device.launch.n_sms * ITEM_BLOCKS_PER_SM / per_item; /* one wave */
+    const int per_sm = decode_is_sm90(rank) ? ATTN_BLOCKS_PER_SM90 : ATTN_BLOCKS_PER_SM;
+    const int wanted = rank->device.launch.n_sms * per_sm / per_item; /* one wave */
     const int most_tokens = most_rows(c);
     int most_seqs;
 
@@ -176,6 +181,8 @@ static int open_device(struct rank *rank, struct err *e)
         r = open_staging(&f->staging, e);
     if (r == 0)
         r = cuda_check(attn_prefill_init(), "preparing attention", e);
+    if (r == 0 && decode_is_sm90(rank))
+        r = cuda_check(attn_decode_sm90_init(&f->decode_sm90), "preparing attention", e);
     if (r == 0)
         r = cuda_check(stream_gemm_init(&f->streams), "preparing products", e);
     if (r == 0 && c->n_experts)

@@ -73,6 +73,8 @@ enum {
     ATTN_UNIT = 16,            /* keys that are not divided between blocks */
     ATTN_SPLIT_ALIGN = 64,     /* keys that one block takes at a time */
     ATTN_MAX_SPLITS = 128,     /* of one sequence */
+    ATTN_BLOCKS_PER_SM = 3,    /* of attn_decode() that a multiprocessor has room for, */
+    ATTN_BLOCKS_PER_SM90 = 2,  /* and of attn_decode_sm90() */
     ROPE_LANES = 4,            /* threads that rope_store() has for a head */
     SAMPLER_MAX_SPLITS = 64,   /* parts of one row */
     SAMPLER_SLOTS = 3,         /* of results: of two steps in flight and of the one before */
@@ -253,6 +255,14 @@ static inline int attn_rows(int n_heads, int n_kv_heads)
  * each KV head and head group; they take the items by turns, whatever their numbers. */
 cudaError_t attn_decode(const struct launch *l, const struct attn *a, const struct rope *r,
                         const struct step_view *v, float *partial, int32_t *counters, int n_blocks);
+
+/* The same over keys of bf16 on compute capability 9.0; not usable where it was not compiled for
+ * the device. */
+cudaError_t attn_decode_sm90_init(bool *usable); /* once a device, before the first */
+cudaError_t attn_decode_sm90(const struct launch *l, const struct attn *a, const struct rope *r,
+                             const struct step_view *v, float *partial, int32_t *counters,
+                             int n_blocks);
+
 /* The most that n_tiles * n_heads * n_splits may be in a launch with n_splits > 1. */
 enum { ATTN_SPLIT_BLOCKS = 512, ATTN_PREFILL_COUNTERS = ATTN_SPLIT_BLOCKS + 1 };
 static inline size_t attn_prefill_partial_bytes(int head_dim)

@@ -119,8 +119,9 @@ void run_pack(struct run *r, const struct scene *s, const struct paged *p, bool 
     r->attn.kv = &p->kv;
     r->attn.layer = p->layer;
     r->attn.drafts = s->n_drafted > 0;
+    r->hopper = hopper;
     r->maps.usable = false;
-    if (hopper) {
+    if (hopper && r->counts.n_tiles && !s->fp8) {
         cuda_must(attn_maps_init(&r->maps, &p->kv, p->n_blocks, r->q.device, r->attn.q_stride,
                                  r->n_tokens));
         must(r->maps.usable);
@@ -132,7 +133,9 @@ void run_launch(const struct run *r, int n_blocks)
     const struct launch *l = &device.launch;
 
     if (r->counts.n_items)
-        cuda_must(attn_decode(l, &r->attn, &r->rope, &r->view, r->partial, r->counters, n_blocks));
+        cuda_must((r->hopper && !r->attn.kv->fp8 ? attn_decode_sm90
+                                                 : attn_decode)(l, &r->attn, &r->rope, &r->view,
+                                                                r->partial, r->counters, n_blocks));
     if (r->counts.n_tiles && !r->attn.kv->fp8)
         cuda_must(r->maps.usable ? attn_prefill_sm90(l, &r->attn, &r->maps, &r->view, &r->prefill)
                                  : attn_prefill(l, &r->attn, &r->view, &r->prefill));

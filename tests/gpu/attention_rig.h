@@ -49,7 +49,8 @@ struct run {
     float *partial;
     int32_t *counters;
     struct attn_prefill prefill;
-    struct attn_maps maps; /* usable: prefill by the kernel for compute capability 9.0 */
+    bool hopper;           /* by the kernels for compute capability 9.0 */
+    struct attn_maps maps; /* where the step has a chunk, for prefill by one of them */
 };
 
 struct paged paged_new(const struct scene *s, int n_layers);

@@ -8,7 +8,6 @@
 enum {
     HEAD_DIM = 128,
     MAX_SEQS = 256,
-    BLOCKS_PER_SM = 3, /* as the backend plans */
     REPEATS = 50,
     PREFILL_REPEATS = 10,
     RUNS = 3, /* of which the median counts */
@@ -34,6 +33,8 @@ static const struct model {
     int n_heads, n_kv;
     uint64_t seed;
 } models[] = {{16, 8, 5}, {32, 8, 11034}};
+
+static bool has_hopper; /* the kernels for compute capability 9.0 can be launched */
 
 /* Seconds of one launch, of many behind one another, in rising order. */
 static void measure(double seconds[RUNS], const struct run *r, int repeats)
@@ -69,7 +70,9 @@ static bool bench_scene(int number, const struct model *m, bool fp8)
 {
     const int n_heads = m->n_heads, n_kv = m->n_kv;
     const int n = scenes[number].n_seqs, chunk = scenes[number].chunk, bar = scenes[number].bar;
-    const int wanted = device.launch.n_sms * BLOCKS_PER_SM / n_kv;
+    const int wanted = /* as the backend plans */
+        device.launch.n_sms * (has_hopper && !fp8 ? ATTN_BLOCKS_PER_SM90 : ATTN_BLOCKS_PER_SM) /
+        n_kv;
     int32_t q_len[MAX_SEQS], kv_len[MAX_SEQS];
     struct scene s = {.n_heads = n_heads,
                       .n_kv = n_kv,
@@ -98,7 +101,7 @@ static bool bench_scene(int number, const struct model *m, bool fp8)
     p.kv.base = device_new(p.pool_bytes);
     fill_noise(p.kv.base, p.pool_bytes / sizeof(uint16_t), 0.0f, 1.0f);
     r = run_new(&s);
-    run_pack(&r, &s, &p, chunk && device.compute == 90);
+    run_pack(&r, &s, &p, has_hopper);
     if (r.maps.usable)
         r.prefill.n_splits =
             attn_prefill_splits(&device.launch, r.prefill.n_tiles * n_heads, r.prefill.max_kv_len);
@@ -122,6 +125,7 @@ bool bench_attention(void)
 
     device_set_up();
     cuda_must(attn_prefill_init());
+    cuda_must(attn_decode_sm90_init(&has_hopper));
     for (int i = 0; i < 2; i++)
         for (int j = 0; j < N_SCENES; j++) {
             reached &= bench_scene(j, &models[i], false);

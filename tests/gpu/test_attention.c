@@ -12,10 +12,14 @@
 
 enum { MAX_SEQS = 64, LAYERS = 2 };
 
+static bool has_hopper; /* the kernels for compute capability 9.0 can be launched */
+
 static void set_up(void)
 {
     device_set_up();
     cuda_must(attn_prefill_init());
+    cuda_must(attn_decode_sm90_init(&has_hopper));
+    ck_assert(has_hopper == (device.compute == 90));
 }
 
 /* Keys and values of some sequences, on the host too. */
@@ -169,9 +173,8 @@ static void check_scene(const struct scene *s)
     fp8.fp8 = true;
     if (s->n_decodes + s->n_drafted > 0)
         check_kernel(&fp8, false);
-    check_kernel(s, false);
-    if (device.compute == 90 && s->n_decodes + s->n_drafted < s->n_seqs)
-        check_kernel(s, true);
+    for (int hopper = 0; hopper <= has_hopper; hopper++)
+        check_kernel(s, hopper);
 }
 
 /* One item: within its sequence, its ends where units end. */
@@ -370,18 +373,15 @@ static const int cuts[] = {40, 3, 4, 13}; /* blocks of threads for all sequences
 
 /* In invariant mode a sequence's result and its key have the same bits alone and among others:
  * split over several blocks, in one, in waves. */
-TEST(decode_does_not_depend_on_others, .n = 2 * N(cuts))
+static void check_alone(const struct scene *together, bool hopper)
 {
-    const struct scene together = {
-        16,           8, 128, 4, 10, 10, ones, lengths, .invariant = true, .n_items = cuts[_i / 2],
-        .fp8 = _i % 2};
-    struct keys k = keys_new(&together);
-    struct run all = run_new(&together);
-    const size_t row = (size_t)(together.n_heads * together.dim);
+    struct keys k = keys_new(together);
+    struct run all = run_new(together);
+    const size_t row = (size_t)(together->n_heads * together->dim);
 
-    (void)launch(&all, &together, &k, false);
-    for (int i = 0; i < together.n_seqs; i++) {
-        struct scene alone = together;
+    (void)launch(&all, together, &k, hopper);
+    for (int i = 0; i < together->n_seqs; i++) {
+        struct scene alone = *together;
         struct keys one = k;
         struct run r;
 
@@ -394,8 +394,65 @@ TEST(decode_does_not_depend_on_others, .n = 2 * N(cuts))
         array_to_device(&r.q);
         memcpy(r.norms.host, all.norms.host, r.norms.bytes);
         array_to_device(&r.norms);
-        (void)launch(&r, &alone, &one, false);
+        (void)launch(&r, &alone, &one, hopper);
         ck_assert_mem_eq(r.out.host, (uint16_t *)all.out.host + (size_t)i * row, row * 2);
+    }
+}
+
+TEST(decode_does_not_depend_on_others, .n = 2 * N(cuts))
+{
+    const struct scene together = {
+        16,           8, 128, 4, 10, 10, ones, lengths, .invariant = true, .n_items = cuts[_i / 2],
+        .fp8 = _i % 2};
+
+    for (int hopper = 0; hopper <= (has_hopper && !together.fp8); hopper++)
+        check_alone(&together, hopper);
+}
+END_TEST
+
+/* All of a sequence's blocks but its last move to where blocks of the host tier are, further apart;
+ * what was there in the pool is gone. */
+static void move_to_host(struct paged *p, const struct scene *s)
+{
+    struct kv_pool *kv = &p->kv;
+    const size_t bytes = (size_t)kv->block_stride * sizeof(*kv->base);
+    uint16_t *host = device_new(2 * p->pool_bytes);
+
+    kv->n_blocks = p->n_blocks;
+    kv->host_stride = 2 * kv->block_stride;
+    kv->host_offset = (host - kv->base) - kv->n_blocks * kv->host_stride;
+    for (int i = 0; i < s->n_seqs; i++)
+        for (int j = 0; j < (s->kv_len[i] - 1) >> kv->block_shift; j++) {
+            int32_t *const id = &p->table[i * p->max_blocks + j];
+            uint16_t *const from = kv->base + *id * kv->block_stride;
+
+            cuda_must(cudaMemcpy(host + *id * kv->host_stride, from, bytes, cudaMemcpyDefault));
+            device_fill(from, 0xff, bytes);
+            *id += kv->n_blocks;
+        }
+}
+
+/* Keys in the host tier give the bits that they give in the pool. */
+TEST(decode_reads_the_host_tier, .n = 4)
+{
+    const struct scene s = {
+        16, 8, _i / 2 ? 128 : 64, 4, 10, 10, ones, lengths, .n_items = 13, .fp8 = _i % 2};
+
+    for (int hopper = 0; hopper <= (has_hopper && !s.fp8); hopper++) {
+        struct keys k = keys_new(&s);
+        struct run r = run_new(&s);
+        void *first = host_new(r.out.bytes, 1);
+
+        run_pack(&r, &s, &k.paged, hopper);
+        run_launch(&r, r.counts.n_items);
+        array_to_host(&r.out);
+        memcpy(first, r.out.host, r.out.bytes);
+        move_to_host(&k.paged, &s);
+        device_fill(r.out.device, 0xff, r.out.bytes);
+        run_pack(&r, &s, &k.paged, hopper);
+        run_launch(&r, r.counts.n_items);
+        array_to_host(&r.out);
+        ck_assert_mem_eq(first, r.out.host, r.out.bytes);
     }
 }
 END_TEST
@@ -468,7 +525,7 @@ TEST(prefill_does_not_depend_on_chunks)
     const struct scene whole = {4, 2, 128, 4, 1, 0, kv_len, kv_len, .invariant = true};
     const struct scene rest = {4, 2, 128, 4, 1, 0, rest_len, kv_len, .invariant = true};
 
-    for (int hopper = 0; hopper <= (device.compute == 90); hopper++) {
+    for (int hopper = 0; hopper <= has_hopper; hopper++) {
         struct keys k = keys_new(&whole);
         struct run a = run_new(&whole), b = run_new(&rest);
         const size_t skipped = 1000 - 613, row = 4 * 128;
