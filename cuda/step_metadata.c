@@ -269,12 +269,12 @@ static void cut(struct attn_item *items, struct attn_item query, int partial, bo
     }
 }
 
-/* The work items of a step, each of which gets a block for each KV head; returns how many.
+/* The work items of a step, of each of which a block takes a KV head; returns how many.
  *
  * Blocks share the memory's bandwidth, so items may differ in length: when short ones end, long
  * ones get more of it. What costs is a cut, as its parts must be joined, and a last wave of blocks
  * that leaves most of the machine without work. So queries are cut where they are long or the
- * blocks few, and else only those of the last wave; the longest items go first. (A step of 0.6B at
+ * blocks few, and else only those of the last wave; the longest items are first. (A step of 0.6B at
  * 128 to 896 tokens on an H100, 2026-11-27: 17, 32, 64, 128 streams 1.21, 1.55, 2.36 and 3.91 ms;
  * where nearly every query was cut so that all blocks had equally many keys 1.27, 1.60, 2.43 and
  * 4.04.) */

@@ -1,7 +1,7 @@
 /* attn_decode.cu - attention of one query row per sequence over its paged keys, split over the
  * machine by a plan made on the host (attn_item), with what comes before it: norm and rotation of
  * the row's heads, and storing its key and value in the pool; attn_decode_sm90.cu does it for
- * compute capability 9.0.
+ * keys of bf16 on compute capability 9.0.
  *
  * Bound by memory: 4 * kv_len * n_kv_heads * head_dim bytes per sequence, or of E4M3 half as many.
  * A warp loads the next keys to registers while it multiplies: 16 bytes at a time, but for values

@@ -3,9 +3,10 @@
 // registers: attn_decode.cu loads them, attn_decode_sm90.cu has them copied to shared memory first.
 //
 // The query heads that share a KV head are the columns of one matrix product, sixteen keys its
-// rows. A block takes an item and KV head; its warps alternate, 16 keys at a time. The order of the
-// dimensions is permuted so that a thread gets what the tensor cores want of it by 16 bytes. Where
-// a sequence is split, the block that finishes last joins the partial results.
+// rows. A block takes an item and KV head, or several items one after another; its warps alternate,
+// 16 keys at a time. The order of the dimensions is permuted so that a thread gets what the tensor
+// cores want of it by 16 bytes. Where a sequence is split, the block that finishes last joins the
+// partial results.
 //
 // With drafts all keys are in the pool when the kernel begins, and rows of a sequence that follow
 // one another share a pass over them: their heads are columns of the same product, each with its

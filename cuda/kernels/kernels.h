@@ -256,8 +256,8 @@ static inline int attn_rows(int n_heads, int n_kv_heads)
 cudaError_t attn_decode(const struct launch *l, const struct attn *a, const struct rope *r,
                         const struct step_view *v, float *partial, int32_t *counters, int n_blocks);
 
-/* The same over keys of bf16 on compute capability 9.0; not usable where it was not compiled for
- * the device. */
+/* The same over keys of bf16 on compute capability 9.0, by as many of the n_blocks as fit the
+ * device; not usable where it was not compiled for it. */
 cudaError_t attn_decode_sm90_init(bool *usable); /* once a device, before the first */
 cudaError_t attn_decode_sm90(const struct launch *l, const struct attn *a, const struct rope *r,
                              const struct step_view *v, float *partial, int32_t *counters,
