@@ -50,34 +50,36 @@ struct ring {
     uint32_t full;              /* mbarriers, one a stage: its copies have arrived */
     int at;                     /* the stage that is used next, */
     uint32_t parity;            /* in a phase of this parity */
-    int n_items, turn;          /* of the step; of the item that is copied, -1: before the first
-                                 * and behind the last */
+    int turn;                   /* of the item that is copied; -1: there is none */
     int key, end, table, block; /* of the next copy; its item has keys up to end */
 };
 
-/* The item of a block's turn, n_items where there is none. The plan has the longest first, and what
- * is cut of a last wave at its end. Here that comes first, so that the step does not end with
- * joins. Every other turn goes through the blocks the other way round, so that long items and short
- * ones even out, but for a last turn that some blocks do not have. */
-static __device__ __forceinline__ int item_of(int turn, int n_items)
+/* The block's item of a turn. The plan has the longest items first, and what is cut of a last wave
+ * at its end. Every other turn goes through the blocks the other way round, so that long items and
+ * short ones even out. Turns are counted down: so the step does not end with joins, and a highest
+ * turn that not all blocks have is one of short items. */
+static __device__ __forceinline__ int item_of(int turn)
 {
     const int y = (int)blockIdx.y, n = (int)gridDim.y;
-    const int i = turn * n + (turn % 2 ? n - 1 - y : y);
 
-    return i < n_items ? n_items - 1 - i : n_items;
+    return turn * n + (turn % 2 ? n - 1 - y : y);
+}
+
+/* The block's first turn, -1 where it has none. */
+static __device__ __forceinline__ int first_turn(int n_items)
+{
+    const int turn = (n_items - 1) / (int)gridDim.y;
+
+    return item_of(turn) < n_items ? turn : turn - 1;
 }
 
 /* Finds the KV block of the next copy, if need be in the items to come. */
 static __device__ __forceinline__ void find_next(struct ring &r, const struct decode_args &d)
 {
     while (r.key >= r.end) {
-        const int i = item_of(++r.turn, r.n_items);
-
-        if (i == r.n_items) {
-            r.turn = -1;
+        if (--r.turn < 0)
             return;
-        }
-        const struct attn_item item = read_item(d, i);
+        const struct attn_item item = read_item(d, item_of(r.turn));
 
         r.key = item.begin + (int)threadIdx.x / WARP * KEYS;
         r.end = item.end;
@@ -134,13 +136,10 @@ static __global__ void __launch_bounds__(WARPS *WARP, ATTN_BLOCKS_PER_SM90)
     __shared__ uint64_t full[WARPS][shape::N];
     const int warp = __shfl_sync(ALL_LANES, (int)threadIdx.x / WARP, 0);
     const int lane = (int)threadIdx.x % WARP;
-    const int n_items = __ldcg(&a.d.counts->n_items);
+    int turn = first_turn(__ldcg(&a.d.counts->n_items));
     const int plane = a.first_plane + heads_of(a.d).kv;
     const char *const stages = memory + (-shared_address(memory) & 1023) + warp * RING_BYTES;
-    struct ring r = {.stages = stages,
-                     .full = shared_address(full[warp]),
-                     .n_items = n_items,
-                     .turn = -1};
+    struct ring r = {.stages = stages, .full = shared_address(full[warp]), .turn = turn + 1};
     struct raw_row<HEAD_DIM> raw;
     auto load = [&](const struct attn_item &item) {
         const enum row_part part = part_of<DRAFTS>(item);
@@ -167,7 +166,7 @@ static __global__ void __launch_bounds__(WARPS *WARP, ATTN_BLOCKS_PER_SM90)
         }
     };
 
-    if (item_of(0, n_items) == n_items)
+    if (turn < 0)
         return;
     if (lane == 0) {
         prefetch_map(&a.device);
@@ -175,19 +174,18 @@ static __global__ void __launch_bounds__(WARPS *WARP, ATTN_BLOCKS_PER_SM90)
             barrier_init(r.full + (uint32_t)i * 8, 1);
         fence_async();
     }
-    struct attn_item item = read_item(a.d, item_of(0, n_items));
+    struct attn_item item = read_item(a.d, item_of(turn));
     find_next(r, a.d);
 #pragma unroll
     for (int i = 0; i < shape::N; i++)
         copy_next<HEAD_DIM>(r, a, i, plane);
     chain_wait();
     load(item);
-    for (int turn = 1;; turn++) {
-        const int i = item_of(turn, n_items);
+    for (; turn >= 0; turn--) {
         struct attn_item next = item;
 
-        if (i < n_items)
-            next = read_item(a.d, i);
+        if (turn > 0)
+            next = read_item(a.d, item_of(turn - 1));
         run_item<HEAD_DIM, DRAFTS, false>(
             a.d, item,
             [&](struct row<HEAD_DIM, false> &row, enum row_part part) {
@@ -195,11 +193,9 @@ static __global__ void __launch_bounds__(WARPS *WARP, ATTN_BLOCKS_PER_SM90)
             },
             with_each,
             [&] {
-                if (i < n_items)
+                if (turn > 0)
                     load(next);
             });
-        if (i == n_items)
-            return;
         item = next;
     }
 #endif
