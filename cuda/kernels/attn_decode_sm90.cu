@@ -212,20 +212,11 @@ static auto kernel_of(int head_dim, bool drafts)
 
 extern "C" cudaError_t attn_decode_sm90_init(bool *usable)
 {
-    cudaError_t r = cudaSuccess;
+    cudaError_t r = find_compiled(kernel_of(128, false).f, usable);
 
-    *usable = true;
-    for (int i = 0; i < 4 && r == cudaSuccess && *usable; i++) {
-        const auto kernel = kernel_of(i / 2 ? 128 : 64, i % 2);
-        struct cudaFuncAttributes attributes;
-
-        r = cudaFuncGetAttributes(&attributes, kernel.f);
-        /* Compiled for another capability the kernel is empty and has no shared memory. */
-        *usable = r == cudaSuccess && attributes.sharedSizeBytes > 0;
-        if (*usable)
-            r = cudaFuncSetAttribute(kernel.f, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                     SHARED_BYTES);
-    }
+    for (int i = 0; i < 4 && r == cudaSuccess && *usable; i++)
+        r = cudaFuncSetAttribute(kernel_of(i / 2 ? 128 : 64, i % 2).f,
+                                 cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES);
     return r;
 }
 

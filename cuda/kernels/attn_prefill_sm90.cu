@@ -344,13 +344,12 @@ extern "C" cudaError_t attn_maps_init(struct attn_maps *out, const struct kv_poo
     const cuuint64_t q_sizes[3] = {64, (cuuint64_t)n_rows, (cuuint64_t)q_stride / 64};
     const cuuint64_t q_strides[2] = {(cuuint64_t)q_stride * 2, 128};
     const cuuint32_t q_box[3] = {64, ATTN_TILE, halves};
-    struct cudaFuncAttributes attributes;
     CUtensorMap keys, queries;
-    cudaError_t r = cudaFuncGetAttributes(&attributes, kernel_of(kv->head_dim).f);
+    bool compiled;
+    cudaError_t r = find_compiled(kernel_of(kv->head_dim).f, &compiled);
 
     out->usable = false;
-    /* Compiled for another capability the kernel is empty and has no shared memory. */
-    if (r != cudaSuccess || attributes.sharedSizeBytes == 0)
+    if (!compiled)
         return r;
     r = cudaFuncSetAttribute(kernel_of(kv->head_dim).f, cudaFuncAttributeMaxDynamicSharedMemorySize,
                              (int)shared_bytes(kv->head_dim));

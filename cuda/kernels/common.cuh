@@ -254,6 +254,17 @@ static cudaError_t launch_kernel(known_kernel<Params...> kernel, dim3 grid, int 
     return cudaLaunchKernelEx(&config, kernel.f, static_cast<Params>(args)...);
 }
 
+// Whether a kernel with shared memory has any code: one for a single compute capability is empty
+// where it was compiled for another.
+template <typename F> static cudaError_t find_compiled(F *kernel, bool *compiled)
+{
+    struct cudaFuncAttributes attributes;
+    const cudaError_t r = cudaFuncGetAttributes(&attributes, (const void *)kernel);
+
+    *compiled = r == cudaSuccess && attributes.sharedSizeBytes > 0;
+    return r;
+}
+
 /* Where a block begins, in elements from the pool's base. */
 static __device__ __forceinline__ int64_t block_at(const struct kv_pool &kv, int64_t id)
 {

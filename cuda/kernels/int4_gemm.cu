@@ -462,12 +462,9 @@ extern "C" void int4_work_size(const struct launch *l, size_t *part_bytes, size_
 
 template <int COLUMNS, int KIND> static cudaError_t allow(bool *usable)
 {
-    const void *const kernel = (const void *)known<int4_gemm_kernel<COLUMNS, KIND>>().f;
-    struct cudaFuncAttributes attributes;
-    const cudaError_t r = cudaFuncGetAttributes(&attributes, kernel);
+    const auto kernel = known<int4_gemm_kernel<COLUMNS, KIND>>().f;
+    const cudaError_t r = find_compiled(kernel, usable);
 
-    /* Compiled for another capability the kernel is empty and has no shared memory. */
-    *usable = r == cudaSuccess && attributes.sharedSizeBytes > 0;
     return *usable ? cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                           stage<COLUMNS, KIND>::BYTES * N_STAGES<COLUMNS>)
                    : r;

@@ -334,11 +334,8 @@ template <int N> static cudaError_t allow()
 
 extern "C" cudaError_t stream_gemm_init(bool *usable)
 {
-    struct cudaFuncAttributes attributes;
-    cudaError_t r = cudaFuncGetAttributes(&attributes, kernel_of<16>(SKINNY_F32).f);
+    cudaError_t r = find_compiled(kernel_of<16>(SKINNY_F32).f, usable);
 
-    /* Compiled for another capability the kernel is empty and has no shared memory. */
-    *usable = r == cudaSuccess && attributes.sharedSizeBytes > 0;
     if (*usable && (r = allow<16>()) == cudaSuccess && (r = allow<32>()) == cudaSuccess &&
         (r = allow<48>()) == cudaSuccess && (r = allow<64>()) == cudaSuccess &&
         (r = allow<96>()) == cudaSuccess)

@@ -602,11 +602,7 @@ extern "C" bool resident_supports(const struct resident *r)
 
 extern "C" cudaError_t resident_compiled(bool *out)
 {
-    struct cudaFuncAttributes attributes;
-    const cudaError_t r = cudaFuncGetAttributes(&attributes, functions[0][1][0][0]);
-
-    *out = r == cudaSuccess && attributes.sharedSizeBytes > 0; /* an empty kernel has none */
-    return r;
+    return find_compiled(functions[0][1][0][0], out);
 }
 
 extern "C" cudaError_t resident_init(void)
