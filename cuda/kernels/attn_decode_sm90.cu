@@ -50,14 +50,15 @@ struct ring {
     uint32_t full;              /* mbarriers, one a stage: its copies have arrived */
     int at;                     /* the stage that is used next, */
     uint32_t parity;            /* in a phase of this parity */
-    int turn;                   /* of the item that is copied; -1: there is none */
+    int turn;                   /* of the item that is copied, one above it at first; -1: none */
     int key, end, table, block; /* of the next copy; its item has keys up to end */
 };
 
 /* The block's item of a turn. The plan has the longest items first, and what is cut of a last wave
  * at its end. Every other turn goes through the blocks the other way round, so that long items and
- * short ones even out. Turns are counted down: so the step does not end with joins, and a highest
- * turn that not all blocks have is one of short items. */
+ * short ones even out. Turns are counted down, so that cut items come first and the step does not
+ * end with their joins; and where only some blocks have the highest turn, it is one of short items.
+ */
 static __device__ __forceinline__ int item_of(int turn)
 {
     const int y = (int)blockIdx.y, n = (int)gridDim.y;

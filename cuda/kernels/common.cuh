@@ -254,8 +254,8 @@ static cudaError_t launch_kernel(known_kernel<Params...> kernel, dim3 grid, int 
     return cudaLaunchKernelEx(&config, kernel.f, static_cast<Params>(args)...);
 }
 
-// Whether a kernel with shared memory has any code: one for a single compute capability is empty
-// where it was compiled for another.
+// Whether a kernel with static shared memory has any code: one for a single compute capability is
+// empty where it was compiled for another.
 template <typename F> static cudaError_t find_compiled(F *kernel, bool *compiled)
 {
     struct cudaFuncAttributes attributes;
