@@ -4,8 +4,9 @@
  * or the schedule. KV memory is
  * [n_blocks][tp_size][n_layers][2][n_kv_heads of a rank][block_len][head_dim] where all ranks share
  * it, and so without the second dimension on each device: a block is one contiguous piece of each
- * memory, and its id means the same in all. Of FP8 the [block_len] scales of a head lie behind its
- * [block_len][head_dim] elements, a byte each. */
+ * memory, and its id means the same in all. With FP8 each row has a byte of scale, too: on the CPU
+ * a head's scales follow its elements; on a device, among a layer's keys and among its values, the
+ * scales of all heads follow the elements of all heads. */
 #ifndef NVLLM_ENGINE_BACKEND_H
 #define NVLLM_ENGINE_BACKEND_H
 
@@ -17,7 +18,7 @@
 #include "engine/model/model.h"
 
 enum {
-    BACKEND_ABI = 15,        /* changes when a struct of batch.h or this file does */
+    BACKEND_ABI = 16,        /* changes with structs of batch.h or this file, or a block's layout */
     BACKEND_IN_FLIGHT = 2,   /* steps submitted and not yet waited for, at most */
     BACKEND_MAX_DEVICES = 8, /* of one backend */
 };

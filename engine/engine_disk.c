@@ -18,7 +18,7 @@ enum {
     RESTORE_US = 10000,
 };
 
-/* What blocks must have in common to be found again. */
+/* What blocks must have in common to be found again; their layout is the ABI's. */
 static int describe(char *out, size_t size, const struct engine *g, struct err *e)
 {
     const struct backend_options *o = &g->options.backend_options;
@@ -29,11 +29,12 @@ static int describe(char *out, size_t size, const struct engine *g, struct err *
     if (r == 0) /* devices round differently; the CPU's instruction sets do not */
         snprintf(out, size,
                  "nvllm=%s model=%016llx%016llx backend=%s device=%s dtype=%d block_len=%d "
-                 "bytes=%llu devices=%d ranks=%d invariant=%d shared=%d",
+                 "abi=%d bytes=%llu devices=%d ranks=%d invariant=%d shared=%d",
                  NVLLM_VERSION, (unsigned long long)model.high64, (unsigned long long)model.low64,
                  g->options.backend->name, *info->driver ? info->devices[0].name : "",
-                 (int)info->kv_dtype, (int)o->block_len, (unsigned long long)info->block_bytes,
-                 (int)info->n_devices, (int)info->tp_size, o->invariant, g->options.share_all);
+                 (int)info->kv_dtype, (int)o->block_len, BACKEND_ABI,
+                 (unsigned long long)info->block_bytes, (int)info->n_devices, (int)info->tp_size,
+                 o->invariant, g->options.share_all);
     return r;
 }
 

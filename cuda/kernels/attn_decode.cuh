@@ -235,13 +235,10 @@ template <int HEAD_DIM, bool FP8>
 static __device__ __forceinline__ struct kv_row
 place_of(const struct decode_args &d, const struct attn_item &item, int kv_head, int key)
 {
-    const int block_len = 1 << d.kv.block_shift;
     const int64_t block = __ldcg(d.tables + item.table + (key >> d.kv.block_shift));
 
-    return row_of<HEAD_DIM, FP8>(d.kv.base + d.a.layer * d.kv.layer_stride +
-                                     kv_head * plane_stride<HEAD_DIM, FP8>(block_len) +
-                                     block_at(d.kv, block),
-                                 block_len, key & (block_len - 1));
+    return row_of<HEAD_DIM, FP8>(d.kv.base + d.a.layer * d.kv.layer_stride + block_at(d.kv, block),
+                                 d.kv, kv_head, key & ((1 << d.kv.block_shift) - 1));
 }
 
 /* Each warp makes a part of the row: the first the query heads, one per quad, of all rows; the

@@ -29,7 +29,7 @@ template <int HEAD_DIM> struct stage {
 };
 
 struct ring_args {
-    CUtensorMap device, host;     /* the pool's planes, in either's memory */
+    CUtensorMap device, host;     /* the pool's planes, one a head's keys or values in a block */
     int device_block, host_block; /* planes from one block to the next */
     int first_plane;              /* of the layer in a block */
     struct decode_args d;

@@ -30,12 +30,13 @@ static __global__ void __launch_bounds__(THREADS)
 
             if (at >= n)
                 continue;
-            const int row = (int)(at % n_each) / PIECES, plane = row >> from.block_shift;
-            const uint16_t *planes =
-                from.base + block_at(from, __ldcg(table + at / n_each)) + layer * from.layer_stride;
+            const int row = (int)(at % n_each) / PIECES, head = row >> from.block_shift;
+            const bool is_v = head >= from.n_kv_heads;
+            const uint16_t *rows = from.base + block_at(from, __ldcg(table + at / n_each)) +
+                                   layer * from.layer_stride + (is_v ? from.v_offset : 0);
             const struct kv_row source =
-                row_of<HEAD_DIM, FP8>(planes + plane * plane_stride<HEAD_DIM, FP8>(block_len),
-                                      block_len, row & (block_len - 1));
+                row_of<HEAD_DIM, FP8>(rows, from, is_v ? head - from.n_kv_heads : head,
+                                      row & (block_len - 1));
 
             x[j] = __ldcv((const uint4 *)source.data + at % PIECES);
             if (FP8)

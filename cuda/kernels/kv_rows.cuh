@@ -1,10 +1,12 @@
 // kv_rows.cuh - rows of keys and values as the KV pool has them: bf16, or E4M3 with a power of two
 // as each row's scale.
 //
-// A plane, of one head's keys or values in a block, is [block_len, HEAD_DIM] elements; behind those
-// of E4M3 are [block_len] bytes, the scales' exponents: x stands for 2^(x - 127), 255 for NaN. A
-// row's scale is the least with which its largest element is in range; one with a NaN or an
-// infinity is NaN. All of it as bf16 is exact. Twin: to_e4m3() of cpu_ops.h.
+// In a block each layer has its keys, and its values v_offset behind where the keys begin. Either
+// is [n_kv_heads, block_len, HEAD_DIM] elements; with E4M3 [n_kv_heads, block_len] bytes follow,
+// the exponents of the rows' scales: x stands for 2^(x - 127), 255 for NaN. (Were a head's scales
+// behind its own elements, rows of other heads would lie across lines of memory.) A row's scale is
+// the least with which its largest element is in range; one with a NaN or an infinity is NaN. All
+// of it as bf16 is exact. Twin of the conversion: to_e4m3() of cpu_ops.h.
 #ifndef NVLLM_CUDA_KERNELS_KV_ROWS_CUH
 #define NVLLM_CUDA_KERNELS_KV_ROWS_CUH
 
@@ -23,21 +25,18 @@ struct kv_row {
     uint8_t *exponent; // of E4M3
 };
 
-// From one head's plane to the next, in the pool's units of 16 bits.
+// Row `at` of a head in a block; `from` is where the layer's keys or values begin there.
 template <int HEAD_DIM, bool FP8>
-static __device__ __forceinline__ int64_t plane_stride(int block_len)
+static __device__ __forceinline__ struct kv_row row_of(const uint16_t *from,
+                                                       const struct kv_pool &kv, int head, int at)
 {
-    return FP8 ? (int64_t)block_len * (HEAD_DIM + 1) / 2 : (int64_t)block_len * HEAD_DIM;
-}
-
-template <int HEAD_DIM, bool FP8>
-static __device__ __forceinline__ struct kv_row row_of(const uint16_t *plane, int block_len, int at)
-{
-    uint16_t *const p = (uint16_t *)plane;
+    const int64_t row = ((int64_t)head << kv.block_shift) + at;
+    uint8_t *const bytes = (uint8_t *)from;
 
     if (FP8)
-        return {p + at * HEAD_DIM / 2, (uint8_t *)(p + block_len * HEAD_DIM / 2) + at};
-    return {p + at * HEAD_DIM, nullptr};
+        return {(uint16_t *)(bytes + row * HEAD_DIM),
+                bytes + ((int64_t)kv.n_kv_heads << kv.block_shift) * HEAD_DIM + row};
+    return {(uint16_t *)from + row * HEAD_DIM, nullptr};
 }
 
 // The row of the same key, where its values are.

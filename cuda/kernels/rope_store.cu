@@ -44,13 +44,12 @@ static __global__ void __launch_bounds__(THREADS)
     }
     if (slot < 0)
         return; /* a row that only fills up a graph's batch */
-    const int kv_head = (head - n_heads) % kv.n_kv_heads, block_len = 1 << kv.block_shift;
-    const uint16_t *plane = kv.base + block_at(kv, slot >> kv.block_shift) +
-                            layer * kv.layer_stride + (is_v ? kv.v_offset : 0) +
-                            kv_head * plane_stride<HEAD_DIM, FP8>(block_len);
+    const uint16_t *rows = kv.base + block_at(kv, slot >> kv.block_shift) +
+                           layer * kv.layer_stride + (is_v ? kv.v_offset : 0);
 
-    put_row(row_of<HEAD_DIM, FP8>(plane, block_len, slot & (block_len - 1)), stored_of<FP8>(values),
-            at / 8);
+    put_row(row_of<HEAD_DIM, FP8>(rows, kv, (head - n_heads) % kv.n_kv_heads,
+                                  slot & ((1 << kv.block_shift) - 1)),
+            stored_of<FP8>(values), at / 8);
 }
 
 extern "C" cudaError_t rope_store(const struct launch *l, uint16_t *qkv, const struct rope *r,

@@ -245,13 +245,14 @@ struct kv_twin kv_twin_of(const struct kv_pool *kv, uint16_t *block, int layer, 
                           bool v)
 {
     const int block_len = 1 << kv->block_shift, dim = kv->head_dim;
-    uint16_t *plane = block + layer * kv->layer_stride + (v ? kv->v_offset : 0) +
-                      head * (kv->v_offset / kv->n_kv_heads);
-    uint8_t *bytes = (uint8_t *)plane;
+    uint16_t *rows = block + layer * kv->layer_stride + (v ? kv->v_offset : 0);
+    uint8_t *bytes = (uint8_t *)rows;
+    const int row = head * block_len + at;
 
     if (!kv->fp8)
-        return (struct kv_twin){.bf16 = plane + at * dim};
-    return (struct kv_twin){.e4m3 = bytes + at * dim, .exponent = bytes + block_len * dim + at};
+        return (struct kv_twin){.bf16 = rows + row * dim};
+    return (struct kv_twin){.e4m3 = bytes + row * dim,
+                            .exponent = bytes + kv->n_kv_heads * block_len * dim + row};
 }
 
 double kv_twin_value(const struct kv_twin *row, int d)
