@@ -4,8 +4,8 @@
  * keys of bf16 on compute capability 9.0.
  *
  * Bound by memory: 4 * kv_len * n_kv_heads * head_dim bytes per sequence, or of E4M3 half as many.
- * A warp loads the next keys to registers while it multiplies: 16 bytes at a time, but for values
- * of E4M3 with heads of 64.
+ * A warp loads keys and values to registers, 16 bytes at a time but for values of E4M3 with heads
+ * of 64. While they come, other warps multiply; where blocks are few, so does the warp itself.
  *
  * Keys of earlier steps are loaded before the kernel waits for the one before it: between two steps
  * lies a copy that waits for all of the first and that all of the second waits for. */
@@ -32,7 +32,7 @@ static __device__ __forceinline__ void load(struct keys<HEAD_DIM, FP8> &to, stru
         values.exponent, lane, [](const auto *p) { return __ldcs(p); });
 }
 
-/* Blocks per multiprocessor, by how many units a warp loads ahead: one where blocks fill the
+/* Blocks per multiprocessor, by how many units a warp has in registers: one where blocks fill the
  * machine (three blocks are 12 warps with 8 KiB each in flight), more where they are few. */
 static constexpr int resident(int ahead)
 {
