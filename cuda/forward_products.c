@@ -114,6 +114,15 @@ struct gemm_product forward_product(const struct forward *f, enum forward_produc
     return product_of(f, kind, layer, (struct rows){0, n_rows});
 }
 
+/* Where a product's input lies as E4M3. */
+static struct e4m3_rows e4m3_input(const struct forward *f, enum gemm_in in, int n_rows)
+{
+    return (struct e4m3_rows){.x = f->x_e4m3,
+                              .scales = f->x_scales,
+                              .m = gemm_rows(n_rows),
+                              .groups = in == GEMM_OF_E4M3_BLOCKS};
+}
+
 /* Brings the weights to bf16 or the input to 8 bits, where the product takes that. The input of the
  * second FFN product comes from gate and up themselves then. */
 static int prepare(const struct forward *f, enum forward_product kind, int layer, struct rows rows,
@@ -122,6 +131,7 @@ static int prepare(const struct forward *f, enum forward_product kind, int layer
     const struct product of = describe(f, kind, layer);
     const enum gemm_in in = forward_gemm_in(f, of.w, of.bias);
     const struct quant q = forward_quant(of.w);
+    const struct e4m3_rows y = e4m3_input(f, in, rows.n);
     const bool gated = kind == PRODUCT_DOWN;
     const uint16_t *x = gated ? f->gate_up : of.x;
 
@@ -130,9 +140,8 @@ static int prepare(const struct forward *f, enum forward_product kind, int layer
     if (in == GEMM_OF_BF16)
         return cuda_check(dequantize(f->launch, f->dequantized, of.w->data, &q, of.w->n, of.w->k),
                           "dequantize", e);
-    return cuda_check(quantize(f->launch, f->x_e4m3, f->x_scales,
-                               x + (int64_t)rows.first * (gated ? 2 : 1) * of.w->k,
-                               gemm_rows(rows.n), of.w->k, in == GEMM_OF_E4M3_BLOCKS, gated),
+    return cuda_check(quantize(f->launch, &y, x + (int64_t)rows.first * (gated ? 2 : 1) * of.w->k,
+                               of.w->k, gated),
                       "quantize", e);
 }
 

@@ -166,12 +166,21 @@ struct embedding {
 cudaError_t embed(const struct launch *l, float *residual, const struct embedding *table,
                   const struct step_view *v, const int32_t *sampled, int n_tokens);
 
+/* Activations as e4m3, divided by their scales, so that 448 is the largest of what has one. Scales
+ * are of whole rows, [m], or of groups of 128 of a row, [k / 128, m], as cuBLASLt reads them. */
+struct e4m3_rows {
+    uint8_t *x; /* [m, k] */
+    float *scales;
+    int m;
+    bool groups;
+};
+
 /* y[i] = x[i] / rms(x[i]) * w, of rows first_row .. first_row + n_rows - 1. */
 enum { NORM_MAX_PARTS = MAX_RANKS, NORM_PUSHED_ROWS = 128 };
 struct norm {
     uint16_t *y[MAX_RANKS]; /* [.., dim] written n_y times: one may be on each rank */
     int n_y;                /* 0 counts as 1 */
-    float *x;               /* [.., dim] */
+    float *x;              /* [.., dim] */
     const uint16_t *w;
     int first_row, n_rows, dim;
     float eps;
@@ -375,11 +384,9 @@ cudaError_t expert_sum(const struct launch *l, void *y, enum expert_sum_out out,
 cudaError_t dequantize(const struct launch *l, uint16_t *y, const void *w, const struct quant *q,
                        int n, int k);
 
-/* y [m, k] = x / scale as e4m3, the largest of what has one scale as 448. Scales are of whole rows,
- * [m], or of groups of 128 of a row, [k / 128, m], as cuBLASLt reads them. gated: of silu_mul() of
- * x [m, 2 * k]. */
-cudaError_t quantize(const struct launch *l, uint8_t *y, float *scales, const uint16_t *x, int m,
-                     int k, bool groups, bool gated);
+/* y [m, k] = x / scale as e4m3. gated: of silu_mul() of x [m, 2 * k]. */
+cudaError_t quantize(const struct launch *l, const struct e4m3_rows *y, const uint16_t *x, int k,
+                     bool gated);
 
 /* Products of few rows: y[m, n] = sum over k of x[m, k] * w[n, k]. A row's result does not depend
  * on how many rows there are. */

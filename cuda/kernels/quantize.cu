@@ -2,53 +2,65 @@
  * as they are; and activations to e4m3 where it can.
  *
  * Both are bound by memory. */
-#include <cuda_fp8.h>
-
+#include "cuda/kernels/activations.cuh"
 #include "cuda/kernels/quant.cuh"
 
 static constexpr int THREADS = 256;
-static constexpr int VEC = 8;     /* bf16 in 16 bytes */
-static constexpr int GROUP = 128; /* activations of a scale, */
-static constexpr int LANES = 16;  /* which so many threads have */
-static constexpr float E4M3_MAX = 448.0f;
-static constexpr float LEAST = 0x1p-100f; /* 448 / it is finite */
+static constexpr int VEC = 8;             /* bf16 in 16 bytes */
+static constexpr int ROWS = 4;            /* of weights, which a thread has at a time */
+static constexpr int LANES = GROUP / VEC; /* that have a group of activations */
+static constexpr int ROW_THREADS = 512, KEPT = 4;
 
+/* A thread for each vector of the rows, or of so many rows at a time. */
+template <typename... Params, typename... Args>
+static cudaError_t launch_rows(known_kernel<Params...> kernel, int n, int n_vec,
+                               const struct launch *l, Args... args)
+{
+    const int n_blocks = (n_vec + THREADS - 1) / THREADS;
+    const int threads = ((n_vec + n_blocks - 1) / n_blocks + WARP - 1) / WARP * WARP;
+
+    return launch_kernel(kernel, dim3((unsigned)n, (unsigned)n_blocks), threads, 0, l, args...);
+}
+
+/* A thread has eight weights of each of ROWS rows, whose loads are under way together. */
 template <int KIND>
 static __global__ void __launch_bounds__(THREADS)
-    dequantize_kernel(uint4 *y,       /* [n, k / VEC] */
-                      const uint4 *w, /* [n, k / VEC / UNITS] */
-                      const struct quant q, int64_t n_vec, int vecs_of_row, int n_groups)
+    dequantize_kernel(uint4 *y,      /* [n, n_vec] */
+                      const void *w, /* [n, n_vec] words of INT4, pairs of words of E4M3 */
+                      const struct quant q, int n, int n_vec, int n_groups)
 {
-    static constexpr int UNITS = UNITS_OF<KIND>;
-    const int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x;
+    static constexpr int WORDS = 4 / UNITS_OF<KIND>;
+    const int j = (int)(blockIdx.y * blockDim.x + threadIdx.x), first = (int)blockIdx.x * ROWS;
+    const int group = j * VEC / q.scale_cols;
+    uint2 v[ROWS];
+    quant_raw raw[ROWS];
 
-    chain_wait();
-    if (i >= n_vec)
+    if (j >= n_vec)
         return;
-    const int64_t row = i / vecs_of_row;
-    const int k = (int)(i % vecs_of_row) * VEC * UNITS;
-    const quant_raw raw =
-        quant_load<KIND>(q, (uint32_t)(row / q.scale_rows * n_groups + k / q.scale_cols));
-    const uint32_t zero = int4_zero(raw.zero);
-    const float scale = quant_scale<KIND>(q.scales_f16, raw.scale);
-    const uint4 v = ld_stream(w + i);
-
 #pragma unroll
-    for (int u = 0; u < UNITS; u++)
-        y[i * UNITS + u] = quant_scaled(quant_unit<KIND>(v, u, zero), scale);
+    for (int i = 0; i < ROWS; i++) {
+        const int row = min(first + i, n - 1);
+        const uint32_t *at = (const uint32_t *)w + ((int64_t)row * n_vec + j) * WORDS;
+
+        v[i] = WORDS == 2 ? __ldg((const uint2 *)at) : make_uint2(__ldg(at), 0);
+        raw[i] = quant_load<KIND>(q, (uint32_t)(row / q.scale_rows * n_groups + group));
+    }
+    chain_wait(); /* products read y before it is written again */
+#pragma unroll
+    for (int i = 0; i < ROWS; i++)
+        if (first + i < n)
+            y[(int64_t)(first + i) * n_vec + j] =
+                quant_scaled(quant_unit<KIND>(make_uint4(v[i].x, v[i].y, 0, 0), 0,
+                                              int4_zero(raw[i].zero)),
+                             quant_scale<KIND>(q.scales_f16, raw[i].scale));
 }
 
 template <int KIND>
 static cudaError_t run(const struct launch *l, uint16_t *y, const void *w, const struct quant *q,
                        int n, int k)
 {
-    const int vecs_of_row = k / (VEC * UNITS_OF<KIND>);
-    const int64_t n_vec = (int64_t)n * vecs_of_row;
-
-    return launch_kernel(known<dequantize_kernel<KIND>>(),
-                         dim3((unsigned)((n_vec + THREADS - 1) / THREADS)), THREADS, 0, l,
-                         (uint4 *)y, (const uint4 *)w, *q, n_vec, vecs_of_row,
-                         (k + q->scale_cols - 1) / q->scale_cols);
+    return launch_rows(known<dequantize_kernel<KIND>>(), (n + ROWS - 1) / ROWS, k / VEC, l,
+                       (uint4 *)y, w, *q, n, k / VEC, (k + q->scale_cols - 1) / q->scale_cols);
 }
 
 extern "C" cudaError_t dequantize(const struct launch *l, uint16_t *y, const void *w,
@@ -63,27 +75,12 @@ extern "C" cudaError_t dequantize(const struct launch *l, uint16_t *y, const voi
 
 static __device__ __forceinline__ float largest(const uint4 &v)
 {
-    auto pair = [](uint32_t x) { return fmaxf(fabsf(bf16_low(x)), fabsf(bf16_high(x))); };
-
-    return fmaxf(fmaxf(pair(v.x), pair(v.y)), fmaxf(pair(v.z), pair(v.w)));
+    return fmaxf(largest(make_uint2(v.x, v.y)), largest(make_uint2(v.z, v.w)));
 }
 
 static __device__ __forceinline__ uint2 to_e4m3(const uint4 &v, float factor)
 {
-    auto pair = [factor](uint32_t x) {
-        return (uint32_t)__nv_cvt_float2_to_fp8x2(make_float2(bf16_low(x) * factor,
-                                                              bf16_high(x) * factor),
-                                                  __NV_SATFINITE, __NV_E4M3);
-    };
-
-    return make_uint2(pair(v.x) | pair(v.y) << 16, pair(v.z) | pair(v.w) << 16);
-}
-
-/* 448 / most. Zeros stay what they are, and what is too small for that becomes zero: an infinite
- * factor would make NaN of a zero beside it. */
-static __device__ __forceinline__ float factor_of(float most)
-{
-    return most > LEAST ? __fdiv_rn(E4M3_MAX, most) : 0.0f;
+    return make_uint2(to_e4m3(make_uint2(v.x, v.y), factor), to_e4m3(make_uint2(v.z, v.w), factor));
 }
 
 /* Vector j of a row of x, or of what gate and up give, which lie side by side. */
@@ -97,16 +94,13 @@ static __device__ __forceinline__ uint4 input(const uint4 *x, int64_t row, int n
 
 template <bool GATED>
 static __global__ void __launch_bounds__(THREADS)
-    quantize_groups_kernel(uint2 *y,       /* [m, n_vec] */
-                           float *scales,  /* [n_vec / LANES, m] */
-                           const uint4 *x, /* [m, n_vec], or twice as wide */
-                           int m, int n_vec)
+    quantize_groups_kernel(const struct e4m3_rows to, const uint4 *x, int n_vec)
 {
-    const int64_t at = (int64_t)blockIdx.x * THREADS + threadIdx.x, row = at / n_vec;
-    const int j = (int)(at % n_vec);
+    const int64_t row = blockIdx.x;
+    const int j = (int)(blockIdx.y * blockDim.x + threadIdx.x);
 
     chain_wait();
-    if (row >= m)
+    if (j >= n_vec)
         return; /* and with it all lanes of the group */
     const uint4 v = input<GATED>(x, row, n_vec, j);
     float most = largest(v);
@@ -114,55 +108,62 @@ static __global__ void __launch_bounds__(THREADS)
 #pragma unroll
     for (int i = LANES / 2; i > 0; i /= 2)
         most = fmaxf(most, __shfl_xor_sync(__activemask(), most, i));
-    y[at] = to_e4m3(v, factor_of(most));
+    ((uint2 *)to.x)[row * n_vec + j] = to_e4m3(v, e4m3_factor(most));
     if (j % LANES == 0)
-        scales[(int64_t)(j / LANES) * m + row] = most / E4M3_MAX;
+        to.scales[(int64_t)(j / LANES) * to.m + row] = e4m3_scale(most);
 }
 
+/* A row is kept in registers, as far as it fits there: KEPT vectors a thread. */
 template <bool GATED>
-static __global__ void __launch_bounds__(THREADS)
-    quantize_rows_kernel(uint2 *y, float *scales /* [m] */, const uint4 *x, int n_vec)
+static __global__ void __launch_bounds__(ROW_THREADS)
+    quantize_rows_kernel(const struct e4m3_rows to, const uint4 *x, int n_vec)
 {
-    __shared__ float of_warps[THREADS / WARP];
+    __shared__ float of_warps[ROW_THREADS / WARP];
     const int64_t row = blockIdx.x;
+    const int me = (int)threadIdx.x, n_threads = (int)blockDim.x;
+    uint2 *y = (uint2 *)to.x + row * n_vec;
+    uint4 kept[KEPT];
     float most = 0.0f;
 
     chain_wait();
-    for (int j = (int)threadIdx.x; j < n_vec; j += THREADS)
-        most = fmaxf(most, largest(input<GATED>(x, row, n_vec, j)));
-    for (int j = WARP / 2; j > 0; j /= 2)
-        most = fmaxf(most, __shfl_xor_sync(ALL_LANES, most, j));
-    if (threadIdx.x % WARP == 0)
-        of_warps[threadIdx.x / WARP] = most;
-    __syncthreads();
 #pragma unroll
-    for (int j = 0; j < THREADS / WARP; j++)
-        most = fmaxf(most, of_warps[j]);
-    for (int j = (int)threadIdx.x; j < n_vec; j += THREADS)
-        y[row * n_vec + j] = to_e4m3(input<GATED>(x, row, n_vec, j), factor_of(most));
-    if (threadIdx.x == 0)
-        scales[row] = most / E4M3_MAX;
+    for (int i = 0; i < KEPT; i++)
+        kept[i] = input<GATED>(x, row, n_vec, min(me + i * n_threads, n_vec - 1));
+#pragma unroll
+    for (int i = 0; i < KEPT; i++)
+        most = fmaxf(most, largest(kept[i]));
+    for (int j = me + KEPT * n_threads; j < n_vec; j += n_threads)
+        most = fmaxf(most, largest(input<GATED>(x, row, n_vec, j)));
+    most = block_max(most, of_warps);
+    const float factor = e4m3_factor(most);
+#pragma unroll
+    for (int i = 0; i < KEPT; i++)
+        if (me + i * n_threads < n_vec)
+            y[me + i * n_threads] = to_e4m3(kept[i], factor);
+    for (int j = me + KEPT * n_threads; j < n_vec; j += n_threads)
+        y[j] = to_e4m3(input<GATED>(x, row, n_vec, j), factor);
+    if (me == 0)
+        to.scales[row] = e4m3_scale(most);
 }
 
 template <bool GATED>
-static cudaError_t run_quantize(const struct launch *l, uint8_t *y, float *scales,
-                                const uint16_t *x, int m, int k, bool groups)
+static cudaError_t run_quantize(const struct launch *l, const struct e4m3_rows *y,
+                                const uint16_t *x, int k)
 {
-    const int64_t n_threads = (int64_t)m * (k / VEC);
+    const int n_vec = k / VEC, lanes = (n_vec + KEPT - 1) / KEPT;
+    const int threads = (min(lanes, ROW_THREADS) + WARP - 1) / WARP * WARP;
 
-    if (groups)
-        return launch_kernel(known<quantize_groups_kernel<GATED>>(),
-                             dim3((unsigned)((n_threads + THREADS - 1) / THREADS)), THREADS, 0, l,
-                             (uint2 *)y, scales, (const uint4 *)x, m, k / VEC);
-    return launch_kernel(known<quantize_rows_kernel<GATED>>(), dim3((unsigned)m), THREADS, 0, l,
-                         (uint2 *)y, scales, (const uint4 *)x, k / VEC);
+    if (y->groups)
+        return launch_rows(known<quantize_groups_kernel<GATED>>(), y->m, n_vec, l, *y,
+                           (const uint4 *)x, n_vec);
+    return launch_kernel(known<quantize_rows_kernel<GATED>>(), dim3((unsigned)y->m), threads, 0, l,
+                         *y, (const uint4 *)x, n_vec);
 }
 
-extern "C" cudaError_t quantize(const struct launch *l, uint8_t *y, float *scales,
-                                const uint16_t *x, int m, int k, bool groups, bool gated)
+extern "C" cudaError_t quantize(const struct launch *l, const struct e4m3_rows *y,
+                                const uint16_t *x, int k, bool gated)
 {
-    if (k % (groups ? GROUP : VEC))
+    if (k % (y->groups ? GROUP : VEC))
         return cudaErrorInvalidValue;
-    return gated ? run_quantize<true>(l, y, scales, x, m, k, groups)
-                 : run_quantize<false>(l, y, scales, x, m, k, groups);
+    return gated ? run_quantize<true>(l, y, x, k) : run_quantize<false>(l, y, x, k);
 }

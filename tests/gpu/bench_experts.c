@@ -96,7 +96,9 @@ static void product_init(struct expert_product *p, enum element element)
     if (element == ELEMENT_E4M3) {
         scales = device_new(n_rows * (k / 128) * sizeof(*scales));
         w = device_new(n_rows * k);
-        cuda_must(quantize(&device.launch, w, scales, noise, (int)n_rows, (int)k, true, false));
+        const struct e4m3_rows y = {w, scales, (int)n_rows, true};
+
+        cuda_must(quantize(&device.launch, &y, noise, (int)k, false));
     }
     p->w = w;
     p->quant = (struct quant){.element = element};

@@ -311,15 +311,17 @@ TEST(int4_gemm_of_each_width)
 }
 END_TEST
 
-TEST(dequantized_weights_are_rounded_once, .n = N_WEIGHT_FORMATS)
+/* Rows that are not a multiple of what a thread has, and more of a row than a block has. */
+TEST(dequantized_weights_are_rounded_once, .n = 2 * N_WEIGHT_FORMATS)
 {
-    enum { OUTPUTS = 260, INPUTS = 416 };
-    const struct quant_weights w = quant_weights_new(&weight_formats[_i], OUTPUTS, INPUTS);
-    const struct device_array y = array_new(OUTPUTS * INPUTS * 2);
+    const bool wide = _i >= N_WEIGHT_FORMATS;
+    const int n = wide ? 7 : 262, k = wide ? 4128 : 416;
+    const struct quant_weights w = quant_weights_new(&weight_formats[_i % N_WEIGHT_FORMATS], n, k);
+    const struct device_array y = array_new((size_t)(n * k) * 2);
 
-    cuda_must(dequantize(&device.launch, y.device, w.w.device, &w.quant, OUTPUTS, INPUTS));
+    cuda_must(dequantize(&device.launch, y.device, w.w.device, &w.quant, n, k));
     array_to_host(&y);
-    for (int i = 0; i < OUTPUTS * INPUTS; i++)
+    for (int i = 0; i < n * k; i++)
         ck_assert_int_eq(((uint16_t *)y.host)[i], bf16_from_f32((float)w.values[i]));
 }
 END_TEST
@@ -346,6 +348,7 @@ static struct activations quantized(int m, int k, bool groups, bool gated)
                             .scales = array_new((size_t)(groups ? m * (k / 128) : m) * 4),
                             .values = host_new((size_t)(m * k), sizeof(double)),
                             .exact = values_bf16(in.host, (size_t)(m * k))};
+    struct e4m3_rows to;
 
     if (gated) {
         const struct device_array act = array_new((size_t)(m * k) * 2);
@@ -354,8 +357,8 @@ static struct activations quantized(int m, int k, bool groups, bool gated)
         array_to_host(&act);
         r.exact = values_bf16(act.host, (size_t)(m * k));
     }
-    cuda_must(
-        quantize(&device.launch, r.x.device, r.scales.device, in.device, m, k, groups, gated));
+    to = (struct e4m3_rows){r.x.device, r.scales.device, m, groups};
+    cuda_must(quantize(&device.launch, &to, in.device, k, gated));
     array_to_host(&r.x);
     array_to_host(&r.scales);
     for (int i = 0; i < m * k; i++) {
@@ -369,17 +372,17 @@ static struct activations quantized(int m, int k, bool groups, bool gated)
 
 /* Each scale makes 448 of the largest; each value is one of the two nearest, and within half of
  * what lies between. */
-TEST(activations_become_the_nearest_e4m3, .n = 4)
+TEST(activations_become_the_nearest_e4m3, .n = 8)
 {
-    enum { ROWS = 37, INPUTS = 1536 };
-    const bool groups = _i % 2;
-    const int length = groups ? 128 : INPUTS;
-    const struct activations a = quantized(ROWS, INPUTS, groups, _i / 2);
+    const bool groups = _i % 2, wide = _i / 4; /* more of a row than registers have */
+    const int rows = wide ? 3 : 37, inputs = wide ? 20480 : 1536;
+    const int length = groups ? 128 : inputs;
+    const struct activations a = quantized(rows, inputs, groups, _i / 2 % 2);
 
-    for (int i = 0; i < ROWS * INPUTS; i += length) {
+    for (int i = 0; i < rows * inputs; i += length) {
         const double most = largest_of(a.exact + i, length), scale = most / 448.0;
-        const int row = i / INPUTS, group = i % INPUTS / 128;
-        const double got = ((float *)a.scales.host)[groups ? group * ROWS + row : row];
+        const int row = i / inputs, group = i % inputs / 128;
+        const double got = ((float *)a.scales.host)[groups ? group * rows + row : row];
 
         ck_assert_double_lt(fabs(got - scale), 1e-6 * scale);
         for (int j = i; j < i + length; j++) {
