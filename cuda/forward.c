@@ -3,9 +3,10 @@
  * The resident path is one persistent kernel for all layers and the LM head (resident.cu). The
  * other two go layer by layer. Skinny: every product is a skinny_gemm that norms its input (where
  * that is short) and adds to or gates its output by itself, five kernels a layer. Gemm: norms are
- * kernels of their own; products are stream_gemm up to STREAM_MAX_ROWS rows, int4_gemm for more of
- * 4 bits, which both gate by themselves, and else cuBLASLt, which can only add. One with few tiles
- * for the machine leaves sums over parts of k, and the norm after it adds these.
+ * kernels of their own, which leave what they norm as E4M3 where a product takes that; products are
+ * stream_gemm up to STREAM_MAX_ROWS rows, int4_gemm for more of 4 bits, which both gate by
+ * themselves, and else cuBLASLt, which can only add. One with few tiles for the machine leaves sums
+ * over parts of k, and the norm after it adds these.
  *
  * The FFN of a mixture of experts is that of experts.h on both.
  *
@@ -117,17 +118,19 @@ static int reduce(const struct pass *p, int which, const uint16_t *w, bool gathe
     return rc == 0 && shared ? barrier(p, PEER_END) : rc;
 }
 
-/* The norm of rows after a product with `before`, added to the residual or left in parts; NULL:
- * none. */
-static int norm(const struct pass *p, struct rows rows, const uint16_t *w,
-                const struct matrix *before)
+/* The norm of rows before a product of a layer, which takes them as E4M3 or as bf16. n_parts: as
+ * pass_parts_before(); 1 where skinny products have added to the residual. */
+static int norm(const struct pass *p, struct rows rows, enum forward_product kind, int layer,
+                int n_parts)
 {
     const struct forward *f = p->f;
-    const int dim = f->config->hidden_dim, n_parts = before ? pass_parts_of(f, rows.n, before) : 1;
+    const struct layer_weights *w = &f->weights->layers[layer];
+    const int dim = f->config->hidden_dim;
     const int64_t at = (int64_t)rows.first * dim;
     struct norm n = {.y = {f->normed + at},
+                     .e4m3 = pass_normed_e4m3(f, kind, layer, rows.n),
                      .x = f->residual + at,
-                     .w = w,
+                     .w = kind == PRODUCT_QKV ? w->attn_norm.data : w->mlp_norm.data,
                      .n_rows = rows.n,
                      .dim = dim,
                      .eps = f->config->rms_norm_eps};
@@ -191,20 +194,19 @@ static int ffn_gemm(const struct pass *p, int layer, struct rows rows)
 /* A layer up to attention, and from there on. */
 static int begin_gemm(const struct pass *p, int layer, struct rows rows)
 {
-    const struct layer_weights *w = &p->f->weights->layers[layer];
-    const bool after_down = layer > 0 && forward_has_product(p->f, PRODUCT_DOWN);
-    const int r = norm(p, rows, w->attn_norm.data, after_down ? &w[-1].down : NULL);
+    const int n_parts = pass_parts_before(p->f, PRODUCT_QKV, layer, rows.n);
+    const int r = norm(p, rows, PRODUCT_QKV, layer, n_parts);
 
     return r < 0 ? r : pass_gemm(p, PRODUCT_QKV, layer, rows);
 }
 
 static int end_gemm(const struct pass *p, int layer, struct rows rows)
 {
-    const struct layer_weights *w = &p->f->weights->layers[layer];
+    const int n_parts = pass_parts_before(p->f, PRODUCT_GATE_UP, layer, rows.n);
     int r;
 
     if ((r = pass_gemm(p, PRODUCT_O, layer, rows)) < 0 ||
-        (r = norm(p, rows, w->mlp_norm.data, &w->o)) < 0)
+        (r = norm(p, rows, PRODUCT_GATE_UP, layer, n_parts)) < 0)
         return r;
     return ffn_gemm(p, layer, rows);
 }
@@ -274,7 +276,7 @@ static int end_skinny(const struct pass *p, int layer, int n)
     if ((r = skinny(p, &w->o, o)) < 0)
         return r;
     if (f->config->n_experts) {
-        r = norm(p, (struct rows){0, n}, w->mlp_norm.data, NULL);
+        r = norm(p, (struct rows){0, n}, PRODUCT_GATE_UP, layer, 1);
         return r < 0 ? r : ffn_experts(p, layer, (struct rows){0, n}, true);
     }
     r = skinny_of_normed(p, &w->gate_up, w->mlp_norm.data, gate_up);

@@ -41,6 +41,15 @@ bool pass_gates(const struct forward *f, int layer, int n_rows);
  * adds by itself. */
 int pass_parts_of(const struct forward *f, int n_rows, const struct matrix *w);
 
+/* The same of what is added before the norm that a product, PRODUCT_QKV or PRODUCT_GATE_UP, reads.
+ */
+int pass_parts_before(const struct forward *f, enum forward_product kind, int layer, int n_rows);
+
+/* Where the norm before a product leaves its rows as E4M3; x is NULL where it leaves them as bf16,
+ * in f->normed. */
+struct e4m3_rows pass_normed_e4m3(const struct forward *f, enum forward_product kind, int layer,
+                                  int n_rows);
+
 /* Whether the only rank of an invariant pass sums each half of k on its own, as two ranks would. */
 bool pass_in_halves(const struct forward *f, const struct matrix *w);
 

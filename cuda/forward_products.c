@@ -123,6 +123,29 @@ static struct e4m3_rows e4m3_input(const struct forward *f, enum gemm_in in, int
                               .groups = in == GEMM_OF_E4M3_BLOCKS};
 }
 
+int pass_parts_before(const struct forward *f, enum forward_product kind, int layer, int n_rows)
+{
+    const struct layer_weights *l = &f->weights->layers[layer];
+
+    if (kind == PRODUCT_GATE_UP)
+        return pass_parts_of(f, n_rows, &l->o);
+    return layer > 0 && forward_has_product(f, PRODUCT_DOWN) ? pass_parts_of(f, n_rows, &l[-1].down)
+                                                             : 1;
+}
+
+struct e4m3_rows pass_normed_e4m3(const struct forward *f, enum forward_product kind, int layer,
+                                  int n_rows)
+{
+    const struct product of = describe(f, kind, layer);
+    const enum gemm_in in = forward_gemm_in(f, of.w, of.bias);
+    const bool normed = kind == PRODUCT_QKV || kind == PRODUCT_GATE_UP;
+
+    if (!normed || !forward_has_product(f, kind) || f->peers.n > 1 || in == GEMM_OF_BF16 ||
+        pass_parts_before(f, kind, layer, n_rows) > 1)
+        return (struct e4m3_rows){0};
+    return e4m3_input(f, in, n_rows);
+}
+
 /* Brings the weights to bf16 or the input to 8 bits, where the product takes that. The input of the
  * second FFN product comes from gate and up themselves then. */
 static int prepare(const struct forward *f, enum forward_product kind, int layer, struct rows rows,
@@ -215,7 +238,8 @@ int pass_gemm(const struct pass *p, enum forward_product kind, int layer, struct
                    ? cuda_check(int4_gemm(f->launch, &s, &f->int4_work), "int4_gemm", p->e)
                    : run_stream(p, kind, layer, &s, in_parts ? pass_parts_of(f, rows.n, w) : 1);
     }
-    if ((r = prepare(f, kind, layer, rows, p->e)) < 0)
+    if (!pass_normed_e4m3(f, kind, layer, rows.n).x &&
+        (r = prepare(f, kind, layer, rows, p->e)) < 0)
         return r;
     if (product.out != GEMM_ADD_F32 || !pass_in_halves(f, w))
         return gemm_run(f->gemm, f->launch->stream, &product, p->e);

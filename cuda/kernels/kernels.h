@@ -180,6 +180,7 @@ enum { NORM_MAX_PARTS = MAX_RANKS, NORM_PUSHED_ROWS = 128 };
 struct norm {
     uint16_t *y[MAX_RANKS]; /* [.., dim] written n_y times: one may be on each rank */
     int n_y;                /* 0 counts as 1 */
+    struct e4m3_rows e4m3; /* x not NULL, with no parts: what quantize() makes of y, in its place */
     float *x;              /* [.., dim] */
     const uint16_t *w;
     int first_row, n_rows, dim;

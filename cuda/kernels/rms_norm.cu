@@ -2,14 +2,14 @@
  * product in parts added to them first. Where the parts are other ranks' this is the all-reduce of
  * tensor parallelism: each rank takes all rows, or a share of them and gives y to all.
  *
- * Bound by memory: 6 * n_rows * dim bytes, the parts and 4 to write x; a row is read once and kept
- * in registers. Parts of other ranks come over NVLink, where each access of a warp is to bytes in
- * a row: sectors that two accesses share would cross it twice.
+ * Bound by memory: 6 * n_rows * dim bytes, 5 where y is e4m3, the parts and 4 to write x; a row is
+ * read once and kept in registers. Parts of other ranks come over NVLink, where each access of a
+ * warp is to bytes in a row: sectors that two accesses share would cross it twice.
  *
  * Few rows are bound by latency: there a rank pushes its parts to the others instead, whose memory
  * says by itself what has come, because it is NaN until then. So there is no barrier and no fence,
  * and nobody reads over NVLink. */
-#include "cuda/kernels/common.cuh"
+#include "cuda/kernels/activations.cuh"
 
 static constexpr int MAX_THREADS = 1024;
 static constexpr int VEC = 4;
@@ -111,8 +111,57 @@ static __device__ __forceinline__ void exchange(float4 (&v)[N], const struct nor
     }
 }
 
+/* Vectors of a warp that lie side by side are a group. */
+template <int N>
+static __device__ __forceinline__ void store_e4m3(const struct norm &n, const uint2 (&y)[N],
+                                                  int row, float *of_warps)
+{
+    static_assert(WARP * VEC == GROUP);
+    const struct e4m3_rows &to = n.e4m3;
+    const int n_vec = n.dim / VEC;
+    float most = 0.0f;
+
+    if (!to.groups) {
+#pragma unroll
+        for (int j = 0; j < N; j++)
+            most = fmaxf(most, largest(y[j]));
+        __syncthreads(); /* of_warps was in use */
+        most = block_max(most, of_warps);
+    }
+#pragma unroll
+    for (int j = 0; j < N; j++) {
+        const int at = (int)(threadIdx.x + (unsigned)j * blockDim.x);
+
+        if (to.groups)
+            most = warp_max(largest(y[j]));
+        if (at >= n_vec)
+            continue;
+        ((uint32_t *)to.x)[(int64_t)row * n_vec + at] = to_e4m3(y[j], e4m3_factor(most));
+        if (to.groups ? at % WARP == 0 : at == 0)
+            to.scales[(int64_t)(at / WARP) * to.m + row] = e4m3_scale(most);
+    }
+}
+
+template <int N>
+static __device__ __forceinline__ void store_bf16(const struct norm &n, const uint2 (&y)[N],
+                                                  int row)
+{
+    const int n_vec = n.dim / VEC;
+
+#pragma unroll
+    for (int j = 0; j < N; j++) {
+        const int at = (int)(threadIdx.x + (unsigned)j * blockDim.x);
+
+        if (at >= n_vec)
+            continue;
+        ((uint2 *)n.y[0])[(int64_t)row * n_vec + at] = y[j];
+        for (int k = 1; k < n.n_y; k++)
+            ((uint2 *)n.y[k])[(int64_t)row * n_vec + at] = y[j];
+    }
+}
+
 /* N vectors a thread; all loads of a row are under way at once. */
-template <int N, int PARTS, typename Part>
+template <int N, int PARTS, typename Part, bool E4M3>
 static __global__ void __launch_bounds__(MOST_THREADS<N>)
     rms_norm_kernel(const __grid_constant__ struct norm n, const struct sampler_row *rows,
                     const struct step_counts *counts)
@@ -122,7 +171,7 @@ static __global__ void __launch_bounds__(MOST_THREADS<N>)
     __shared__ float sums[MAX_THREADS / WARP];
     const int i = (int)blockIdx.x, me = (int)threadIdx.x, n_threads = (int)blockDim.x;
     float4 v[N];
-    uint2 g[N];
+    uint2 g[N], out[N];
     const int n_rows = rows ? __ldcg(&counts->n_rows) : (int)gridDim.x;
     const int row = rows ? __ldcg(&rows[i].row) : n.first_row + i, to = rows ? i : row;
     float sum = 0.0f;
@@ -167,41 +216,38 @@ static __global__ void __launch_bounds__(MOST_THREADS<N>)
     const float scale = rsqrtf(sum / (float)n.dim + n.eps);
 #pragma unroll
     for (int j = 0; j < N; j++) {
-        const int at = me + j * n_threads;
-        uint2 out;
-
-        out.x = bf16_pair(v[j].x * scale * bf16_low(g[j].x), v[j].y * scale * bf16_high(g[j].x));
-        out.y = bf16_pair(v[j].z * scale * bf16_low(g[j].y), v[j].w * scale * bf16_high(g[j].y));
-        if (at >= n_vec)
-            continue;
-        ((uint2 *)n.y[0])[(int64_t)to * n_vec + at] = out;
-        for (int k = 1; k < n.n_y; k++)
-            ((uint2 *)n.y[k])[(int64_t)to * n_vec + at] = out;
+        out[j].x = bf16_pair(v[j].x * scale * bf16_low(g[j].x), v[j].y * scale * bf16_high(g[j].x));
+        out[j].y = bf16_pair(v[j].z * scale * bf16_low(g[j].y), v[j].w * scale * bf16_high(g[j].y));
     }
+    if constexpr (E4M3)
+        store_e4m3<N>(n, out, to, sums);
+    else
+        store_bf16<N>(n, out, to);
     if (counts_time)
         n.clock->ns = ns + (now_ns() - begin);
 }
 
-template <int N, int PARTS, typename Part>
+template <int N, int PARTS, typename Part, bool E4M3>
 static cudaError_t run(const struct launch *l, const struct norm *n)
 {
     const int n_vec = n->dim / VEC, threads = ((n_vec + N - 1) / N + WARP - 1) / WARP * WARP;
 
-    return launch_kernel(known<rms_norm_kernel<N, PARTS, Part>>(), dim3((unsigned)n->n_rows),
+    return launch_kernel(known<rms_norm_kernel<N, PARTS, Part, E4M3>>(), dim3((unsigned)n->n_rows),
                          threads, 0, l, *n, n->gather ? n->gather->rows : nullptr,
                          n->gather ? n->gather->counts : nullptr);
 }
 
 /* One row of 4,096 of two ranks, 8,192 rows: 512 threads with two vectors each take 3.4 and 203 us,
- * 256 with four 3.6 and 206, 1,024 with one 3.6 and 202 (two H100). */
-template <int PARTS, typename Part>
+ * 256 with four 3.6 and 206, 1,024 with one 3.6 and 202 (two H100). Rows have the same bits before
+ * they are rounded to e4m3, which one rank does here and several do behind it. */
+template <int PARTS, typename Part, bool E4M3 = false>
 static cudaError_t pick(const struct launch *l, const struct norm *n)
 {
     if (n->dim <= 2 * MOST_THREADS<2> * VEC)
-        return run<2, PARTS, Part>(l, n);
+        return run<2, PARTS, Part, E4M3>(l, n);
     if (PARTS > 0 || n->dim <= 4 * MAX_THREADS * VEC)
-        return run<4, PARTS, Part>(l, n);
-    return run<32, 0, Part>(l, n); /* more than there are registers for */
+        return run<4, PARTS, Part, E4M3>(l, n);
+    return run<32, 0, Part, E4M3>(l, n); /* more than there are registers for */
 }
 
 template <int PARTS> static cudaError_t pick_part(const struct launch *l, const struct norm *n)
@@ -211,6 +257,9 @@ template <int PARTS> static cudaError_t pick_part(const struct launch *l, const 
 
 extern "C" cudaError_t rms_norm(const struct launch *l, const struct norm *n)
 {
+    if (n->e4m3.x)
+        return n->n_parts > 0 || (n->e4m3.groups && n->dim % GROUP) ? cudaErrorInvalidValue
+                                                                    : pick<0, float, true>(l, n);
     switch (n->n_parts) {
     case 0:
         return pick<0, float>(l, n);

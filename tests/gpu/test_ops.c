@@ -129,6 +129,60 @@ TEST(rms_norm_follows_twin, .n = 2 * N(norms))
 }
 END_TEST
 
+static void check_normed_e4m3(struct norm n, bool groups)
+{
+    const int rows = n.n_rows, dim = n.dim, m = rows + 3; /* more rows lie there */
+    const size_t size = (size_t)rows * (size_t)dim, n_scales = (size_t)(groups ? m * dim / 128 : m);
+    const struct device_array y = array_new((size_t)m * (size_t)dim * 2);
+    const struct device_array apart = array_new((size_t)m * (size_t)dim);
+    const struct device_array together = array_new((size_t)m * (size_t)dim);
+    const struct device_array scales[] = {array_new(n_scales * 4), array_new(n_scales * 4)};
+    const struct e4m3_rows to = {apart.device, scales[0].device, m, groups};
+    const float *a = scales[0].host, *b = scales[1].host;
+
+    n.y[0] = y.device;
+    cuda_must(rms_norm(&device.launch, &n));
+    cuda_must(quantize(&device.launch, &to, y.device, dim, false));
+    n.y[0] = NULL;
+    n.e4m3 = (struct e4m3_rows){together.device, scales[1].device, m, groups};
+    cuda_must(rms_norm(&device.launch, &n));
+    array_to_host(&apart);
+    array_to_host(&together);
+    array_to_host(&scales[0]);
+    array_to_host(&scales[1]);
+    ck_assert_mem_eq(together.host, apart.host, size);
+    for (int i = 0; i < (int)n_scales; i++)
+        if (i % m < rows)
+            ck_assert_mem_eq(&b[i], &a[i], sizeof(*a));
+}
+
+/* To the bit what quantize() makes of normed rows. */
+TEST(normed_rows_become_e4m3, .n = N(norms))
+{
+    const int rows = norms[_i].rows, dim = norms[_i].dim;
+    const struct device_array x = array_f32((size_t)rows * (size_t)dim, 3.0f);
+    const struct step_counts counts = {.n_rows = rows};
+    struct sampler_row *list = host_new((size_t)rows, sizeof(*list));
+    struct step_view v;
+    struct norm how;
+
+    for (int i = 0; i < rows; i++)
+        list[i].row = rows - 1 - i;
+    v = (struct step_view){.rows = array_of(list, (size_t)rows * sizeof(*list)).device,
+                           .counts = array_of(&counts, sizeof(counts)).device};
+    how = (struct norm){.x = x.device,
+                        .w = array_bf16((size_t)dim, 1.0f).device,
+                        .n_rows = rows,
+                        .owned_rows = rows,
+                        .dim = dim,
+                        .eps = eps,
+                        .gather = norms[_i].gather ? &v : NULL};
+    check_normed_e4m3(how, false);
+    if (dim % 128 == 0)
+        check_normed_e4m3(how, true);
+}
+END_TEST
+
 /* Two ranks that take the rows in shares leave what one leaves that takes them all, to the bit, and
  * each writes the normed rows of both; gathered rows come from who has them. */
 TEST(ranks_share_the_rows_of_a_norm, .n = 2)
