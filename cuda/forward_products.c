@@ -6,9 +6,13 @@ _Static_assert((int)GEMM_PART_FLOATS <= (int)FORWARD_PART_FLOATS,
                "whichever kernel leaves parts, there is room");
 
 /* Whether stream_gemm() multiplies n_rows rows with w. */
-static bool streams(const struct forward *f, const struct matrix *w, int n_rows)
+static bool streams(const struct forward *f, const struct matrix *w, const struct matrix *bias,
+                    int n_rows)
 {
-    return f->streams && !f->invariant && !w->scales && n_rows <= STREAM_MAX_ROWS;
+    const bool e4m3 = forward_gemm_in(f, w, bias) == GEMM_OF_E4M3_BLOCKS;
+
+    return f->streams && !f->invariant && (e4m3 || !w->scales) &&
+           n_rows <= (e4m3 ? STREAM_E4M3_ROWS : STREAM_MAX_ROWS);
 }
 
 bool pass_gates(const struct forward *f, int layer, int n_rows)
@@ -16,13 +20,14 @@ bool pass_gates(const struct forward *f, int layer, int n_rows)
     const struct layer_weights *l = &f->weights->layers[layer];
 
     return forward_is_ours(f, PRODUCT_GATE_UP, layer, n_rows) &&
+           forward_gemm_in(f, &l->gate_up, NULL) == GEMM_OF_BF16 &&
            forward_gemm_in(f, &l->down, NULL) == GEMM_OF_BF16; /* of 8 bits quantize() gates */
 }
 
 int pass_parts_of(const struct forward *f, int n_rows, const struct matrix *w)
 {
-    if (f->peers.n == 1 && streams(f, w, n_rows))
-        return stream_parts(gemm_rows(n_rows), w->n, w->k);
+    if (f->peers.n == 1 && streams(f, w, NULL, n_rows))
+        return stream_parts(gemm_rows(n_rows), w->n, w->k, w->scales != NULL);
     return f->invariant || f->peers.n > 1 || forward_gemm_in(f, w, NULL) != GEMM_OF_BF16 ||
                    forward_is_int4(f, w, n_rows)
                ? 1
@@ -54,9 +59,9 @@ static struct product describe(const struct forward *f, enum forward_product kin
 
 bool forward_is_ours(const struct forward *f, enum forward_product kind, int layer, int n_rows)
 {
-    const struct matrix *w = describe(f, kind, layer).w;
+    const struct product of = describe(f, kind, layer);
 
-    return streams(f, w, n_rows) || forward_is_int4(f, w, n_rows);
+    return streams(f, of.w, of.bias, n_rows) || forward_is_int4(f, of.w, n_rows);
 }
 
 static struct gemm_product product_of(const struct forward *f, enum forward_product kind, int layer,
@@ -140,8 +145,7 @@ struct e4m3_rows pass_normed_e4m3(const struct forward *f, enum forward_product 
     const enum gemm_in in = forward_gemm_in(f, of.w, of.bias);
     const bool normed = kind == PRODUCT_QKV || kind == PRODUCT_GATE_UP;
 
-    if (!normed || !forward_has_product(f, kind) || f->peers.n > 1 || in == GEMM_OF_BF16 ||
-        pass_parts_before(f, kind, layer, n_rows) > 1)
+    if (!normed || !forward_has_product(f, kind) || f->peers.n > 1 || in == GEMM_OF_BF16)
         return (struct e4m3_rows){0};
     return e4m3_input(f, in, n_rows);
 }
@@ -194,6 +198,7 @@ static struct skinny skinny_of(const struct forward *f, enum forward_product kin
     struct skinny s = {.y = of->y,
                        .y_stride = of->y_stride,
                        .x = of->x,
+                       .x_scales = of->x_scales,
                        .w = w->data,
                        .quant = forward_quant(w),
                        .bias = of->bias,
@@ -228,19 +233,20 @@ int pass_gemm(const struct pass *p, enum forward_product kind, int layer, struct
     const struct forward *f = p->f;
     const struct matrix *w = describe(f, kind, layer).w;
     struct gemm_product product = product_of(f, kind, layer, rows);
-    int r;
+    const bool is_int4 = forward_is_int4(f, w, rows.n); /* the weights as they are */
+    int r = 0;
 
+    if (!is_int4 && !pass_normed_e4m3(f, kind, layer, rows.n).x)
+        r = prepare(f, kind, layer, rows, p->e);
+    if (r < 0)
+        return r;
     if (forward_is_ours(f, kind, layer, rows.n)) {
         const struct skinny s = skinny_of(f, kind, layer, rows, &product);
         const bool in_parts = product.out == GEMM_PARTS_F32;
 
-        return forward_is_int4(f, w, rows.n)
-                   ? cuda_check(int4_gemm(f->launch, &s, &f->int4_work), "int4_gemm", p->e)
-                   : run_stream(p, kind, layer, &s, in_parts ? pass_parts_of(f, rows.n, w) : 1);
+        return is_int4 ? cuda_check(int4_gemm(f->launch, &s, &f->int4_work), "int4_gemm", p->e)
+                       : run_stream(p, kind, layer, &s, in_parts ? pass_parts_of(f, rows.n, w) : 1);
     }
-    if (!pass_normed_e4m3(f, kind, layer, rows.n).x &&
-        (r = prepare(f, kind, layer, rows, p->e)) < 0)
-        return r;
     if (product.out != GEMM_ADD_F32 || !pass_in_halves(f, w))
         return gemm_run(f->gemm, f->launch->stream, &product, p->e);
     product.out = GEMM_ADD_HALF_F32;

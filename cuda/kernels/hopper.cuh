@@ -83,6 +83,16 @@ static __device__ __forceinline__ void prefetch_map(const CUtensorMap *map)
     asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
+// bytes: a multiple of 16, as both addresses are.
+static __device__ __forceinline__ void copy_bytes(uint32_t to, const void *from, uint32_t bytes,
+                                                  uint32_t barrier)
+{
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes "
+                 "[%0], [%1], %2, [%3];" ::"r"(to),
+                 "l"(from), "r"(bytes), "r"(barrier)
+                 : "memory");
+}
+
 static __device__ __forceinline__ void copy_box_2d(uint32_t to, const CUtensorMap *map, int x,
                                                    int y, uint32_t barrier)
 {
@@ -146,6 +156,14 @@ static __device__ __forceinline__ uint4 ld_shared(uint32_t at)
     asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
                  : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
                  : "r"(at));
+    return v;
+}
+
+static __device__ __forceinline__ float2 ld_shared_f32x2(uint32_t at)
+{
+    float2 v;
+
+    asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "r"(at));
     return v;
 }
 
@@ -229,73 +247,43 @@ template <int N> static __device__ __forceinline__ void pin(float (&x)[N])
     ACCUMULATORS_4(d, i), ACCUMULATORS_4(d, (i) + 4), ACCUMULATORS_4(d, (i) + 8),                  \
         ACCUMULATORS_4(d, (i) + 12)
 
-// d = a b^T, or += where add: a [64, 16], b [128, 16] in shared memory, 16 neighbours in a row.
-static __device__ __forceinline__ void wgmma_ss(float (&d)[64], uint64_t a, uint64_t b, bool add)
-{
-    asm volatile("{.reg .pred p; setp.ne.b32 p, %66, 0; "
-                 "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 "
-                 "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-                 "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-                 "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-                 "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
-                 "%64, %65, p, 1, 1, 0, 0;}"
-                 : ACCUMULATORS_16(d, 0), ACCUMULATORS_16(d, 16), ACCUMULATORS_16(d, 32),
-                   ACCUMULATORS_16(d, 48)
-                 : "l"(a), "l"(b), "r"((int)add));
-}
+// d = a b^T, or += where add: a [64, K], b [N, K] in shared memory, K neighbours, 32 bytes, in a
+// row; N is twice what a thread has of d. SUMS names d, AND the operands behind it.
+#define WGMMA_SS(N_SUMS, N, SUMS, AND, PREDICATE, ...)                                             \
+    template <bool E4M3 = false>                                                                   \
+    static __device__ __forceinline__ void wgmma_ss(float(&d)[N_SUMS], uint64_t a, uint64_t b,     \
+                                                    bool add)                                      \
+    {                                                                                              \
+        if constexpr (E4M3)                                                                        \
+            asm volatile("{.reg .pred p; setp.ne.b32 p, " PREDICATE ", 0; "                        \
+                         "wgmma.mma_async.sync.aligned.m64n" N "k32.f32.e4m3.e4m3 {" SUMS          \
+                         "}, " AND ", p, 1, 1;}"                                                   \
+                         : __VA_ARGS__                                                             \
+                         : "l"(a), "l"(b), "r"((int)add));                                         \
+        else                                                                                       \
+            asm volatile("{.reg .pred p; setp.ne.b32 p, " PREDICATE ", 0; "                        \
+                         "wgmma.mma_async.sync.aligned.m64n" N "k16.f32.bf16.bf16 {" SUMS          \
+                         "}, " AND ", p, 1, 1, 0, 0;}"                                             \
+                         : __VA_ARGS__                                                             \
+                         : "l"(a), "l"(b), "r"((int)add));                                         \
+    }
+#define SUMS_8  "%0, %1, %2, %3, %4, %5, %6, %7"
+#define SUMS_16 SUMS_8 ", %8, %9, %10, %11, %12, %13, %14, %15"
+#define SUMS_24 SUMS_16 ", %16, %17, %18, %19, %20, %21, %22, %23"
+#define SUMS_32 SUMS_24 ", %24, %25, %26, %27, %28, %29, %30, %31"
+#define SUMS_48                                                                                    \
+    SUMS_32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
+#define SUMS_64                                                                                    \
+    SUMS_48 ", %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
 
-// The same of b [16, 16], [32, 16], [48, 16], [64, 16] and [96, 16].
-static __device__ __forceinline__ void wgmma_ss(float (&d)[8], uint64_t a, uint64_t b, bool add)
-{
-    asm volatile("{.reg .pred p; setp.ne.b32 p, %10, 0; "
-                 "wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16 "
-                 "{%0, %1, %2, %3, %4, %5, %6, %7}, %8, %9, p, 1, 1, 0, 0;}"
-                 : ACCUMULATORS_8(d, 0)
-                 : "l"(a), "l"(b), "r"((int)add));
-}
-
-static __device__ __forceinline__ void wgmma_ss(float (&d)[16], uint64_t a, uint64_t b, bool add)
-{
-    asm volatile("{.reg .pred p; setp.ne.b32 p, %18, 0; "
-                 "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 "
-                 "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, "
-                 "%16, %17, p, 1, 1, 0, 0;}"
-                 : ACCUMULATORS_16(d, 0)
-                 : "l"(a), "l"(b), "r"((int)add));
-}
-
-static __device__ __forceinline__ void wgmma_ss(float (&d)[24], uint64_t a, uint64_t b, bool add)
-{
-    asm volatile("{.reg .pred p; setp.ne.b32 p, %26, 0; "
-                 "wgmma.mma_async.sync.aligned.m64n48k16.f32.bf16.bf16 "
-                 "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-                 "%16, %17, %18, %19, %20, %21, %22, %23}, %24, %25, p, 1, 1, 0, 0;}"
-                 : ACCUMULATORS_16(d, 0), ACCUMULATORS_8(d, 16)
-                 : "l"(a), "l"(b), "r"((int)add));
-}
-
-static __device__ __forceinline__ void wgmma_ss(float (&d)[32], uint64_t a, uint64_t b, bool add)
-{
-    asm volatile("{.reg .pred p; setp.ne.b32 p, %34, 0; "
-                 "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
-                 "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-                 "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
-                 "%32, %33, p, 1, 1, 0, 0;}"
-                 : ACCUMULATORS_16(d, 0), ACCUMULATORS_16(d, 16)
-                 : "l"(a), "l"(b), "r"((int)add));
-}
-
-static __device__ __forceinline__ void wgmma_ss(float (&d)[48], uint64_t a, uint64_t b, bool add)
-{
-    asm volatile("{.reg .pred p; setp.ne.b32 p, %50, 0; "
-                 "wgmma.mma_async.sync.aligned.m64n96k16.f32.bf16.bf16 "
-                 "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-                 "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-                 "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47}, "
-                 "%48, %49, p, 1, 1, 0, 0;}"
-                 : ACCUMULATORS_16(d, 0), ACCUMULATORS_16(d, 16), ACCUMULATORS_16(d, 32)
-                 : "l"(a), "l"(b), "r"((int)add));
-}
+WGMMA_SS(8, "16", SUMS_8, "%8, %9", "%10", ACCUMULATORS_8(d, 0))
+WGMMA_SS(16, "32", SUMS_16, "%16, %17", "%18", ACCUMULATORS_16(d, 0))
+WGMMA_SS(24, "48", SUMS_24, "%24, %25", "%26", ACCUMULATORS_16(d, 0), ACCUMULATORS_8(d, 16))
+WGMMA_SS(32, "64", SUMS_32, "%32, %33", "%34", ACCUMULATORS_16(d, 0), ACCUMULATORS_16(d, 16))
+WGMMA_SS(48, "96", SUMS_48, "%48, %49", "%50", ACCUMULATORS_16(d, 0), ACCUMULATORS_16(d, 16),
+         ACCUMULATORS_16(d, 32))
+WGMMA_SS(64, "128", SUMS_64, "%64, %65", "%66", ACCUMULATORS_16(d, 0), ACCUMULATORS_16(d, 16),
+         ACCUMULATORS_16(d, 32), ACCUMULATORS_16(d, 48))
 
 // d = a b, or += where add: a [64, 16] in registers, b in shared memory. With K_ROWS b is [16, N],
 // 64 neighbours in a row; else [N, 16], 16 neighbours in a row. N is twice what a thread has of d.
@@ -304,11 +292,7 @@ static __device__ __forceinline__ void wgmma_rs(float (&d)[64], const uint32_t *
                                                 bool add)
 {
     asm volatile("{.reg .pred p; setp.ne.b32 p, %69, 0; "
-                 "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 "
-                 "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-                 "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-                 "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-                 "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
+                 "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" SUMS_64 "}, "
                  "{%64, %65, %66, %67}, %68, p, 1, 1, %70;}"
                  : ACCUMULATORS_16(d, 0), ACCUMULATORS_16(d, 16), ACCUMULATORS_16(d, 32),
                    ACCUMULATORS_16(d, 48)
@@ -320,9 +304,7 @@ static __device__ __forceinline__ void wgmma_rs(float (&d)[32], const uint32_t *
                                                 bool add)
 {
     asm volatile("{.reg .pred p; setp.ne.b32 p, %37, 0; "
-                 "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
-                 "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-                 "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
+                 "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" SUMS_32 "}, "
                  "{%32, %33, %34, %35}, %36, p, 1, 1, %38;}"
                  : ACCUMULATORS_16(d, 0), ACCUMULATORS_16(d, 16)
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((int)add), "n"(K_ROWS));
@@ -333,13 +315,19 @@ static __device__ __forceinline__ void wgmma_rs(float (&d)[16], const uint32_t *
                                                 bool add)
 {
     asm volatile("{.reg .pred p; setp.ne.b32 p, %21, 0; "
-                 "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 "
-                 "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, "
+                 "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {" SUMS_16 "}, "
                  "{%16, %17, %18, %19}, %20, p, 1, 1, %22;}"
                  : ACCUMULATORS_16(d, 0)
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((int)add), "n"(K_ROWS));
 }
 
+#undef WGMMA_SS
+#undef SUMS_8
+#undef SUMS_16
+#undef SUMS_24
+#undef SUMS_32
+#undef SUMS_48
+#undef SUMS_64
 #undef ACCUMULATORS_4
 #undef ACCUMULATORS_8
 #undef ACCUMULATORS_16

@@ -180,8 +180,8 @@ enum { NORM_MAX_PARTS = MAX_RANKS, NORM_PUSHED_ROWS = 128 };
 struct norm {
     uint16_t *y[MAX_RANKS]; /* [.., dim] written n_y times: one may be on each rank */
     int n_y;                /* 0 counts as 1 */
-    struct e4m3_rows e4m3; /* x not NULL, with no parts: what quantize() makes of y, in its place */
-    float *x;              /* [.., dim] */
+    struct e4m3_rows e4m3;  /* x not NULL: what quantize() makes of y, in its place */
+    float *x;               /* [.., dim] */
     const uint16_t *w;
     int first_row, n_rows, dim;
     float eps;
@@ -411,7 +411,9 @@ struct skinny {
     const float *x_f32; /* [m, k], m <= SKINNY_MAX_ROWS, normed first: x / rms(x) * norm */
     const uint16_t *norm;
     float eps;
-    const float *rms;     /* with x, [m] or NULL: x and this are of skinny_norm() */
+    const float *rms; /* with x, [m] or NULL: x and this are of skinny_norm() */
+    const float
+        *x_scales;        /* NULL, or x is e4m3 with scales of groups, as struct e4m3_rows has it */
     const void *w;        /* [n, k] */
     struct quant quant;   /* with x_f32 for SKINNY_BF16 and SKINNY_SILU_MUL alone */
     const uint16_t *bias; /* [n], added before anything is rounded, or NULL; SKINNY_BF16 alone */
@@ -446,18 +448,20 @@ struct kv_prefetch {
  * for it.
  *
  * Of bf16 weights, k a multiple of 8 and of SKINNY_SILU_MUL n as well, and STREAM_MAX_ROWS rows at
- * most; y of bf16 at a multiple of 4 bytes, y_stride and n even. n_parts: 1, or of SKINNY_F32
- * stream_parts(): y [n_parts, m, n] are sums over equal parts of k, not yet added. With the same
- * n_parts a row's result does not depend on how many rows there are. prefetch: NULL is none.
- * STREAM_MAX_ROWS is a number that gemm_rows() leaves as it is. */
-enum { STREAM_MAX_ROWS = 128, STREAM_PART_TILES = 128 };
+ * most; y of bf16 at a multiple of 4 bytes, y_stride and n even. Or of weights and x of e4m3, those
+ * with scales of blocks of 128 x 128, k a multiple of 256 and m of 4, STREAM_E4M3_ROWS at most; not
+ * SKINNY_SILU_MUL. n_parts: 1, or of SKINNY_F32 stream_parts(): y [n_parts, m, n] are sums over
+ * equal parts of k, not yet added. With the same n_parts a row's result does not depend on how many
+ * rows there are. prefetch: NULL is none. STREAM_MAX_ROWS is a number that gemm_rows() leaves as it
+ * is. */
+enum { STREAM_MAX_ROWS = 128, STREAM_E4M3_ROWS = 64, STREAM_PART_TILES = 128 };
 cudaError_t stream_gemm(const struct launch *l, const struct skinny *s, int n_parts,
                         const struct kv_prefetch *prefetch);
 cudaError_t stream_gemm_init(bool *usable);
 
 /* Where tiles of all rows of w are too few for the machine, parts of k make them more: as many as
  * leave STREAM_PART_TILES tiles at most, and of many rows fewer. */
-int stream_parts(int m, int n, int k);
+int stream_parts(int m, int n, int k, bool e4m3);
 
 /* Of weights of 4 bits and many rows; n and y_stride even. Scales and zeros lie at multiples of 4
  * bytes. A row's result depends on how many rows there are. */

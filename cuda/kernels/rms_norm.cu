@@ -252,17 +252,18 @@ static cudaError_t pick(const struct launch *l, const struct norm *n)
 
 template <int PARTS> static cudaError_t pick_part(const struct launch *l, const struct norm *n)
 {
+    if (n->e4m3.x)
+        return pick<PARTS, float, true>(l, n);
     return n->parts_bf16 ? pick<PARTS, uint16_t>(l, n) : pick<PARTS, float>(l, n);
 }
 
 extern "C" cudaError_t rms_norm(const struct launch *l, const struct norm *n)
 {
-    if (n->e4m3.x)
-        return n->n_parts > 0 || (n->e4m3.groups && n->dim % GROUP) ? cudaErrorInvalidValue
-                                                                    : pick<0, float, true>(l, n);
+    if (n->e4m3.x && (n->parts_bf16 || (n->e4m3.groups && n->dim % GROUP)))
+        return cudaErrorInvalidValue;
     switch (n->n_parts) {
     case 0:
-        return pick<0, float>(l, n);
+        return n->e4m3.x ? pick<0, float, true>(l, n) : pick<0, float>(l, n);
     case 1:
         return pick_part<1>(l, n);
     case 2:

@@ -20,7 +20,7 @@
  * result are in one thread.
  *
  * A row's result does not depend on how many rows there are. */
-#include "cuda/kernels/common.cuh"
+#include "cuda/kernels/activations.cuh"
 #include "cuda/kernels/hopper.cuh"
 #include "cuda/kernels/tensor_map.cuh"
 
@@ -43,8 +43,9 @@ template <int N>
 static constexpr int BOXES = N > 64 ? 1 : 2; /* of a stage; with two, 128 rows have four stages */
 template <int N> static constexpr int STEP = BOXES<N> *BOX; /* k of a stage */
 template <int N> static constexpr int W_BYTES = BOXES<N> *W_BOX;
-template <int N> static constexpr int STAGE_BYTES = W_BYTES<N> + BOXES<N> *X_BOX<N>;
-template <int N> static constexpr int STAGES = RING_BYTES / STAGE_BYTES<N>;
+template <int N> static constexpr int SCALES = W_BYTES<N> + BOXES<N> *X_BOX<N>; /* begin here */
+template <int N, bool E4M3> static constexpr int STAGE_BYTES = SCALES<N> + (E4M3 ? 1024 : 0);
+template <int N, bool E4M3> static constexpr int STAGES = RING_BYTES / STAGE_BYTES<N, E4M3>;
 
 struct stream_args {
     CUtensorMap w, x;
@@ -57,8 +58,8 @@ struct stream_args {
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 /* The ring: a stage is full when its copies have arrived, empty when it has been multiplied. */
-template <int N> struct barriers {
-    uint64_t full[STAGES<N>], empty[STAGES<N>];
+template <int N, bool E4M3> struct barriers {
+    uint64_t full[STAGES<N, E4M3>], empty[STAGES<N, E4M3>];
 };
 
 /* Where it is in shared memory. */
@@ -122,13 +123,19 @@ static __device__ __forceinline__ void copy_w(uint32_t to, const struct stream_a
             copy_box_2d(to, &a.w, k_of<N>(a, p, i), p.tile * ROWS, full, policy);
 }
 
-template <int N>
-static __device__ __forceinline__ void copy_x(uint32_t to, const struct stream_args &a,
+template <int N, bool E4M3>
+static __device__ __forceinline__ void copy_x(uint32_t stage, const struct stream_args &a,
                                               const struct place &p, uint32_t full)
 {
 #pragma unroll
-    for (int i = 0; i < BOXES<N>; i++, to += X_BOX<N>)
-        copy_box_2d(to, &a.x, k_of<N>(a, p, i), 0, full);
+    for (int i = 0; i < BOXES<N>; i++) {
+        const int k = k_of<N>(a, p, i);
+
+        copy_box_2d(stage + W_BYTES<N> + (uint32_t)(i * X_BOX<N>), &a.x, k, 0, full);
+        if (E4M3)
+            copy_bytes(stage + SCALES<N> + (uint32_t)(i * N) * 4, a.s.x_scales + k / BOX * a.s.m,
+                       (uint32_t)a.s.m * 4, full);
+    }
 }
 
 /* The thread block's piece. Those of each product lie evenly over the keys of all sequences, so
@@ -156,29 +163,30 @@ static __device__ __forceinline__ void prefetch_kv(const struct kv_prefetch &p)
 }
 
 /* One thread: all copies of the block. */
-template <int N, bool GATED>
+template <int N, bool GATED, bool E4M3>
 static __device__ __forceinline__ void copy_all(const struct stream_args &a, const struct ring &r)
 {
-    static constexpr uint32_t STAGE = STAGE_BYTES<N>;
+    static constexpr uint32_t STAGE = STAGE_BYTES<N, E4M3>;
+    const uint32_t bytes = SCALES<N> + (E4M3 ? (uint32_t)(BOXES<N> * a.s.m) * 4 : 0);
     const uint64_t policy = stream_policy();
     struct place p = place_of(a, (int)blockIdx.x), q = p;
     int n = 0;
 
-    for (; n < STAGES<N> && p.item < a.n_items; n++, next_step(p, a)) {
-        barrier_expect(full_of(r, n), STAGE);
+    for (; n < STAGES<N, E4M3> && p.item < a.n_items; n++, next_step(p, a)) {
+        barrier_expect(full_of(r, n), bytes);
         copy_w<N, GATED>(r.memory + (uint32_t)n * STAGE, a, p, full_of(r, n), policy);
     }
     chain_wait();
     for (int i = 0; i < n; i++, next_step(q, a))
-        copy_x<N>(r.memory + (uint32_t)i * STAGE + W_BYTES<N>, a, q, full_of(r, i));
+        copy_x<N, E4M3>(r.memory + (uint32_t)i * STAGE, a, q, full_of(r, i));
     for (int stage = 0, parity = 0; p.item < a.n_items; next_step(p, a)) {
         const uint32_t to = r.memory + (uint32_t)stage * STAGE;
 
         barrier_wait(empty_of(r, stage), (uint32_t)parity);
-        barrier_expect(full_of(r, stage), STAGE);
+        barrier_expect(full_of(r, stage), bytes);
         copy_w<N, GATED>(to, a, p, full_of(r, stage), policy);
-        copy_x<N>(to + W_BYTES<N>, a, p, full_of(r, stage));
-        if (++stage == STAGES<N>)
+        copy_x<N, E4M3>(to, a, p, full_of(r, stage));
+        if (++stage == STAGES<N, E4M3>)
             stage = 0, parity ^= 1;
     }
     prefetch_kv(a.prefetch);
@@ -237,6 +245,16 @@ static __device__ __forceinline__ void store_bf16(const struct skinny &s, const 
     }
 }
 
+template <int N, int OUT>
+static __device__ __forceinline__ void store(const struct skinny &s, const float (&d)[N / 2],
+                                             const struct place &p)
+{
+    if (OUT == SKINNY_BF16 || OUT == SKINNY_SILU_MUL)
+        store_bf16<N, OUT>(s, d, p);
+    else
+        store_f32<N, OUT>(s, d, p);
+}
+
 /* While a stage is multiplied the one before may be under way still. */
 template <int N, int OUT>
 static __device__ __forceinline__ void multiply_all(const struct stream_args &a,
@@ -252,7 +270,7 @@ static __device__ __forceinline__ void multiply_all(const struct stream_args &a,
         for (int j = 0; j < a.n_steps; j++) {
             /* from one lane, so that descriptors of matrices are in uniform registers */
             const uint32_t at =
-                __shfl_sync(ALL_LANES, r.memory + (uint32_t)(stage * STAGE_BYTES<N>), 0);
+                __shfl_sync(ALL_LANES, r.memory + (uint32_t)(stage * STAGE_BYTES<N, false>), 0);
             const uint64_t w = matrix_at(at, 0, ATOM), x = matrix_at(at + W_BYTES<N>, 0, ATOM);
 
             barrier_wait(full_of(r, stage), parity);
@@ -266,34 +284,100 @@ static __device__ __forceinline__ void multiply_all(const struct stream_args &a,
             if (j > 0 && threadIdx.x % WARP == 0)
                 barrier_arrive(empty_of(r, before));
             before = stage;
-            if (++stage == STAGES<N>)
+            if (++stage == STAGES<N, false>)
                 stage = 0, parity ^= 1;
         }
         wgmma_wait<0>();
         pin(d);
         if (threadIdx.x % WARP == 0)
             barrier_arrive(empty_of(r, before));
-        if (OUT == SKINNY_BF16 || OUT == SKINNY_SILU_MUL)
-            store_bf16<N, OUT>(a.s, d, p);
-        else
-            store_f32<N, OUT>(a.s, d, p);
+        store<N, OUT>(a.s, d, p);
+    }
+}
+
+/* Adds the sums over a group of k times its scales: that of the tile's rows of w, and of each row
+ * of x its own. */
+template <int N>
+static __device__ __forceinline__ void fold(float (&sums)[N / 2], const float (&d)[N / 2],
+                                            uint32_t x_scales, float w_scale)
+{
+    x_scales += threadIdx.x % 4 * 8;
+#pragma unroll
+    for (int i = 0; i < N / 2; i += 4, x_scales += 32) {
+        const float2 x = ld_shared_f32x2(x_scales);
+
+#pragma unroll
+        for (int j = 0; j < 4; j++)
+            sums[i + j] = __fmaf_rn(d[i + j], (j % 2 ? x.y : x.x) * w_scale, sums[i + j]);
+    }
+}
+
+/* The same of e4m3, of which a box is a group of k. The first of a stage is folded while the second
+ * is multiplied. */
+template <int N, int OUT>
+static __device__ __forceinline__ void multiply_e4m3(const struct stream_args &a,
+                                                     const struct ring &r)
+{
+    static_assert(BOXES<N> == 2);
+    const int lane = (int)threadIdx.x % WARP, n_groups = a.part_k / BOX; /* of a part */
+    int stage = 0;
+    uint32_t parity = 0;
+
+    chain_wait();
+    for (struct place p = place_of(a, (int)blockIdx.x); p.item < a.n_items; next_item(p, a)) {
+        const float *w_scales = (const float *)a.s.quant.scales +
+                                (p.tile * ROWS / GROUP * a.n_parts + p.part) * n_groups;
+        float sums[N / 2] = {}, of_lane = 0.0f;
+
+        for (int group = 0; group < n_groups; group += 2) {
+            const uint32_t at =
+                __shfl_sync(ALL_LANES, r.memory + (uint32_t)(stage * STAGE_BYTES<N, true>), 0);
+            const uint64_t w = matrix_at(at, 0, ATOM), x = matrix_at(at + W_BYTES<N>, 0, ATOM);
+            float d[2][N / 2];
+
+            if (group % WARP == 0) /* a scale for each lane, of the next so many groups */
+                of_lane = __ldg(w_scales + min(group + lane, n_groups - 1));
+            barrier_wait(full_of(r, stage), parity);
+            wgmma_fence();
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+#pragma unroll
+                for (int k = 0; k < BOX_STEPS; k++)
+                    wgmma_ss<true>(d[i], matrix_step(w, i * W_BOX + k * 32),
+                                   matrix_step(x, i * X_BOX<N> + k * 32), k > 0);
+                wgmma_commit();
+            }
+            wgmma_wait<1>();
+            pin(d[0]);
+            fold<N>(sums, d[0], at + SCALES<N>, __shfl_sync(ALL_LANES, of_lane, group % WARP));
+            wgmma_wait<0>();
+            pin(d[1]);
+            fold<N>(sums, d[1], at + SCALES<N> + N * 4,
+                    __shfl_sync(ALL_LANES, of_lane, group % WARP + 1));
+            __syncwarp();
+            if (lane == 0)
+                barrier_arrive(empty_of(r, stage));
+            if (++stage == STAGES<N, true>)
+                stage = 0, parity ^= 1;
+        }
+        store<N, OUT>(a.s, sums, p);
     }
 }
 #endif
 
 /* N: rows of x of a stage. */
-template <int N, int OUT>
+template <int N, int OUT, bool E4M3>
 static __global__ void __launch_bounds__(THREADS, 1)
     stream_kernel(const __grid_constant__ struct stream_args a)
 {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
     extern __shared__ unsigned char memory[];
-    __shared__ struct barriers<N> b;
+    __shared__ struct barriers<N, E4M3> b;
     const struct ring ring = {kept((shared_address(memory) + 1023) & ~1023u),
                               kept(shared_address(b.full)), kept(shared_address(b.empty))};
 
     if (threadIdx.x == 0) {
-        for (int i = 0; i < STAGES<N>; i++) {
+        for (int i = 0; i < STAGES<N, E4M3>; i++) {
             barrier_init(full_of(ring, i), 1);
             barrier_init(empty_of(ring, i), GROUP_THREADS / WARP);
         }
@@ -303,43 +387,59 @@ static __global__ void __launch_bounds__(THREADS, 1)
         prefetch_map(&a.x);
     }
     __syncthreads();
-    if (threadIdx.x < GROUP_THREADS)
+    if (threadIdx.x >= GROUP_THREADS) {
+        if (elected())
+            copy_all<N, OUT == SKINNY_SILU_MUL, E4M3>(a, ring);
+    } else if constexpr (E4M3) {
+        multiply_e4m3<N, OUT>(a, ring);
+    } else {
         multiply_all<N, OUT>(a, ring);
-    else if (elected())
-        copy_all<N, OUT == SKINNY_SILU_MUL>(a, ring);
+    }
 #endif
 }
 
-template <int N> static auto kernel_of(enum skinny_out out)
+template <int N, bool E4M3> static auto kernel_of(enum skinny_out out)
 {
-    return out == SKINNY_BF16      ? known<stream_kernel<N, SKINNY_BF16>>()
-           : out == SKINNY_F32     ? known<stream_kernel<N, SKINNY_F32>>()
-           : out == SKINNY_ADD_F32 ? known<stream_kernel<N, SKINNY_ADD_F32>>()
-                                   : known<stream_kernel<N, SKINNY_SILU_MUL>>();
+    static constexpr enum skinny_out LAST = E4M3 ? SKINNY_ADD_F32 : SKINNY_SILU_MUL;
+
+    return out == SKINNY_BF16      ? known<stream_kernel<N, SKINNY_BF16, E4M3>>()
+           : out == SKINNY_F32     ? known<stream_kernel<N, SKINNY_F32, E4M3>>()
+           : out == SKINNY_ADD_F32 ? known<stream_kernel<N, SKINNY_ADD_F32, E4M3>>()
+                                   : known<stream_kernel<N, LAST, E4M3>>();
 }
 
 /* To align the ring, too. */
-template <int N> static constexpr int SHARED_BYTES = 1023 + STAGES<N> *STAGE_BYTES<N>;
+template <int N, bool E4M3>
+static constexpr int SHARED_BYTES = 1023 + STAGES<N, E4M3> *STAGE_BYTES<N, E4M3>;
 static_assert(1023 + RING_BYTES + 2048 <= 196 << 10, "with barriers and what CUDA keeps");
 
-template <int N> static cudaError_t allow()
+template <int N, bool E4M3> static cudaError_t allow()
 {
     cudaError_t r = cudaSuccess;
 
     for (int out = SKINNY_BF16; out <= SKINNY_SILU_MUL && r == cudaSuccess; out++)
-        r = cudaFuncSetAttribute((const void *)kernel_of<N>((enum skinny_out)out).f,
-                                 cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES<N>);
+        r = cudaFuncSetAttribute((const void *)kernel_of<N, E4M3>((enum skinny_out)out).f,
+                                 cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                 SHARED_BYTES<N, E4M3>);
+    return r;
+}
+
+template <bool E4M3> static cudaError_t allow_all()
+{
+    cudaError_t r;
+
+    (r = allow<16, E4M3>()) || (r = allow<32, E4M3>()) || (r = allow<48, E4M3>()) ||
+        (r = allow<64, E4M3>());
     return r;
 }
 
 extern "C" cudaError_t stream_gemm_init(bool *usable)
 {
-    cudaError_t r = find_compiled(kernel_of<16>(SKINNY_F32).f, usable);
+    cudaError_t r = find_compiled(kernel_of<16, false>(SKINNY_F32).f, usable);
 
-    if (*usable && (r = allow<16>()) == cudaSuccess && (r = allow<32>()) == cudaSuccess &&
-        (r = allow<48>()) == cudaSuccess && (r = allow<64>()) == cudaSuccess &&
-        (r = allow<96>()) == cudaSuccess)
-        r = allow<128>();
+    if (*usable && (r = allow_all<false>()) == cudaSuccess &&
+        (r = allow_all<true>()) == cudaSuccess && (r = allow<96, false>()) == cudaSuccess)
+        r = allow<128, false>();
     return r;
 }
 
@@ -350,21 +450,23 @@ static int most_parts(int m)
     return m > 96 ? 4 : 8;
 }
 
-extern "C" int stream_parts(int m, int n, int k)
+extern "C" int stream_parts(int m, int n, int k, bool e4m3)
 {
-    const int tiles = (n + ROWS - 1) / ROWS;
+    const int tiles = (n + ROWS - 1) / ROWS, least = e4m3 ? 2 * GROUP : BOX;
 
     for (int parts = most_parts(m); parts > 1; parts /= 2)
-        if (tiles * parts <= STREAM_PART_TILES && k % (parts * BOX) == 0)
+        if (tiles * parts <= STREAM_PART_TILES && k % (parts * least) == 0)
             return parts;
     return 1;
 }
 
-template <int N>
+/* Maps know bf16 alone: two e4m3 are one for them. */
+template <int N, bool E4M3>
 static cudaError_t run(const struct launch *l, const struct skinny *s, int n_parts,
                        const struct kv_prefetch *prefetch)
 {
-    const cuuint64_t k = (cuuint64_t)s->k, n = (cuuint64_t)s->n, row = k * 2;
+    const int pairs = s->k / (E4M3 ? 2 : 1);
+    const cuuint64_t k = (cuuint64_t)pairs, n = (cuuint64_t)s->n, row = k * 2;
     const cuuint64_t x_sizes[2] = {k, (cuuint64_t)s->m}, w_sizes[2] = {k, n};
     const cuuint64_t gated_sizes[4] = {k, 8, 2, n / 8}, gated_strides[3] = {row, n * row, 8 * row};
     const cuuint32_t x_box[2] = {BOX, N}, w_box[2] = {BOX, ROWS};
@@ -380,30 +482,49 @@ static cudaError_t run(const struct launch *l, const struct skinny *s, int n_par
     if (r != cudaSuccess)
         return r;
     a.s = *s;
+    a.s.k = pairs;
     a.prefetch = prefetch ? *prefetch : (struct kv_prefetch){};
     a.n_parts = n_parts;
-    a.part_k = s->k / n_parts;
+    a.part_k = pairs / n_parts;
     a.n_steps = (a.part_k + STEP<N> - 1) / STEP<N>;
     a.n_items = (s->n + each - 1) / each * n_parts;
-    return launch_kernel(kernel_of<N>(s->out),
+    return launch_kernel(kernel_of<N, E4M3>(s->out),
                          dim3((unsigned)(a.n_items < l->n_sms ? a.n_items : l->n_sms)), THREADS,
-                         SHARED_BYTES<N>, l, a);
+                         SHARED_BYTES<N, E4M3>, l, a);
+}
+
+/* Of STREAM_E4M3_ROWS at most. */
+template <bool E4M3>
+static cudaError_t pick(const struct launch *l, const struct skinny *s, int n_parts,
+                        const struct kv_prefetch *prefetch)
+{
+    return s->m <= 16   ? run<16, E4M3>(l, s, n_parts, prefetch)
+           : s->m <= 32 ? run<32, E4M3>(l, s, n_parts, prefetch)
+           : s->m <= 48 ? run<48, E4M3>(l, s, n_parts, prefetch)
+                        : run<64, E4M3>(l, s, n_parts, prefetch);
+}
+
+static bool takes_e4m3(const struct skinny *s, int n_parts)
+{
+    return s->x_scales && s->quant.scale_rows == GROUP && s->quant.scale_cols == GROUP &&
+           s->k % (n_parts * 2 * GROUP) == 0 && s->m % 4 == 0 && s->m <= STREAM_E4M3_ROWS &&
+           s->out != SKINNY_SILU_MUL;
 }
 
 extern "C" cudaError_t stream_gemm(const struct launch *l, const struct skinny *s, int n_parts,
                                    const struct kv_prefetch *prefetch)
 {
     const bool wide = s->out == SKINNY_F32 || s->out == SKINNY_ADD_F32;
+    const bool e4m3 = s->quant.element == ELEMENT_E4M3;
 
-    if (s->m < 1 || s->m > STREAM_MAX_ROWS || s->quant.element != ELEMENT_BF16 || s->x_f32 ||
-        s->rms || s->sum != SKINNY_WHOLE || s->k % 8 ||
+    if (s->m < 1 || s->m > STREAM_MAX_ROWS || s->quant.element == ELEMENT_INT4 || s->x_f32 ||
+        s->rms || s->sum != SKINNY_WHOLE || s->k % 8 || (e4m3 && !takes_e4m3(s, n_parts)) ||
         (n_parts > 1 && (s->out != SKINNY_F32 || s->k % (n_parts * BOX))) ||
         (s->out == SKINNY_SILU_MUL && s->n % 8) || (!wide && (s->n % 2 || s->y_stride % 2)))
         return cudaErrorInvalidValue;
-    return s->m <= 16   ? run<16>(l, s, n_parts, prefetch)
-           : s->m <= 32 ? run<32>(l, s, n_parts, prefetch)
-           : s->m <= 48 ? run<48>(l, s, n_parts, prefetch)
-           : s->m <= 64 ? run<64>(l, s, n_parts, prefetch)
-           : s->m <= 96 ? run<96>(l, s, n_parts, prefetch)
-                        : run<128>(l, s, n_parts, prefetch);
+    if (e4m3)
+        return pick<true>(l, s, n_parts, prefetch);
+    return s->m <= 64   ? pick<false>(l, s, n_parts, prefetch)
+           : s->m <= 96 ? run<96, false>(l, s, n_parts, prefetch)
+                        : run<128, false>(l, s, n_parts, prefetch);
 }

@@ -141,12 +141,12 @@ TEST(products_come_in_parts, .n = N(in_parts))
 {
     const int n = in_parts[_i].n, k = in_parts[_i].k;
 
-    ck_assert_int_eq(stream_parts(96, n, k), in_parts[_i].few);
-    ck_assert_int_eq(stream_parts(97, n, k), in_parts[_i].many);
+    ck_assert_int_eq(stream_parts(96, n, k, false), in_parts[_i].few);
+    ck_assert_int_eq(stream_parts(97, n, k, false), in_parts[_i].many);
     ck_assert(in_parts[_i].many == 1 ||
               in_parts[_i].many * n * STREAM_MAX_ROWS <= FORWARD_PART_FLOATS);
     for (int m = 5; m <= STREAM_MAX_ROWS; m += 27) {
-        const int n_parts = stream_parts(m, n, k);
+        const int n_parts = stream_parts(m, n, k, false);
 
         ck_assert(n_parts == 1 || n_parts * n * m <= FORWARD_PART_FLOATS);
         if (usable)
