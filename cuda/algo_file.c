@@ -18,7 +18,7 @@
 #include "engine/util/file.h"
 #include "engine/util/must.h"
 
-static const char magic[8] = "nvllmA3";
+static const char magic[8] = "nvllmA4";
 
 struct header {
     char magic[8];

@@ -14,8 +14,8 @@ enum { SKINNY_ROWS = 2 };
  * first, 128 and 256 rows of weights of 4 bits: 450 and 480 us, by skinny products 370 and 740. */
 enum { SKINNY_QUANTIZED_ROWS = 16, SKINNY_DEQUANTIZED_ROWS = 128 };
 
-/* Where e4m3 streams, a layer of 8B on an H200 with 4, 8 and 17 rows takes 50, 80 and 65 us; by
- * skinny products, with 16 rows, 105. */
+/* Where all products of a layer stream as e4m3: a step of 8B on an H200 with 6, 8 and 16 rows takes
+ * 2.9, 3.0 and 3.1 ms, by skinny products 3.9, 3.9 and 4.5. Fewer have the resident kernel. */
 enum { SKINNY_STREAMED_ROWS = 4 };
 
 /* For up to so many rows weights of 4 bits are multiplied as they are. Prompts of 256, 320, 384,
@@ -23,26 +23,55 @@ enum { SKINNY_STREAMED_ROWS = 4 };
  * ms; where bf16 is made of the weights first, 130 us a layer, 3.2, 3.4, 3.6, 4.0, 5.3 and 6.3. */
 enum { INT4_ROWS = 256 };
 
-/* A dense matrix of the first layer that has one so, as not all need be; or NULL. */
-static const struct matrix *first_quantized(const struct forward *f)
-{
-    for (int i = 0; i < f->config->n_layers; i++) {
-        const struct layer_weights *l = &f->weights->layers[i];
-        const struct matrix *w = f->config->n_experts ? &l->o : &l->gate_up;
+/* A product of a layer that is no expert's. */
+struct dense {
+    const struct matrix *w, *bias; /* NULL: there is none */
+};
 
-        if (w->scales)
-            return w;
-    }
+/* Returns how many a layer has. */
+static int dense_of(const struct forward *f, const struct layer_weights *l, struct dense out[4])
+{
+    out[0] = (struct dense){&l->qkv, &l->qkv_bias};
+    out[1] = (struct dense){&l->o, NULL};
+    out[2] = (struct dense){&l->gate_up, NULL};
+    out[3] = (struct dense){&l->down, NULL};
+    return f->config->n_experts ? 2 : 4;
+}
+
+static bool all_stream_e4m3(const struct forward *f, const struct layer_weights *l)
+{
+    struct dense all[4];
+    const int n = dense_of(f, l, all);
+
+    for (int i = 0; i < n; i++)
+        if (forward_gemm_in(f, all[i].w, all[i].bias) != GEMM_OF_E4M3_BLOCKS)
+            return false;
+    return f->streams;
+}
+
+/* A dense matrix, by which a layer is judged. */
+static const struct matrix *example_of(const struct forward *f, const struct layer_weights *l)
+{
+    return f->config->n_experts ? &l->o : &l->gate_up;
+}
+
+/* The first layer where it is quantized, as not all need be; or NULL. */
+static const struct layer_weights *first_quantized(const struct forward *f)
+{
+    for (int i = 0; i < f->config->n_layers; i++)
+        if (example_of(f, &f->weights->layers[i])->scales)
+            return &f->weights->layers[i];
     return NULL;
 }
 
 static int skinny_rows(const struct forward *f)
 {
-    const struct matrix *w = first_quantized(f);
+    const struct layer_weights *l = first_quantized(f);
+    const struct matrix *w = l ? example_of(f, l) : NULL;
 
-    if (!w)
+    if (!l)
         return f->streams ? 0 : SKINNY_ROWS;
-    if (f->streams && forward_gemm_in(f, w, NULL) == GEMM_OF_E4M3_BLOCKS)
+    if (all_stream_e4m3(f, l))
         return SKINNY_STREAMED_ROWS;
     return forward_gemm_in(f, w, NULL) == GEMM_OF_BF16 && !forward_is_int4(f, w, 1)
                ? SKINNY_DEQUANTIZED_ROWS
@@ -117,21 +146,18 @@ struct quantized_plan forward_plan_quantized(const struct forward *f)
     struct quantized_plan p = {0};
 
     for (int i = 0; i < f->config->n_layers; i++) {
-        const struct layer_weights *l = &f->weights->layers[i];
-        const struct matrix *const all[][2] = {{&l->qkv, &l->qkv_bias},
-                                               {&l->o},
-                                               {&l->gate_up},
-                                               {&l->down}};
+        struct dense all[4];
+        const int n_dense = dense_of(f, &f->weights->layers[i], all); /* those of experts stay so */
 
-        for (int j = 0; j < (f->config->n_experts ? 2 : 4); j++) { /* those of experts stay so */
-            const struct matrix *w = all[j][0];
+        for (int j = 0; j < n_dense; j++) {
+            const struct matrix *w = all[j].w;
             const size_t n = (size_t)w->n, k = (size_t)w->k;
 
             if (!w->scales)
                 continue;
             if (forward_is_int4(f, w, 1))
                 int4_work_size(f->launch, &p.part_bytes, &p.n_counters);
-            if (forward_gemm_in(f, w, all[j][1]) == GEMM_OF_BF16) {
+            if (forward_gemm_in(f, w, all[j].bias) == GEMM_OF_BF16) {
                 p.n_dequantized = n * k > p.n_dequantized ? n * k : p.n_dequantized;
             } else if (k > p.x_bytes) {
                 p.x_bytes = k;

@@ -2,6 +2,7 @@
  * sums go, and what its weights or its input are made into first. */
 #include "cuda/forward_impl.h"
 
+_Static_assert(GEMM_BLOCKS_K % 256 == 0, "stream_gemm() takes all that cuBLASLt takes as blocks");
 _Static_assert((int)GEMM_PART_FLOATS <= (int)FORWARD_PART_FLOATS,
                "whichever kernel leaves parts, there is room");
 
@@ -15,13 +16,14 @@ static bool streams(const struct forward *f, const struct matrix *w, const struc
            n_rows <= (e4m3 ? STREAM_E4M3_ROWS : STREAM_MAX_ROWS);
 }
 
+/* stream_gemm() of E4M3 cannot, and quantize() gates by itself. */
 bool pass_gates(const struct forward *f, int layer, int n_rows)
 {
     const struct layer_weights *l = &f->weights->layers[layer];
 
     return forward_is_ours(f, PRODUCT_GATE_UP, layer, n_rows) &&
            forward_gemm_in(f, &l->gate_up, NULL) == GEMM_OF_BF16 &&
-           forward_gemm_in(f, &l->down, NULL) == GEMM_OF_BF16; /* of 8 bits quantize() gates */
+           forward_gemm_in(f, &l->down, NULL) == GEMM_OF_BF16;
 }
 
 int pass_parts_of(const struct forward *f, int n_rows, const struct matrix *w)
@@ -145,6 +147,7 @@ struct e4m3_rows pass_normed_e4m3(const struct forward *f, enum forward_product 
     const enum gemm_in in = forward_gemm_in(f, of.w, of.bias);
     const bool normed = kind == PRODUCT_QKV || kind == PRODUCT_GATE_UP;
 
+    /* reduce() gives normed rows to all ranks, as bf16 */
     if (!normed || !forward_has_product(f, kind) || f->peers.n > 1 || in == GEMM_OF_BF16)
         return (struct e4m3_rows){0};
     return e4m3_input(f, in, n_rows);

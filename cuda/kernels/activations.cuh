@@ -42,16 +42,16 @@ static __device__ __forceinline__ uint32_t to_e4m3(const uint2 &four, float fact
     return pair(four.x) | pair(four.y) << 16;
 }
 
-/* Of numbers that are not negative, whose bits have their order; a NaN is the largest. */
-static __device__ __forceinline__ float warp_max(float x)
+/* Of numbers that are not negative, whose bits have their order. */
+static __device__ __forceinline__ float warp_largest(float x)
 {
     return __uint_as_float(__reduce_max_sync(ALL_LANES, __float_as_uint(x)));
 }
 
 /* Of all threads of the block; of_warps: a float of shared memory a warp. */
-static __device__ __forceinline__ float block_max(float x, float *of_warps)
+static __device__ __forceinline__ float block_largest(float x, float *of_warps)
 {
-    x = warp_max(x);
+    x = warp_largest(x);
     if (threadIdx.x % WARP == 0)
         of_warps[threadIdx.x / WARP] = x;
     __syncthreads();

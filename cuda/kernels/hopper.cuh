@@ -248,8 +248,9 @@ template <int N> static __device__ __forceinline__ void pin(float (&x)[N])
         ACCUMULATORS_4(d, (i) + 12)
 
 // d = a b^T, or += where add: a [64, K], b [N, K] in shared memory, K neighbours, 32 bytes, in a
-// row; N is twice what a thread has of d. SUMS names d, AND the operands behind it.
-#define WGMMA_SS(N_SUMS, N, SUMS, AND, PREDICATE, ...)                                             \
+// row; N is twice what a thread has of d. SUMS, MATRICES and PREDICATE name the operands: d, a and
+// b, add.
+#define WGMMA_SS(N_SUMS, N, SUMS, MATRICES, PREDICATE, ...)                                        \
     template <bool E4M3 = false>                                                                   \
     static __device__ __forceinline__ void wgmma_ss(float(&d)[N_SUMS], uint64_t a, uint64_t b,     \
                                                     bool add)                                      \
@@ -257,13 +258,13 @@ template <int N> static __device__ __forceinline__ void pin(float (&x)[N])
         if constexpr (E4M3)                                                                        \
             asm volatile("{.reg .pred p; setp.ne.b32 p, " PREDICATE ", 0; "                        \
                          "wgmma.mma_async.sync.aligned.m64n" N "k32.f32.e4m3.e4m3 {" SUMS          \
-                         "}, " AND ", p, 1, 1;}"                                                   \
+                         "}, " MATRICES ", p, 1, 1;}"                                              \
                          : __VA_ARGS__                                                             \
                          : "l"(a), "l"(b), "r"((int)add));                                         \
         else                                                                                       \
             asm volatile("{.reg .pred p; setp.ne.b32 p, " PREDICATE ", 0; "                        \
                          "wgmma.mma_async.sync.aligned.m64n" N "k16.f32.bf16.bf16 {" SUMS          \
-                         "}, " AND ", p, 1, 1, 0, 0;}"                                             \
+                         "}, " MATRICES ", p, 1, 1, 0, 0;}"                                        \
                          : __VA_ARGS__                                                             \
                          : "l"(a), "l"(b), "r"((int)add));                                         \
     }

@@ -407,13 +407,13 @@ enum skinny_sum {
 struct skinny {
     void *y; /* row stride y_stride */
     int64_t y_stride;
-    const uint16_t *x;  /* [m, k]; or */
-    const float *x_f32; /* [m, k], m <= SKINNY_MAX_ROWS, normed first: x / rms(x) * norm */
+    /* [m, k] bf16, or e4m3 as struct e4m3_rows has it, with scales of groups; or */
+    const uint16_t *x;
+    const float *x_scales; /* NULL: bf16 */
+    const float *x_f32;    /* [m, k], m <= SKINNY_MAX_ROWS, normed first: x / rms(x) * norm */
     const uint16_t *norm;
     float eps;
-    const float *rms; /* with x, [m] or NULL: x and this are of skinny_norm() */
-    const float
-        *x_scales;        /* NULL, or x is e4m3 with scales of groups, as struct e4m3_rows has it */
+    const float *rms;     /* with x, [m] or NULL: x and this are of skinny_norm() */
     const void *w;        /* [n, k] */
     struct quant quant;   /* with x_f32 for SKINNY_BF16 and SKINNY_SILU_MUL alone */
     const uint16_t *bias; /* [n], added before anything is rounded, or NULL; SKINNY_BF16 alone */
@@ -452,8 +452,7 @@ struct kv_prefetch {
  * with scales of blocks of 128 x 128, k a multiple of 256 and m of 4, STREAM_E4M3_ROWS at most; not
  * SKINNY_SILU_MUL. n_parts: 1, or of SKINNY_F32 stream_parts(): y [n_parts, m, n] are sums over
  * equal parts of k, not yet added. With the same n_parts a row's result does not depend on how many
- * rows there are. prefetch: NULL is none. STREAM_MAX_ROWS is a number that gemm_rows() leaves as it
- * is. */
+ * rows there are. prefetch: NULL is none. gemm_rows() leaves both numbers of rows as they are. */
 enum { STREAM_MAX_ROWS = 128, STREAM_E4M3_ROWS = 64, STREAM_PART_TILES = 128 };
 cudaError_t stream_gemm(const struct launch *l, const struct skinny *s, int n_parts,
                         const struct kv_prefetch *prefetch);

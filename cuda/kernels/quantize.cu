@@ -43,7 +43,8 @@ static __global__ void __launch_bounds__(THREADS)
         const uint32_t *at = (const uint32_t *)w + ((int64_t)row * n_vec + j) * WORDS;
 
         v[i] = WORDS == 2 ? __ldg((const uint2 *)at) : make_uint2(__ldg(at), 0);
-        raw[i] = quant_load<KIND>(q, (uint32_t)(row / q.scale_rows * n_groups + group));
+        raw[i] = quant_load<KIND>(q, (uint32_t)(row / q.scale_rows) * (uint32_t)n_groups +
+                                         (uint32_t)group);
     }
     chain_wait(); /* products read y before it is written again */
 #pragma unroll
@@ -134,7 +135,7 @@ static __global__ void __launch_bounds__(ROW_THREADS)
         most = fmaxf(most, largest(kept[i]));
     for (int j = me + KEPT * n_threads; j < n_vec; j += n_threads)
         most = fmaxf(most, largest(input<GATED>(x, row, n_vec, j)));
-    most = block_max(most, of_warps);
+    most = block_largest(most, of_warps);
     const float factor = e4m3_factor(most);
 #pragma unroll
     for (int i = 0; i < KEPT; i++)

@@ -126,14 +126,14 @@ static __device__ __forceinline__ void store_e4m3(const struct norm &n, const ui
         for (int j = 0; j < N; j++)
             most = fmaxf(most, largest(y[j]));
         __syncthreads(); /* of_warps was in use */
-        most = block_max(most, of_warps);
+        most = block_largest(most, of_warps);
     }
 #pragma unroll
     for (int j = 0; j < N; j++) {
         const int at = (int)(threadIdx.x + (unsigned)j * blockDim.x);
 
         if (to.groups)
-            most = warp_max(largest(y[j]));
+            most = warp_largest(largest(y[j]));
         if (at >= n_vec)
             continue;
         ((uint32_t *)to.x)[(int64_t)row * n_vec + at] = to_e4m3(y[j], e4m3_factor(most));

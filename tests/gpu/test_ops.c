@@ -129,7 +129,7 @@ TEST(rms_norm_follows_twin, .n = 2 * N(norms))
 }
 END_TEST
 
-static void check_normed_e4m3(struct norm n, bool groups)
+static void check_normed_e4m3(struct norm n, const struct device_array *x, bool groups)
 {
     const int rows = n.n_rows, dim = n.dim, m = rows + 3; /* more rows lie there */
     const size_t size = (size_t)rows * (size_t)dim, n_scales = (size_t)(groups ? m * dim / 128 : m);
@@ -140,9 +140,11 @@ static void check_normed_e4m3(struct norm n, bool groups)
     const struct e4m3_rows to = {apart.device, scales[0].device, m, groups};
     const float *a = scales[0].host, *b = scales[1].host;
 
+    n.x = array_of(x->host, x->bytes).device; /* parts are added to it */
     n.y[0] = y.device;
     cuda_must(rms_norm(&device.launch, &n));
     cuda_must(quantize(&device.launch, &to, y.device, dim, false));
+    n.x = array_of(x->host, x->bytes).device;
     n.y[0] = NULL;
     n.e4m3 = (struct e4m3_rows){together.device, scales[1].device, m, groups};
     cuda_must(rms_norm(&device.launch, &n));
@@ -159,8 +161,9 @@ static void check_normed_e4m3(struct norm n, bool groups)
 /* To the bit what quantize() makes of normed rows. */
 TEST(normed_rows_become_e4m3, .n = N(norms))
 {
-    const int rows = norms[_i].rows, dim = norms[_i].dim;
-    const struct device_array x = array_f32((size_t)rows * (size_t)dim, 3.0f);
+    const int rows = norms[_i].rows, dim = norms[_i].dim, n_parts = norms[_i].n_parts;
+    const size_t n = (size_t)rows * (size_t)dim;
+    const struct device_array x = array_f32(n, 3.0f), parts = array_f32((size_t)n_parts * n, 2.0f);
     const struct step_counts counts = {.n_rows = rows};
     struct sampler_row *list = host_new((size_t)rows, sizeof(*list));
     struct step_view v;
@@ -170,16 +173,18 @@ TEST(normed_rows_become_e4m3, .n = N(norms))
         list[i].row = rows - 1 - i;
     v = (struct step_view){.rows = array_of(list, (size_t)rows * sizeof(*list)).device,
                            .counts = array_of(&counts, sizeof(counts)).device};
-    how = (struct norm){.x = x.device,
-                        .w = array_bf16((size_t)dim, 1.0f).device,
+    how = (struct norm){.w = array_bf16((size_t)dim, 1.0f).device,
                         .n_rows = rows,
                         .owned_rows = rows,
                         .dim = dim,
                         .eps = eps,
-                        .gather = norms[_i].gather ? &v : NULL};
-    check_normed_e4m3(how, false);
+                        .gather = norms[_i].gather ? &v : NULL,
+                        .n_parts = n_parts};
+    for (int j = 0; j < n_parts; j++)
+        how.parts[j] = (const float *)parts.device + (size_t)j * n;
+    check_normed_e4m3(how, &x, false);
     if (dim % 128 == 0)
-        check_normed_e4m3(how, true);
+        check_normed_e4m3(how, &x, true);
 }
 END_TEST
 
