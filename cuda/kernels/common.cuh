@@ -254,6 +254,20 @@ static cudaError_t launch_kernel(known_kernel<Params...> kernel, dim3 grid, int 
     return cudaLaunchKernelEx(&config, kernel.f, static_cast<Params>(args)...);
 }
 
+// Launches a kernel of n rows, or of n groups of rows, with a thread for each of a row's vectors:
+// blocks of at most MAX_ROW_THREADS, .x of them the row, .y what of it, with few threads idle.
+static constexpr int MAX_ROW_THREADS = 256;
+
+template <typename... Params, typename... Args>
+static cudaError_t launch_rows(known_kernel<Params...> kernel, int n, int n_vec,
+                               const struct launch *l, Args... args)
+{
+    const int n_blocks = (n_vec + MAX_ROW_THREADS - 1) / MAX_ROW_THREADS;
+    const int threads = ((n_vec + n_blocks - 1) / n_blocks + WARP - 1) / WARP * WARP;
+
+    return launch_kernel(kernel, dim3((unsigned)n, (unsigned)n_blocks), threads, 0, l, args...);
+}
+
 // Whether a kernel with static shared memory has any code: one for a single compute capability is
 // empty where it was compiled for another.
 template <typename F> static cudaError_t find_compiled(F *kernel, bool *compiled)

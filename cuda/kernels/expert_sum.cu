@@ -3,11 +3,10 @@
  * Bound by memory: 2 * n_rows * n_picks * dim bytes, and those of y. */
 #include "cuda/kernels/common.cuh"
 
-static constexpr int MAX_THREADS = 256;
 static constexpr int VEC = 8;
 
 template <int OUT>
-static __global__ void __launch_bounds__(MAX_THREADS)
+static __global__ void __launch_bounds__(MAX_ROW_THREADS)
     sum_kernel(void *y,        /* [n_rows, n_vec * VEC] */
                const uint4 *x, /* [n_rows, n_picks, n_vec] */
                const float *weights, int n_picks, int n_vec)
@@ -51,12 +50,10 @@ extern "C" cudaError_t expert_sum(const struct launch *l, void *y, enum expert_s
                                   const uint16_t *x, const struct expert_picks *p, int n_rows,
                                   int dim)
 {
-    const int n_vec = dim / VEC, n_blocks = (n_vec + MAX_THREADS - 1) / MAX_THREADS;
-    const int threads = ((n_vec + n_blocks - 1) / n_blocks + WARP - 1) / WARP * WARP;
     const auto kernel = out == EXPERT_SUM_ADD_F32 ? known<sum_kernel<EXPERT_SUM_ADD_F32>>()
                         : out == EXPERT_SUM_F32   ? known<sum_kernel<EXPERT_SUM_F32>>()
                                                   : known<sum_kernel<EXPERT_SUM_BF16>>();
 
-    return launch_kernel(kernel, dim3((unsigned)n_rows, (unsigned)n_blocks), threads, 0, l, y,
-                         (const uint4 *)x, p->weights, p->n_picks, n_vec);
+    return launch_rows(kernel, n_rows, dim / VEC, l, y, (const uint4 *)x, p->weights, p->n_picks,
+                       dim / VEC);
 }

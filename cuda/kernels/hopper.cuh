@@ -83,16 +83,6 @@ static __device__ __forceinline__ void prefetch_map(const CUtensorMap *map)
     asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
-// bytes: a multiple of 16, as both addresses are.
-static __device__ __forceinline__ void copy_bytes(uint32_t to, const void *from, uint32_t bytes,
-                                                  uint32_t barrier)
-{
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes "
-                 "[%0], [%1], %2, [%3];" ::"r"(to),
-                 "l"(from), "r"(bytes), "r"(barrier)
-                 : "memory");
-}
-
 static __device__ __forceinline__ void copy_box_2d(uint32_t to, const CUtensorMap *map, int x,
                                                    int y, uint32_t barrier)
 {
@@ -145,6 +135,25 @@ static __device__ __forceinline__ void copy_box_4d(uint32_t to, const CUtensorMa
     asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
                  ".L2::cache_hint [%0], [%1, {%2, %3, %4, %5}], [%6], %7;" ::"r"(to),
                  "l"(map), "r"(x), "r"(y), "r"(z), "r"(w), "r"(barrier), "l"(policy)
+                 : "memory");
+}
+
+// bytes: a multiple of 16, as both addresses are.
+static __device__ __forceinline__ void copy_bytes(uint32_t to, const void *from, uint32_t bytes,
+                                                  uint32_t barrier)
+{
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes "
+                 "[%0], [%1], %2, [%3];" ::"r"(to),
+                 "l"(from), "r"(bytes), "r"(barrier)
+                 : "memory");
+}
+
+static __device__ __forceinline__ void copy_bytes(uint32_t to, const void *from, uint32_t bytes,
+                                                  uint32_t barrier, uint64_t policy)
+{
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes"
+                 ".L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(to),
+                 "l"(from), "r"(bytes), "r"(barrier), "l"(policy)
                  : "memory");
 }
 

@@ -5,26 +5,14 @@
 #include "cuda/kernels/activations.cuh"
 #include "cuda/kernels/quant.cuh"
 
-static constexpr int THREADS = 256;
 static constexpr int VEC = 8;             /* bf16 in 16 bytes */
 static constexpr int ROWS = 4;            /* of weights, which a thread has at a time */
 static constexpr int LANES = GROUP / VEC; /* that have a group of activations */
-static constexpr int ROW_THREADS = 512, KEPT = 4;
-
-/* A thread for each vector of the rows, or of so many rows at a time. */
-template <typename... Params, typename... Args>
-static cudaError_t launch_rows(known_kernel<Params...> kernel, int n, int n_vec,
-                               const struct launch *l, Args... args)
-{
-    const int n_blocks = (n_vec + THREADS - 1) / THREADS;
-    const int threads = ((n_vec + n_blocks - 1) / n_blocks + WARP - 1) / WARP * WARP;
-
-    return launch_kernel(kernel, dim3((unsigned)n, (unsigned)n_blocks), threads, 0, l, args...);
-}
+static constexpr int WHOLE_ROW_THREADS = 512, KEPT = 4; /* where a row has one scale */
 
 /* A thread has eight weights of each of ROWS rows, whose loads are under way together. */
 template <int KIND>
-static __global__ void __launch_bounds__(THREADS)
+static __global__ void __launch_bounds__(MAX_ROW_THREADS)
     dequantize_kernel(uint4 *y,      /* [n, n_vec] */
                       const void *w, /* [n, n_vec] words of INT4, pairs of words of E4M3 */
                       const struct quant q, int n, int n_vec, int n_groups)
@@ -94,7 +82,7 @@ static __device__ __forceinline__ uint4 input(const uint4 *x, int64_t row, int n
 }
 
 template <bool GATED>
-static __global__ void __launch_bounds__(THREADS)
+static __global__ void __launch_bounds__(MAX_ROW_THREADS)
     quantize_groups_kernel(const struct e4m3_rows to, const uint4 *x, int n_vec)
 {
     const int64_t row = blockIdx.x;
@@ -116,10 +104,10 @@ static __global__ void __launch_bounds__(THREADS)
 
 /* A row is kept in registers, as far as it fits there: KEPT vectors a thread. */
 template <bool GATED>
-static __global__ void __launch_bounds__(ROW_THREADS)
+static __global__ void __launch_bounds__(WHOLE_ROW_THREADS)
     quantize_rows_kernel(const struct e4m3_rows to, const uint4 *x, int n_vec)
 {
-    __shared__ float of_warps[ROW_THREADS / WARP];
+    __shared__ float of_warps[WHOLE_ROW_THREADS / WARP];
     const int64_t row = blockIdx.x;
     const int me = (int)threadIdx.x, n_threads = (int)blockDim.x;
     uint2 *y = (uint2 *)to.x + row * n_vec;
@@ -152,7 +140,7 @@ static cudaError_t run_quantize(const struct launch *l, const struct e4m3_rows *
                                 const uint16_t *x, int k)
 {
     const int n_vec = k / VEC, lanes = (n_vec + KEPT - 1) / KEPT;
-    const int threads = (min(lanes, ROW_THREADS) + WARP - 1) / WARP * WARP;
+    const int threads = (min(lanes, WHOLE_ROW_THREADS) + WARP - 1) / WARP * WARP;
 
     if (y->groups)
         return launch_rows(known<quantize_groups_kernel<GATED>>(), y->m, n_vec, l, *y,

@@ -3,10 +3,9 @@
  * Bound by memory: 6 * n_tokens * dim bytes. */
 #include "cuda/kernels/common.cuh"
 
-static constexpr int MAX_THREADS = 256;
 static constexpr int VEC = 8;
 
-static __global__ void __launch_bounds__(MAX_THREADS)
+static __global__ void __launch_bounds__(MAX_ROW_THREADS)
     silu_mul_kernel(uint4 *y,       /* [n_tokens, dim / VEC] */
                     const uint4 *x, /* [n_tokens, 2, dim / VEC] */
                     int n_vec)
@@ -25,9 +24,6 @@ static __global__ void __launch_bounds__(MAX_THREADS)
 extern "C" cudaError_t silu_mul(const struct launch *l, uint16_t *y, const uint16_t *x,
                                 int n_tokens, int dim)
 {
-    const int n_vec = dim / VEC, n_blocks = (n_vec + MAX_THREADS - 1) / MAX_THREADS;
-    const int threads = ((n_vec + n_blocks - 1) / n_blocks + WARP - 1) / WARP * WARP;
-
-    return launch_kernel(known<silu_mul_kernel>(), dim3((unsigned)n_tokens, (unsigned)n_blocks),
-                         threads, 0, l, (uint4 *)y, (const uint4 *)x, n_vec);
+    return launch_rows(known<silu_mul_kernel>(), n_tokens, dim / VEC, l, (uint4 *)y,
+                       (const uint4 *)x, dim / VEC);
 }

@@ -159,8 +159,8 @@ static __device__ __forceinline__ void stream_keys(struct frame &f, int layer, u
 
                         if (k == here)
                             break;
-                        bulk_copy(to, from, BYTES, full, policy);
-                        bulk_copy(to + BYTES, from + a.kv.v_offset, BYTES, full, policy);
+                        copy_bytes(to, from, BYTES, full, policy);
+                        copy_bytes(to + BYTES, from + a.kv.v_offset, BYTES, full, policy);
                     }
                 }
                 ring_next(r);

@@ -133,15 +133,6 @@ static __host__ __device__ __forceinline__ int chunk_of_down(const struct reside
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
-static __device__ __forceinline__ void bulk_copy(uint32_t to, const void *from, uint32_t bytes,
-                                                 uint32_t barrier, uint64_t policy)
-{
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes"
-                 ".L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(to),
-                 "l"(from), "r"(bytes), "r"(barrier), "l"(policy)
-                 : "memory");
-}
-
 static __device__ __forceinline__ uint32_t ring_stage(const struct ring &r)
 {
     return r.memory + (uint32_t)(r.at * STAGE_BYTES);

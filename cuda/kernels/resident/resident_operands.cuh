@@ -68,8 +68,8 @@ static __device__ __forceinline__ void stream_weights(struct frame &f, const str
                 barrier_expect(ring_full(r), bytes * (uint32_t)rows);
             __syncwarp();
             if (lane < rows)
-                bulk_copy(ring_stage(r) + (uint32_t)(lane * ROW_BYTES), from, bytes, ring_full(r),
-                          policy);
+                copy_bytes(ring_stage(r) + (uint32_t)(lane * ROW_BYTES), from, bytes, ring_full(r),
+                           policy);
             ring_next(r);
         }
     }
@@ -96,7 +96,7 @@ static __device__ __forceinline__ void copy_rows(uint32_t to, uint32_t to_stride
 {
 #pragma unroll
     for (int i = 0; i < COLS; i++)
-        bulk_copy(to + i * to_stride, from + i * stride, bytes, full, policy);
+        copy_bytes(to + i * to_stride, from + i * stride, bytes, full, policy);
 }
 
 // The producer's side of quantized weights: tiles two by two, stage by stage of each in turn. For
@@ -131,7 +131,7 @@ static __device__ __forceinline__ void stream_quantized(struct frame &f, const s
                     const char *from = (const char *)all + row * stride + at / per;
 
                     if (row_bytes <= CHUNK * 2)
-                        bulk_copy(to, from, COLS * bytes / per, full, policy);
+                        copy_bytes(to, from, COLS * bytes / per, full, policy);
                     else
                         copy_rows(kept(to), CHUNK * 2 / per, from, stride, bytes / per, full,
                                   policy);
@@ -145,8 +145,8 @@ static __device__ __forceinline__ void stream_quantized(struct frame &f, const s
                         const uint32_t own = q.of_rows ? COLS * 4 : bytes / 32;
 
                         barrier_expect(full, COLS * bytes + own);
-                        bulk_copy(ring_scales<KIND>(r), (const char *)s.scales + at_scale, own,
-                                  full, policy);
+                        copy_bytes(ring_scales<KIND>(r), (const char *)s.scales + at_scale, own,
+                                   full, policy);
                     } else {
                         barrier_expect(full,
                                        COLS * (bytes + bytes / 32 + (q.zeros ? bytes / 64 : 0)));
