@@ -448,7 +448,24 @@ END_TEST
 /* The matrix unit keeps fewer bits of sums of e4m3: 2.4e-4 is seen. */
 static const double e4m3_error = 5e-4;
 
-/* y [n_parts, m, n] of e4m3 by blocks, streamed. */
+/* Of e4m3 by blocks, to be streamed. */
+static struct skinny streamed(const struct device_array *y, const struct activations *a,
+                              const struct quant_weights *w, int m, int n, int k,
+                              enum skinny_out out)
+{
+    return (struct skinny){.y = y->device,
+                           .y_stride = n,
+                           .x = a->x.device,
+                           .x_scales = a->scales.device,
+                           .w = w->w.device,
+                           .quant = w->quant,
+                           .m = m,
+                           .n = n,
+                           .k = k,
+                           .out = out};
+}
+
+/* y [n_parts, m, n] */
 static void check_stream(int m, int n, int k, enum skinny_out out, int n_parts)
 {
     const struct quant_weights w = quant_weights_new(&weight_formats[0], n, k);
@@ -457,16 +474,7 @@ static void check_stream(int m, int n, int k, enum skinny_out out, int n_parts)
     const struct device_array y = out == SKINNY_ADD_F32
                                       ? array_f32(size, 1.0f)
                                       : array_new(size * (out == SKINNY_BF16 ? 2 : 4));
-    const struct skinny s = {.y = y.device,
-                             .y_stride = n,
-                             .x = a.x.device,
-                             .x_scales = a.scales.device,
-                             .w = w.w.device,
-                             .quant = w.quant,
-                             .m = m,
-                             .n = n,
-                             .k = k,
-                             .out = out};
+    const struct skinny s = streamed(&y, &a, &w, m, n, k, out);
     const int each = k / n_parts;
     double *expected =
         out == SKINNY_ADD_F32 ? values_f32(y.host, size) : host_new(size, sizeof(double));
@@ -501,6 +509,63 @@ TEST(stream_of_e4m3_follows_twin, .n = N(streamed_rows))
     }
     for (int parts = 2; usable && parts <= 8; parts *= 2)
         check_stream(m, 1024, 2048, SKINNY_F32, parts);
+}
+END_TEST
+
+/* Rows of one product are those of any with fewer, to the bit. */
+TEST(rows_of_streamed_e4m3_do_not_depend_on_others, .n = N(streamed_rows))
+{
+    enum { ROWS = STREAM_E4M3_ROWS, OUTPUTS = 200, INPUTS = 1024, GROUPS = INPUTS / 128 };
+    const int m = streamed_rows[_i];
+    const struct quant_weights w = quant_weights_new(&weight_formats[0], OUTPUTS, INPUTS);
+    struct activations a = quantized(ROWS, INPUTS, true, false);
+    const struct device_array y = array_new(ROWS * OUTPUTS * 4);
+    struct skinny s = streamed(&y, &a, &w, ROWS, OUTPUTS, INPUTS, SKINNY_F32);
+    float *expected = host_new(ROWS * OUTPUTS, sizeof(float)), some[GROUPS * ROWS];
+    bool usable;
+
+    cuda_must(stream_gemm_init(&usable));
+    if (!usable)
+        return;
+    cuda_must(stream_gemm(&device.launch, &s, 1, NULL));
+    array_to_host(&y);
+    memcpy(expected, y.host, y.bytes);
+    for (int i = 0; i < GROUPS * m; i++)
+        some[i] = ((float *)a.scales.host)[i / m * ROWS + i % m];
+    a.scales = array_of(some, (size_t)(GROUPS * m) * 4);
+    s = streamed(&y, &a, &w, m, OUTPUTS, INPUTS, SKINNY_F32);
+    device_fill(y.device, 0xff, y.bytes);
+    cuda_must(stream_gemm(&device.launch, &s, 1, NULL));
+    array_to_host(&y);
+    ck_assert_mem_eq(y.host, expected, (size_t)(m * OUTPUTS) * 4);
+    for (size_t i = (size_t)(m * OUTPUTS) * 4; i < y.bytes; i++)
+        ck_assert_int_eq(((uint8_t *)y.host)[i], 0xff);
+}
+END_TEST
+
+TEST(stream_of_e4m3_refuses_other_shapes)
+{
+    const struct quant_weights w = quant_weights_new(&weight_formats[0], 256, 1024);
+    const struct activations a = quantized(68, 1024, true, false);
+    const struct device_array y = array_new(2 * 68 * 256 * 4);
+    const struct skinny good = streamed(&y, &a, &w, 64, 256, 1024, SKINNY_F32);
+    struct skinny bad[6];
+    bool usable;
+
+    for (int i = 0; i < N(bad); i++)
+        bad[i] = good;
+    bad[0].k = 896;
+    bad[1].m = 62;
+    bad[2].m = STREAM_E4M3_ROWS + 4;
+    bad[3].out = SKINNY_SILU_MUL;
+    bad[4].quant.scale_rows = 1;
+    bad[5].x_scales = NULL;
+    for (int i = 0; i < N(bad); i++)
+        ck_assert_int_eq(stream_gemm(&device.launch, &bad[i], 1, NULL), cudaErrorInvalidValue);
+    ck_assert_int_eq(stream_gemm(&device.launch, &good, 8, NULL), cudaErrorInvalidValue);
+    cuda_must(stream_gemm_init(&usable));
+    if (usable)
+        cuda_must(stream_gemm(&device.launch, &good, 2, NULL));
 }
 END_TEST
 

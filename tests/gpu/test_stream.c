@@ -157,6 +157,16 @@ TEST(products_come_in_parts, .n = N(in_parts))
 }
 END_TEST
 
+/* A part of e4m3 is whole groups of 256. */
+TEST(products_of_e4m3_come_in_parts)
+{
+    ck_assert_int_eq(stream_parts(64, 1024, 2048, true), 8);
+    ck_assert_int_eq(stream_parts(64, 4096, 12288, true), 2);
+    ck_assert_int_eq(stream_parts(64, 200, 512, true), 2);
+    ck_assert_int_eq(stream_parts(64, 200, 768, true), 1);
+}
+END_TEST
+
 static const int uneven_k[] = {
     1096, /* 18 boxes: nine stages of two */
     1032, /* 17: of up to 64 rows, one lies past k */
