@@ -12,8 +12,7 @@ static bool streams(const struct forward *f, const struct matrix *w, const struc
 {
     const bool e4m3 = forward_gemm_in(f, w, bias) == GEMM_OF_E4M3_BLOCKS;
 
-    return f->streams && !f->invariant && (e4m3 || !w->scales) &&
-           n_rows <= (e4m3 ? STREAM_E4M3_ROWS : STREAM_MAX_ROWS);
+    return f->streams && !f->invariant && (e4m3 || !w->scales) && n_rows <= STREAM_MAX_ROWS;
 }
 
 /* stream_gemm() of E4M3 cannot, and quantize() gates by itself. */

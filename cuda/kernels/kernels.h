@@ -447,13 +447,13 @@ struct kv_prefetch {
  * capability 9.0. Each has an init, once a device; not usable where the kernels were not compiled
  * for it.
  *
- * Of bf16 weights, k a multiple of 8 and of SKINNY_SILU_MUL n as well, and STREAM_MAX_ROWS rows at
- * most; y of bf16 at a multiple of 4 bytes, y_stride and n even. Or of weights and x of e4m3, those
- * with scales of blocks of 128 x 128, k a multiple of 256 and m of 4, STREAM_E4M3_ROWS at most; not
- * SKINNY_SILU_MUL. n_parts: 1, or of SKINNY_F32 stream_parts(): y [n_parts, m, n] are sums over
- * equal parts of k, not yet added. With the same n_parts a row's result does not depend on how many
- * rows there are. prefetch: NULL is none. gemm_rows() leaves both numbers of rows as they are. */
-enum { STREAM_MAX_ROWS = 128, STREAM_E4M3_ROWS = 64, STREAM_PART_TILES = 128 };
+ * Of STREAM_MAX_ROWS rows at most. Of bf16 weights, k a multiple of 8 and of SKINNY_SILU_MUL n as
+ * well; y of bf16 at a multiple of 4 bytes, y_stride and n even. Or of weights and x of e4m3, those
+ * with scales of blocks of 128 x 128, k a multiple of 256 and m of 4; not SKINNY_SILU_MUL. n_parts:
+ * 1, or of SKINNY_F32 stream_parts(): y [n_parts, m, n] are sums over equal parts of k, not yet
+ * added. With the same n_parts a row's result does not depend on how many rows there are. prefetch:
+ * NULL is none. gemm_rows() leaves both numbers of rows as they are. */
+enum { STREAM_MAX_ROWS = 128, STREAM_PART_TILES = 128 };
 cudaError_t stream_gemm(const struct launch *l, const struct skinny *s, int n_parts,
                         const struct kv_prefetch *prefetch);
 cudaError_t stream_gemm_init(bool *usable);

@@ -21,9 +21,10 @@
  *
  * Weights and x of e4m3 come in the same boxes of 128 bytes, 256 of k at a time. A box is what has
  * one scale, so its sums are complete before they are scaled and added to those of the tile. Scales
- * of x lie behind its box in the stage. (8B, blocks of 128 x 128, on an H200, 2026-11-29: with 8,
- * 16, 32 and 64 streams 3.0, 3.1, 3.3 and 4.2 ms a step; by skinny products up to 16 and cuBLASLt
- * 3.9, 4.5, 4.7 and 5.4. With 72 to 128 rows cuBLASLt is level.)
+ * of x lie behind its box in the stage. With more than 64 rows two warpgroups multiply, each half
+ * of the rows: one folds while the other multiplies. (8B, blocks of 128 x 128, on an H200,
+ * 2026-11-29: with 8, 16, 32 and 64 streams 3.0, 3.1, 3.3 and 4.2 ms a step; by skinny products up
+ * to 16 and cuBLASLt 3.9, 4.5, 4.7 and 5.4.)
  *
  * A row's result does not depend on how many rows there are. */
 #include "cuda/kernels/common.cuh"
@@ -35,24 +36,29 @@ static constexpr int BOX = 64;             /* k of a copy: 128 bytes of a row */
 static constexpr int BOX_STEPS = BOX / 16; /* of wgmma */
 static constexpr int SCALED = 2 * BOX;     /* e4m3 of a box, and rows of w, that have a scale */
 static constexpr int ATOM = 8 * BOX * 2;
-static constexpr int W_BOX = ROWS * BOX * 2;   /* bytes of a copy of w */
-static constexpr int GROUP_THREADS = 4 * WARP; /* that multiply */
-static constexpr int THREADS = GROUP_THREADS + WARP;
+static constexpr int W_BOX = ROWS * BOX * 2; /* bytes of a copy of w */
+static constexpr int GROUP_THREADS = 4 * WARP;
 /* For a block as large as these a multiprocessor sets its shared memory to 196 or 228 KiB; they do
  * with 196. When seven stages of 48 rows took more, a step of 0.6B with 33 to 48 streams took 4 to
  * 11 % longer (H200, 2026-11-29). It is not that the setting changes between kernels: with all of
  * them at 228 KiB no step of now is faster or slower. */
 static constexpr int RING_BYTES = 192 << 10;
 
-/* Of N rows of x a stage has so many bytes, and the ring so many stages. */
-template <int N> static constexpr int X_BOX = N *BOX * 2;
-template <int N>
-static constexpr int BOXES = N > 64 ? 1 : 2; /* of a stage; with two, 128 rows have four stages */
-template <int N> static constexpr int STEP = BOXES<N> *BOX; /* k of a stage */
-template <int N> static constexpr int W_BYTES = BOXES<N> *W_BOX;
-template <int N> static constexpr int SCALES = W_BYTES<N> + BOXES<N> *X_BOX<N>; /* begin here */
-template <int N, bool E4M3> static constexpr int STAGE_BYTES = SCALES<N> + (E4M3 ? 1024 : 0);
-template <int N, bool E4M3> static constexpr int STAGES = RING_BYTES / STAGE_BYTES<N, E4M3>;
+/* What a kernel multiplies, and its ring. */
+template <int ROWS_OF_X, bool IS_E4M3> struct form {
+    static constexpr int X_ROWS = ROWS_OF_X; /* of a stage */
+    static constexpr bool E4M3 = IS_E4M3;
+    static constexpr int GROUPS = E4M3 && X_ROWS > 64 ? 2 : 1; /* warpgroups that multiply */
+    static constexpr int N = X_ROWS / GROUPS;                  /* rows of x of each */
+    static constexpr int THREADS = GROUPS * GROUP_THREADS + WARP;
+    static constexpr int BOXES = E4M3 || X_ROWS <= 64 ? 2 : 1; /* of a stage */
+    static constexpr int STEP = BOXES * BOX;                   /* k of it */
+    static constexpr int X_BOX = X_ROWS * BOX * 2;             /* bytes of a copy of x */
+    static constexpr int W_BYTES = BOXES * W_BOX;
+    static constexpr int SCALES = W_BYTES + BOXES * X_BOX; /* of x: where they begin */
+    static constexpr int STAGE_BYTES = SCALES + (E4M3 ? 1024 : 0);
+    static constexpr int STAGES = RING_BYTES / STAGE_BYTES;
+};
 
 struct stream_args {
     CUtensorMap w, x;
@@ -65,8 +71,8 @@ struct stream_args {
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 /* The ring: a stage is full when its copies have arrived, empty when it has been multiplied. */
-template <int N, bool E4M3> struct barriers {
-    uint64_t full[STAGES<N, E4M3>], empty[STAGES<N, E4M3>];
+template <class F> struct barriers {
+    uint64_t full[F::STAGES], empty[F::STAGES];
 };
 
 /* Where it is in shared memory. */
@@ -108,40 +114,40 @@ static __device__ __forceinline__ void next_step(struct place &p, const struct s
 
 /* Where the k of box i of a stage begins. Past the part's end that is s.k, where all of the box is
  * out of bounds, so that zeros are copied. */
-template <int N>
+template <class F>
 static __device__ __forceinline__ int k_of(const struct stream_args &a, const struct place &p,
                                            int i)
 {
-    const int k = p.step * STEP<N> + i * BOX;
+    const int k = p.step * F::STEP + i * BOX;
 
     return k < a.part_k ? p.part * a.part_k + k : a.s.k;
 }
 
 /* Weights will not be read again, x by all blocks. */
-template <int N, bool GATED>
+template <class F, bool GATED>
 static __device__ __forceinline__ void copy_w(uint32_t to, const struct stream_args &a,
                                               const struct place &p, uint32_t full, uint64_t policy)
 {
 #pragma unroll
-    for (int i = 0; i < BOXES<N>; i++, to += W_BOX)
+    for (int i = 0; i < F::BOXES; i++, to += W_BOX)
         if (GATED)
-            copy_box_4d(to, &a.w, k_of<N>(a, p, i), 0, 0, p.tile * (ROWS / 16), full, policy);
+            copy_box_4d(to, &a.w, k_of<F>(a, p, i), 0, 0, p.tile * (ROWS / 16), full, policy);
         else
-            copy_box_2d(to, &a.w, k_of<N>(a, p, i), p.tile * ROWS, full, policy);
+            copy_box_2d(to, &a.w, k_of<F>(a, p, i), p.tile * ROWS, full, policy);
 }
 
-template <int N, bool E4M3>
+template <class F>
 static __device__ __forceinline__ void copy_x(uint32_t stage, const struct stream_args &a,
                                               const struct place &p, uint32_t full)
 {
 #pragma unroll
-    for (int i = 0; i < BOXES<N>; i++) {
-        const int k = k_of<N>(a, p, i);
+    for (int i = 0; i < F::BOXES; i++) {
+        const int k = k_of<F>(a, p, i);
 
-        copy_box_2d(stage + W_BYTES<N> + (uint32_t)(i * X_BOX<N>), &a.x, k, 0, full);
-        if (E4M3)
-            copy_bytes(stage + SCALES<N> + (uint32_t)(i * N) * 4, a.s.x_scales + k / BOX * a.s.m,
-                       (uint32_t)a.s.m * 4, full);
+        copy_box_2d(stage + F::W_BYTES + (uint32_t)(i * F::X_BOX), &a.x, k, 0, full);
+        if (F::E4M3)
+            copy_bytes(stage + F::SCALES + (uint32_t)(i * F::X_ROWS) * 4,
+                       a.s.x_scales + k / BOX * a.s.m, (uint32_t)a.s.m * 4, full);
     }
 }
 
@@ -170,47 +176,56 @@ static __device__ __forceinline__ void prefetch_kv(const struct kv_prefetch &p)
 }
 
 /* One thread: all copies of the block. */
-template <int N, bool GATED, bool E4M3>
+template <class F, bool GATED>
 static __device__ __forceinline__ void copy_all(const struct stream_args &a, const struct ring &r)
 {
-    static constexpr uint32_t STAGE = STAGE_BYTES<N, E4M3>;
-    const uint32_t bytes = SCALES<N> + (E4M3 ? (uint32_t)(BOXES<N> * a.s.m) * 4 : 0);
+    static constexpr uint32_t STAGE = F::STAGE_BYTES;
+    const uint32_t bytes = F::SCALES + (F::E4M3 ? (uint32_t)(F::BOXES * a.s.m) * 4 : 0);
     const uint64_t policy = stream_policy();
     struct place p = place_of(a, (int)blockIdx.x), q = p;
     int n = 0;
 
-    for (; n < STAGES<N, E4M3> && p.item < a.n_items; n++, next_step(p, a)) {
+    for (; n < F::STAGES && p.item < a.n_items; n++, next_step(p, a)) {
         barrier_expect(full_of(r, n), bytes);
-        copy_w<N, GATED>(r.memory + (uint32_t)n * STAGE, a, p, full_of(r, n), policy);
+        copy_w<F, GATED>(r.memory + (uint32_t)n * STAGE, a, p, full_of(r, n), policy);
     }
     chain_wait();
     for (int i = 0; i < n; i++, next_step(q, a))
-        copy_x<N, E4M3>(r.memory + (uint32_t)i * STAGE, a, q, full_of(r, i));
+        copy_x<F>(r.memory + (uint32_t)i * STAGE, a, q, full_of(r, i));
     for (int stage = 0, parity = 0; p.item < a.n_items; next_step(p, a)) {
         const uint32_t to = r.memory + (uint32_t)stage * STAGE;
 
         barrier_wait(empty_of(r, stage), (uint32_t)parity);
         barrier_expect(full_of(r, stage), bytes);
-        copy_w<N, GATED>(to, a, p, full_of(r, stage), policy);
-        copy_x<N, E4M3>(to, a, p, full_of(r, stage));
-        if (++stage == STAGES<N, E4M3>)
+        copy_w<F, GATED>(to, a, p, full_of(r, stage), policy);
+        copy_x<F>(to, a, p, full_of(r, stage));
+        if (++stage == F::STAGES)
             stage = 0, parity ^= 1;
     }
     prefetch_kv(a.prefetch);
 }
 
+/* The row of x at which those of the thread's warpgroup begin; known to be uniform. */
+template <class F> static __device__ __forceinline__ int first_row()
+{
+    const int group = (int)threadIdx.x / GROUP_THREADS;
+
+    return F::GROUPS == 1 ? 0 : __shfl_sync(ALL_LANES, group, 0) * F::N;
+}
+
 /* Of a tile's sums a thread has rows r and r + 8 of w, of each two neighbouring rows of x in
  * eight. */
-template <int N, int OUT>
-static __device__ __forceinline__ void store_f32(const struct skinny &s, const float (&d)[N / 2],
+template <class F, int OUT>
+static __device__ __forceinline__ void store_f32(const struct skinny &s, const float (&d)[F::N / 2],
                                                  const struct place &p)
 {
-    const int warp = (int)threadIdx.x / WARP, lane = (int)threadIdx.x % WARP;
-    const int row = p.tile * ROWS + warp * 16 + lane / 4, m_left = s.m - lane % 4 * 2;
-    float *y = (float *)s.y + ((int64_t)p.part * s.m + lane % 4 * 2) * s.y_stride + row;
+    const int warp = (int)threadIdx.x / WARP % 4, lane = (int)threadIdx.x % WARP;
+    const int first = first_row<F>() + lane % 4 * 2, m_left = s.m - first;
+    const int row = p.tile * ROWS + warp * 16 + lane / 4;
+    float *y = (float *)s.y + ((int64_t)p.part * s.m + first) * s.y_stride + row;
 
 #pragma unroll
-    for (int i = 0; i < N / 2; i += 4, y += 8 * s.y_stride) {
+    for (int i = 0; i < F::N / 2; i += 4, y += 8 * s.y_stride) {
 #pragma unroll
         for (int j = 0; j < 4; j++) {
             float *at = y + j % 2 * s.y_stride + j / 2 * 8;
@@ -222,14 +237,15 @@ static __device__ __forceinline__ void store_f32(const struct skinny &s, const f
 }
 
 /* Transposes what is bf16 first: a thread then stores two neighbours of a row of y at once. */
-template <int N, int OUT>
-static __device__ __forceinline__ void store_bf16(const struct skinny &s, const float (&d)[N / 2],
-                                                  const struct place &p)
+template <class F, int OUT>
+static __device__ __forceinline__ void store_bf16(const struct skinny &s,
+                                                  const float (&d)[F::N / 2], const struct place &p)
 {
     static constexpr int RUNS = OUT == SKINNY_SILU_MUL ? 1 : 2; /* of 8 of a row of y, of a warp */
-    const int warp = (int)threadIdx.x / WARP, lane = (int)threadIdx.x % WARP;
+    const int warp = (int)threadIdx.x / WARP % 4, lane = (int)threadIdx.x % WARP;
     const int row = (p.tile * (ROWS / 16) + warp) * 8 * RUNS;
-    uint16_t *y = (uint16_t *)s.y + lane / 4 * s.y_stride + row + lane % 4 * 2;
+    const int first = first_row<F>() + lane / 4, m_left = s.m - first;
+    uint16_t *y = (uint16_t *)s.y + first * s.y_stride + row + lane % 4 * 2;
     float bias[2] = {};
 
 #pragma unroll
@@ -237,7 +253,7 @@ static __device__ __forceinline__ void store_bf16(const struct skinny &s, const 
         if (OUT == SKINNY_BF16 && s.bias && row + j * 8 + lane / 4 < s.n)
             bias[j] = bf16_to_float(s.bias[row + j * 8 + lane / 4]);
 #pragma unroll
-    for (int i = 0; i < N / 2; i += 4, y += 8 * s.y_stride) {
+    for (int i = 0; i < F::N / 2; i += 4, y += 8 * s.y_stride) {
 #pragma unroll
         for (int j = 0; j < RUNS; j++) {
             const float *at = &d[i + j * 2];
@@ -246,59 +262,60 @@ static __device__ __forceinline__ void store_bf16(const struct skinny &s, const 
                                       : bf16_pair(at[0] + bias[j], at[1] + bias[j]);
             const uint32_t neighbours = transposed(pair);
 
-            if (i * 2 < s.m - lane / 4 && row + j * 8 + lane % 4 * 2 < s.n)
+            if (i * 2 < m_left && row + j * 8 + lane % 4 * 2 < s.n)
                 *(uint32_t *)(y + j * 8) = neighbours;
         }
     }
 }
 
-template <int N, int OUT>
-static __device__ __forceinline__ void store(const struct skinny &s, const float (&d)[N / 2],
+template <class F, int OUT>
+static __device__ __forceinline__ void store(const struct skinny &s, const float (&d)[F::N / 2],
                                              const struct place &p)
 {
     if (OUT == SKINNY_BF16 || OUT == SKINNY_SILU_MUL)
-        store_bf16<N, OUT>(s, d, p);
+        store_bf16<F, OUT>(s, d, p);
     else
-        store_f32<N, OUT>(s, d, p);
+        store_f32<F, OUT>(s, d, p);
 }
 
 /* While a stage is multiplied the one before may be under way still. */
-template <int N, int OUT>
+template <class F, int OUT>
 static __device__ __forceinline__ void multiply_all(const struct stream_args &a,
                                                     const struct ring &r)
 {
+    static_assert(F::GROUPS == 1);
     int stage = 0, before = 0;
     uint32_t parity = 0;
 
     chain_wait(); /* what the results replace has been read */
     for (struct place p = place_of(a, (int)blockIdx.x); p.item < a.n_items; next_item(p, a)) {
-        float d[N / 2];
+        float d[F::N / 2];
 
         for (int j = 0; j < a.n_steps; j++) {
             /* from one lane, so that descriptors of matrices are in uniform registers */
             const uint32_t at =
-                __shfl_sync(ALL_LANES, r.memory + (uint32_t)(stage * STAGE_BYTES<N, false>), 0);
-            const uint64_t w = matrix_at(at, 0, ATOM), x = matrix_at(at + W_BYTES<N>, 0, ATOM);
+                __shfl_sync(ALL_LANES, r.memory + (uint32_t)(stage * F::STAGE_BYTES), 0);
+            const uint64_t w = matrix_at(at, 0, ATOM), x = matrix_at(at + F::W_BYTES, 0, ATOM);
 
             barrier_wait(full_of(r, stage), parity);
             wgmma_fence();
 #pragma unroll
-            for (int k = 0; k < BOXES<N> * BOX_STEPS; k++)
+            for (int k = 0; k < F::BOXES * BOX_STEPS; k++)
                 wgmma_ss(d, matrix_step(w, k / BOX_STEPS * W_BOX + k % BOX_STEPS * 32),
-                         matrix_step(x, k / BOX_STEPS * X_BOX<N> + k % BOX_STEPS * 32), j + k > 0);
+                         matrix_step(x, k / BOX_STEPS * F::X_BOX + k % BOX_STEPS * 32), j + k > 0);
             wgmma_commit();
             wgmma_wait<1>();
             if (j > 0 && threadIdx.x % WARP == 0)
                 barrier_arrive(empty_of(r, before));
             before = stage;
-            if (++stage == STAGES<N, false>)
+            if (++stage == F::STAGES)
                 stage = 0, parity ^= 1;
         }
         wgmma_wait<0>();
         pin(d);
         if (threadIdx.x % WARP == 0)
             barrier_arrive(empty_of(r, before));
-        store<N, OUT>(a.s, d, p);
+        store<F, OUT>(a.s, d, p);
     }
 }
 
@@ -321,12 +338,14 @@ static __device__ __forceinline__ void fold(float (&sums)[N / 2], const float (&
 
 /* The same of e4m3, of which a box is a group of k. The first of a stage is folded while the second
  * is multiplied. */
-template <int N, int OUT>
+template <class F, int OUT>
 static __device__ __forceinline__ void multiply_e4m3(const struct stream_args &a,
                                                      const struct ring &r)
 {
-    static_assert(BOXES<N> == 2);
+    static_assert(F::BOXES == 2);
     const int lane = (int)threadIdx.x % WARP, n_groups = a.part_k / BOX; /* of a part */
+    const uint32_t first = (uint32_t)first_row<F>();
+    const uint32_t x_at = F::W_BYTES + first * BOX * 2, x_scales = F::SCALES + first * 4;
     int stage = 0;
     uint32_t parity = 0;
 
@@ -334,13 +353,13 @@ static __device__ __forceinline__ void multiply_e4m3(const struct stream_args &a
     for (struct place p = place_of(a, (int)blockIdx.x); p.item < a.n_items; next_item(p, a)) {
         const float *w_scales = (const float *)a.s.quant.scales +
                                 (p.tile * ROWS / SCALED * a.n_parts + p.part) * n_groups;
-        float sums[N / 2] = {}, of_lane = 0.0f;
+        float sums[F::N / 2] = {}, of_lane = 0.0f;
 
         for (int group = 0; group < n_groups; group += 2) {
             const uint32_t at =
-                __shfl_sync(ALL_LANES, r.memory + (uint32_t)(stage * STAGE_BYTES<N, true>), 0);
-            const uint64_t w = matrix_at(at, 0, ATOM), x = matrix_at(at + W_BYTES<N>, 0, ATOM);
-            float d[2][N / 2];
+                __shfl_sync(ALL_LANES, r.memory + (uint32_t)(stage * F::STAGE_BYTES), 0);
+            const uint64_t w = matrix_at(at, 0, ATOM), x = matrix_at(at + x_at, 0, ATOM);
+            float d[2][F::N / 2];
 
             if (group % WARP == 0) /* a scale for each lane, of the next so many groups */
                 of_lane = __ldg(w_scales + min(group + lane, n_groups - 1));
@@ -351,83 +370,82 @@ static __device__ __forceinline__ void multiply_e4m3(const struct stream_args &a
 #pragma unroll
                 for (int k = 0; k < BOX_STEPS; k++)
                     wgmma_ss<true>(d[i], matrix_step(w, i * W_BOX + k * 32),
-                                   matrix_step(x, i * X_BOX<N> + k * 32), k > 0);
+                                   matrix_step(x, i * F::X_BOX + k * 32), k > 0);
                 wgmma_commit();
             }
             wgmma_wait<1>();
             pin(d[0]);
-            fold<N>(sums, d[0], at + SCALES<N>, __shfl_sync(ALL_LANES, of_lane, group % WARP));
+            fold<F::N>(sums, d[0], at + x_scales, __shfl_sync(ALL_LANES, of_lane, group % WARP));
             wgmma_wait<0>();
             pin(d[1]);
-            fold<N>(sums, d[1], at + SCALES<N> + N * 4,
-                    __shfl_sync(ALL_LANES, of_lane, group % WARP + 1));
+            fold<F::N>(sums, d[1], at + x_scales + F::X_ROWS * 4,
+                       __shfl_sync(ALL_LANES, of_lane, group % WARP + 1));
             __syncwarp();
             if (lane == 0)
                 barrier_arrive(empty_of(r, stage));
-            if (++stage == STAGES<N, true>)
+            if (++stage == F::STAGES)
                 stage = 0, parity ^= 1;
         }
-        store<N, OUT>(a.s, sums, p);
+        store<F, OUT>(a.s, sums, p);
     }
 }
 #endif
 
-/* N: rows of x of a stage. */
-template <int N, int OUT, bool E4M3>
-static __global__ void __launch_bounds__(THREADS, 1)
+template <class F, int OUT>
+static __global__ void __launch_bounds__(F::THREADS, 1)
     stream_kernel(const __grid_constant__ struct stream_args a)
 {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
     extern __shared__ unsigned char memory[];
-    __shared__ struct barriers<N, E4M3> b;
+    __shared__ struct barriers<F> b;
     const struct ring ring = {kept((shared_address(memory) + 1023) & ~1023u),
                               kept(shared_address(b.full)), kept(shared_address(b.empty))};
+    constexpr int copier = F::GROUPS * GROUP_THREADS;
 
     if (threadIdx.x == 0) {
-        for (int i = 0; i < STAGES<N, E4M3>; i++) {
+        for (int i = 0; i < F::STAGES; i++) {
             barrier_init(full_of(ring, i), 1);
-            barrier_init(empty_of(ring, i), GROUP_THREADS / WARP);
+            barrier_init(empty_of(ring, i), F::GROUPS * GROUP_THREADS / WARP);
         }
         fence_async();
-    } else if (threadIdx.x == GROUP_THREADS) {
+    } else if (threadIdx.x == copier) {
         prefetch_map(&a.w);
         prefetch_map(&a.x);
     }
     __syncthreads();
-    if (threadIdx.x >= GROUP_THREADS) {
+    if (threadIdx.x >= copier) {
         if (elected())
-            copy_all<N, OUT == SKINNY_SILU_MUL, E4M3>(a, ring);
-    } else if constexpr (E4M3) {
-        multiply_e4m3<N, OUT>(a, ring);
+            copy_all<F, OUT == SKINNY_SILU_MUL>(a, ring);
+    } else if constexpr (F::E4M3) {
+        multiply_e4m3<F, OUT>(a, ring);
     } else {
-        multiply_all<N, OUT>(a, ring);
+        multiply_all<F, OUT>(a, ring);
     }
 #endif
 }
 
-template <int N, bool E4M3> static auto kernel_of(enum skinny_out out)
+template <class F> static auto kernel_of(enum skinny_out out)
 {
-    static constexpr enum skinny_out LAST = E4M3 ? SKINNY_ADD_F32 : SKINNY_SILU_MUL; /* has one */
+    static constexpr enum skinny_out LAST =
+        F::E4M3 ? SKINNY_ADD_F32 : SKINNY_SILU_MUL; /* has one */
 
-    return out == SKINNY_BF16      ? known<stream_kernel<N, SKINNY_BF16, E4M3>>()
-           : out == SKINNY_F32     ? known<stream_kernel<N, SKINNY_F32, E4M3>>()
-           : out == SKINNY_ADD_F32 ? known<stream_kernel<N, SKINNY_ADD_F32, E4M3>>()
-                                   : known<stream_kernel<N, LAST, E4M3>>();
+    return out == SKINNY_BF16      ? known<stream_kernel<F, SKINNY_BF16>>()
+           : out == SKINNY_F32     ? known<stream_kernel<F, SKINNY_F32>>()
+           : out == SKINNY_ADD_F32 ? known<stream_kernel<F, SKINNY_ADD_F32>>()
+                                   : known<stream_kernel<F, LAST>>();
 }
 
 /* To align the ring, too. */
-template <int N, bool E4M3>
-static constexpr int SHARED_BYTES = 1023 + STAGES<N, E4M3> *STAGE_BYTES<N, E4M3>;
+template <class F> static constexpr int SHARED_BYTES = 1023 + F::STAGES *F::STAGE_BYTES;
 static_assert(1023 + RING_BYTES + 2048 <= 196 << 10, "with barriers and what CUDA keeps");
 
-template <int N, bool E4M3> static cudaError_t allow()
+template <class F> static cudaError_t allow()
 {
     cudaError_t r = cudaSuccess;
 
     for (int out = SKINNY_BF16; out <= SKINNY_SILU_MUL && r == cudaSuccess; out++)
-        r = cudaFuncSetAttribute((const void *)kernel_of<N, E4M3>((enum skinny_out)out).f,
-                                 cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                 SHARED_BYTES<N, E4M3>);
+        r = cudaFuncSetAttribute((const void *)kernel_of<F>((enum skinny_out)out).f,
+                                 cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES<F>);
     return r;
 }
 
@@ -435,18 +453,18 @@ template <bool E4M3> static cudaError_t allow_all()
 {
     cudaError_t r;
 
-    (r = allow<16, E4M3>()) || (r = allow<32, E4M3>()) || (r = allow<48, E4M3>()) ||
-        (r = allow<64, E4M3>());
+    (r = allow<form<16, E4M3>>()) || (r = allow<form<32, E4M3>>()) ||
+        (r = allow<form<48, E4M3>>()) || (r = allow<form<64, E4M3>>()) ||
+        (r = allow<form<96, E4M3>>()) || (r = allow<form<128, E4M3>>());
     return r;
 }
 
 extern "C" cudaError_t stream_gemm_init(bool *usable)
 {
-    cudaError_t r = find_compiled(kernel_of<16, false>(SKINNY_F32).f, usable);
+    cudaError_t r = find_compiled(kernel_of<form<16, false>>(SKINNY_F32).f, usable);
 
-    if (*usable && (r = allow_all<false>()) == cudaSuccess &&
-        (r = allow_all<true>()) == cudaSuccess && (r = allow<96, false>()) == cudaSuccess)
-        r = allow<128, false>();
+    if (*usable && (r = allow_all<false>()) == cudaSuccess)
+        r = allow_all<true>();
     return r;
 }
 
@@ -468,15 +486,15 @@ extern "C" int stream_parts(int m, int n, int k, bool e4m3)
 }
 
 /* Maps know bf16 alone: two e4m3 are one for them. */
-template <int N, bool E4M3>
+template <class F>
 static cudaError_t run(const struct launch *l, const struct skinny *s, int n_parts,
                        const struct kv_prefetch *prefetch)
 {
-    const int pairs = s->k / (E4M3 ? 2 : 1);
+    const int pairs = s->k / (F::E4M3 ? 2 : 1);
     const cuuint64_t k = (cuuint64_t)pairs, n = (cuuint64_t)s->n, row = k * 2;
     const cuuint64_t x_sizes[2] = {k, (cuuint64_t)s->m}, w_sizes[2] = {k, n};
     const cuuint64_t gated_sizes[4] = {k, 8, 2, n / 8}, gated_strides[3] = {row, n * row, 8 * row};
-    const cuuint32_t x_box[2] = {BOX, N}, w_box[2] = {BOX, ROWS};
+    const cuuint32_t x_box[2] = {BOX, F::X_ROWS}, w_box[2] = {BOX, ROWS};
     const cuuint32_t gated_box[4] = {BOX, 8, 2, ROWS / 16};
     const bool gated = s->out == SKINNY_SILU_MUL;
     const int each = gated ? ROWS / 2 : ROWS;
@@ -493,29 +511,29 @@ static cudaError_t run(const struct launch *l, const struct skinny *s, int n_par
     a.prefetch = prefetch ? *prefetch : (struct kv_prefetch){};
     a.n_parts = n_parts;
     a.part_k = pairs / n_parts;
-    a.n_steps = (a.part_k + STEP<N> - 1) / STEP<N>;
+    a.n_steps = (a.part_k + F::STEP - 1) / F::STEP;
     a.n_items = (s->n + each - 1) / each * n_parts;
-    return launch_kernel(kernel_of<N, E4M3>(s->out),
-                         dim3((unsigned)(a.n_items < l->n_sms ? a.n_items : l->n_sms)), THREADS,
-                         SHARED_BYTES<N, E4M3>, l, a);
+    return launch_kernel(kernel_of<F>(s->out),
+                         dim3((unsigned)(a.n_items < l->n_sms ? a.n_items : l->n_sms)), F::THREADS,
+                         SHARED_BYTES<F>, l, a);
 }
 
-/* Of STREAM_E4M3_ROWS at most. */
 template <bool E4M3>
 static cudaError_t pick(const struct launch *l, const struct skinny *s, int n_parts,
                         const struct kv_prefetch *prefetch)
 {
-    return s->m <= 16   ? run<16, E4M3>(l, s, n_parts, prefetch)
-           : s->m <= 32 ? run<32, E4M3>(l, s, n_parts, prefetch)
-           : s->m <= 48 ? run<48, E4M3>(l, s, n_parts, prefetch)
-                        : run<64, E4M3>(l, s, n_parts, prefetch);
+    return s->m <= 16   ? run<form<16, E4M3>>(l, s, n_parts, prefetch)
+           : s->m <= 32 ? run<form<32, E4M3>>(l, s, n_parts, prefetch)
+           : s->m <= 48 ? run<form<48, E4M3>>(l, s, n_parts, prefetch)
+           : s->m <= 64 ? run<form<64, E4M3>>(l, s, n_parts, prefetch)
+           : s->m <= 96 ? run<form<96, E4M3>>(l, s, n_parts, prefetch)
+                        : run<form<128, E4M3>>(l, s, n_parts, prefetch);
 }
 
 static bool takes_e4m3(const struct skinny *s, int n_parts)
 {
     return s->x_scales && s->quant.scale_rows == SCALED && s->quant.scale_cols == SCALED &&
-           s->k % (n_parts * 2 * SCALED) == 0 && s->m % 4 == 0 && s->m <= STREAM_E4M3_ROWS &&
-           s->out != SKINNY_SILU_MUL;
+           s->k % (n_parts * 2 * SCALED) == 0 && s->m % 4 == 0 && s->out != SKINNY_SILU_MUL;
 }
 
 extern "C" cudaError_t stream_gemm(const struct launch *l, const struct skinny *s, int n_parts,
@@ -529,9 +547,5 @@ extern "C" cudaError_t stream_gemm(const struct launch *l, const struct skinny *
         (n_parts > 1 && (s->out != SKINNY_F32 || s->k % (n_parts * BOX))) ||
         (s->out == SKINNY_SILU_MUL && s->n % 8) || (!wide && (s->n % 2 || s->y_stride % 2)))
         return cudaErrorInvalidValue;
-    if (e4m3)
-        return pick<true>(l, s, n_parts, prefetch);
-    return s->m <= 64   ? pick<false>(l, s, n_parts, prefetch)
-           : s->m <= 96 ? run<96, false>(l, s, n_parts, prefetch)
-                        : run<128, false>(l, s, n_parts, prefetch);
+    return e4m3 ? pick<true>(l, s, n_parts, prefetch) : pick<false>(l, s, n_parts, prefetch);
 }

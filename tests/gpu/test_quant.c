@@ -492,7 +492,7 @@ static void check_stream(int m, int n, int k, enum skinny_out out, int n_parts)
                   "m %d n %d k %d out %d parts %d: %g", m, n, k, (int)out, n_parts, error);
 }
 
-static const int streamed_rows[] = {4, 16, 20, 32, 36, 48, 52, 64};
+static const int streamed_rows[] = {4, 16, 20, 32, 36, 48, 52, 64, 68, 96, 100, 128};
 
 /* Tiles that are not full, fewer steps than the ring has and more, several tiles a thread block. */
 TEST(stream_of_e4m3_follows_twin, .n = N(streamed_rows))
@@ -505,7 +505,7 @@ TEST(stream_of_e4m3_follows_twin, .n = N(streamed_rows))
         check_stream(m, 64, 256, (enum skinny_out)out, 1);
         check_stream(m, 200, 512, (enum skinny_out)out, 1);
         check_stream(m, 320, 9216, (enum skinny_out)out, 1);
-        check_stream(m, 160 * 64 + 40, 512, (enum skinny_out)out, 1);
+        check_stream(m, 200 * 64 + 40, 512, (enum skinny_out)out, 1);
     }
     for (int parts = 2; usable && parts <= 8; parts *= 2)
         check_stream(m, 1024, 2048, SKINNY_F32, parts);
@@ -515,7 +515,7 @@ END_TEST
 /* Rows of one product are those of any with fewer, to the bit. */
 TEST(rows_of_streamed_e4m3_do_not_depend_on_others, .n = N(streamed_rows))
 {
-    enum { ROWS = STREAM_E4M3_ROWS, OUTPUTS = 200, INPUTS = 1024, GROUPS = INPUTS / 128 };
+    enum { ROWS = STREAM_MAX_ROWS, OUTPUTS = 200, INPUTS = 1024, GROUPS = INPUTS / 128 };
     const int m = streamed_rows[_i];
     const struct quant_weights w = quant_weights_new(&weight_formats[0], OUTPUTS, INPUTS);
     struct activations a = quantized(ROWS, INPUTS, true, false);
@@ -546,8 +546,8 @@ END_TEST
 TEST(stream_of_e4m3_refuses_other_shapes)
 {
     const struct quant_weights w = quant_weights_new(&weight_formats[0], 256, 1024);
-    const struct activations a = quantized(68, 1024, true, false);
-    const struct device_array y = array_new(2 * 68 * 256 * 4);
+    const struct activations a = quantized(STREAM_MAX_ROWS + 4, 1024, true, false);
+    const struct device_array y = array_new(2 * 64 * 256 * 4);
     const struct skinny good = streamed(&y, &a, &w, 64, 256, 1024, SKINNY_F32);
     struct skinny bad[6];
     bool usable;
@@ -556,7 +556,7 @@ TEST(stream_of_e4m3_refuses_other_shapes)
         bad[i] = good;
     bad[0].k = 896;
     bad[1].m = 62;
-    bad[2].m = STREAM_E4M3_ROWS + 4;
+    bad[2].m = STREAM_MAX_ROWS + 4;
     bad[3].out = SKINNY_SILU_MUL;
     bad[4].quant.scale_rows = 1;
     bad[5].x_scales = NULL;
