@@ -452,7 +452,7 @@ struct kv_prefetch {
  * with scales of blocks of 128 x 128, k a multiple of 256 and m of 4; not SKINNY_SILU_MUL. n_parts:
  * 1, or of SKINNY_F32 stream_parts(): y [n_parts, m, n] are sums over equal parts of k, not yet
  * added. With the same n_parts a row's result does not depend on how many rows there are. prefetch:
- * NULL is none. gemm_rows() leaves both numbers of rows as they are. */
+ * NULL is none. gemm_rows() leaves STREAM_MAX_ROWS as it is. */
 enum { STREAM_MAX_ROWS = 128, STREAM_PART_TILES = 128 };
 cudaError_t stream_gemm(const struct launch *l, const struct skinny *s, int n_parts,
                         const struct kv_prefetch *prefetch);

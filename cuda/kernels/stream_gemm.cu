@@ -3,12 +3,12 @@
  *
  * Bound by memory: the weights, each read once. A block stays on its multiprocessor and takes tiles
  * of 64 rows of w one after another, over all of k or a part of it. One thread keeps a ring of
- * stages full by bulk tensor copies, 128 of k at a time, of many rows 64: 5 to 9 stages are under
- * way whatever the tile, across the ends of tiles, and the first are requested before the kernel
- * waits for the one ahead of it. Weights are the 64-wide operand of wgmma, x the other, as wide as
- * there are rows; its stages come with those of the weights, from L2. Behind its last weights a
- * block prefetches keys and values of the attention to come into L2: else memory is idle while rows
- * are normed and small products end.
+ * stages full by bulk tensor copies, 128 of k at a time, of more than 64 rows 64: 6 to 9 stages are
+ * under way whatever the tile, across the ends of tiles, and the first are requested before the
+ * kernel waits for the one ahead of it. Weights are the 64-wide operand of wgmma, x the other, as
+ * wide as there are rows; its stages come with those of the weights, from L2. Behind its last
+ * weights a block prefetches keys and values of the attention to come into L2: else memory is idle
+ * while rows are normed and small products end.
  *
  * Even when its data is there a stage takes 100 to 200 ns, so instructions count: addresses in
  * shared memory are computed once, the copying thread is chosen by elect.sync, and the stage's
@@ -19,12 +19,14 @@
  * Of a gated product, 8 rows of gate and 8 of up lie in turn in a tile, so that both sums of a
  * result are in one thread.
  *
- * Weights and x of e4m3 come in the same boxes of 128 bytes, 256 of k at a time. A box is what has
- * one scale, so its sums are complete before they are scaled and added to those of the tile. Scales
- * of x lie behind its box in the stage. With more than 64 rows two warpgroups multiply, each half
- * of the rows: one folds while the other multiplies. (8B, blocks of 128 x 128, on an H200,
- * 2026-11-29: with 8, 16, 32 and 64 streams 3.0, 3.1, 3.3 and 4.2 ms a step; by skinny products up
- * to 16 and cuBLASLt 3.9, 4.5, 4.7 and 5.4.)
+ * Weights and x of e4m3 come in the same boxes of 128 bytes, two in each of 3 to 9 stages, 256 of k
+ * at a time. A box is what has one scale, so its sums are complete before they are scaled and added
+ * to those of the tile. Scales of x lie behind its boxes in the stage. With more than 64 rows two
+ * warpgroups multiply, each half of the rows with the same weights: one can fold while the other
+ * multiplies. (8B, blocks of 128 x 128, on an H200, 2026-11-29: with 8, 16, 32, 64, 96 and 128
+ * streams 3.0, 3.1, 3.3, 4.2, 5.5 and 6.6 ms a step; by skinny products up to 16 and cuBLASLt 3.9,
+ * 4.5, 4.7, 5.4, 6.0 and 6.8. Eight layers with 128 streams: 1.84; tiles of 128 rows of w for two
+ * warpgroups: 1.94.)
  *
  * A row's result does not depend on how many rows there are. */
 #include "cuda/kernels/common.cuh"
@@ -48,9 +50,9 @@ static constexpr int RING_BYTES = 192 << 10;
 template <int ROWS_OF_X, bool IS_E4M3> struct form {
     static constexpr int X_ROWS = ROWS_OF_X; /* of a stage */
     static constexpr bool E4M3 = IS_E4M3;
-    static constexpr int GROUPS = E4M3 && X_ROWS > 64 ? 2 : 1; /* warpgroups that multiply */
-    static constexpr int N = X_ROWS / GROUPS;                  /* rows of x of each */
-    static constexpr int THREADS = GROUPS * GROUP_THREADS + WARP;
+    static constexpr int WARPGROUPS = E4M3 && X_ROWS > 64 ? 2 : 1; /* warpgroups that multiply */
+    static constexpr int N = X_ROWS / WARPGROUPS;                  /* rows of x of each */
+    static constexpr int THREADS = WARPGROUPS * GROUP_THREADS + WARP;
     static constexpr int BOXES = E4M3 || X_ROWS <= 64 ? 2 : 1; /* of a stage */
     static constexpr int STEP = BOXES * BOX;                   /* k of it */
     static constexpr int X_BOX = X_ROWS * BOX * 2;             /* bytes of a copy of x */
@@ -205,12 +207,13 @@ static __device__ __forceinline__ void copy_all(const struct stream_args &a, con
     prefetch_kv(a.prefetch);
 }
 
-/* The row of x at which those of the thread's warpgroup begin; known to be uniform. */
+/* The row of x at which those of the thread's warpgroup begin; the compiler knows that it is the
+ * same in all lanes. */
 template <class F> static __device__ __forceinline__ int first_row()
 {
-    const int group = (int)threadIdx.x / GROUP_THREADS;
+    const int warpgroup = (int)threadIdx.x / GROUP_THREADS;
 
-    return F::GROUPS == 1 ? 0 : __shfl_sync(ALL_LANES, group, 0) * F::N;
+    return F::WARPGROUPS == 1 ? 0 : __shfl_sync(ALL_LANES, warpgroup, 0) * F::N;
 }
 
 /* Of a tile's sums a thread has rows r and r + 8 of w, of each two neighbouring rows of x in
@@ -219,10 +222,10 @@ template <class F, int OUT>
 static __device__ __forceinline__ void store_f32(const struct skinny &s, const float (&d)[F::N / 2],
                                                  const struct place &p)
 {
-    const int warp = (int)threadIdx.x / WARP % 4, lane = (int)threadIdx.x % WARP;
-    const int first = first_row<F>() + lane % 4 * 2, m_left = s.m - first;
+    const int warp = (int)threadIdx.x % GROUP_THREADS / WARP, lane = (int)threadIdx.x % WARP;
+    const int x_row = first_row<F>() + lane % 4 * 2, m_left = s.m - x_row;
     const int row = p.tile * ROWS + warp * 16 + lane / 4;
-    float *y = (float *)s.y + ((int64_t)p.part * s.m + first) * s.y_stride + row;
+    float *y = (float *)s.y + ((int64_t)p.part * s.m + x_row) * s.y_stride + row;
 
 #pragma unroll
     for (int i = 0; i < F::N / 2; i += 4, y += 8 * s.y_stride) {
@@ -242,10 +245,10 @@ static __device__ __forceinline__ void store_bf16(const struct skinny &s,
                                                   const float (&d)[F::N / 2], const struct place &p)
 {
     static constexpr int RUNS = OUT == SKINNY_SILU_MUL ? 1 : 2; /* of 8 of a row of y, of a warp */
-    const int warp = (int)threadIdx.x / WARP % 4, lane = (int)threadIdx.x % WARP;
+    const int warp = (int)threadIdx.x % GROUP_THREADS / WARP, lane = (int)threadIdx.x % WARP;
     const int row = (p.tile * (ROWS / 16) + warp) * 8 * RUNS;
-    const int first = first_row<F>() + lane / 4, m_left = s.m - first;
-    uint16_t *y = (uint16_t *)s.y + first * s.y_stride + row + lane % 4 * 2;
+    const int x_row = first_row<F>() + lane / 4, m_left = s.m - x_row;
+    uint16_t *y = (uint16_t *)s.y + x_row * s.y_stride + row + lane % 4 * 2;
     float bias[2] = {};
 
 #pragma unroll
@@ -283,7 +286,7 @@ template <class F, int OUT>
 static __device__ __forceinline__ void multiply_all(const struct stream_args &a,
                                                     const struct ring &r)
 {
-    static_assert(F::GROUPS == 1);
+    static_assert(F::WARPGROUPS == 1);
     int stage = 0, before = 0;
     uint32_t parity = 0;
 
@@ -344,8 +347,8 @@ static __device__ __forceinline__ void multiply_e4m3(const struct stream_args &a
 {
     static_assert(F::BOXES == 2);
     const int lane = (int)threadIdx.x % WARP, n_groups = a.part_k / BOX; /* of a part */
-    const uint32_t first = (uint32_t)first_row<F>();
-    const uint32_t x_at = F::W_BYTES + first * BOX * 2, x_scales = F::SCALES + first * 4;
+    const uint32_t x_row = (uint32_t)first_row<F>();
+    const uint32_t x_at = F::W_BYTES + x_row * BOX * 2, x_scales = F::SCALES + x_row * 4;
     int stage = 0;
     uint32_t parity = 0;
 
@@ -400,12 +403,12 @@ static __global__ void __launch_bounds__(F::THREADS, 1)
     __shared__ struct barriers<F> b;
     const struct ring ring = {kept((shared_address(memory) + 1023) & ~1023u),
                               kept(shared_address(b.full)), kept(shared_address(b.empty))};
-    constexpr int copier = F::GROUPS * GROUP_THREADS;
+    constexpr int copier = F::WARPGROUPS * GROUP_THREADS;
 
     if (threadIdx.x == 0) {
         for (int i = 0; i < F::STAGES; i++) {
             barrier_init(full_of(ring, i), 1);
-            barrier_init(empty_of(ring, i), F::GROUPS * GROUP_THREADS / WARP);
+            barrier_init(empty_of(ring, i), F::WARPGROUPS * GROUP_THREADS / WARP);
         }
         fence_async();
     } else if (threadIdx.x == copier) {

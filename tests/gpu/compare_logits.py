@@ -95,7 +95,7 @@ while config.hidden_size % group or ffn_size % group:
 reference = load(torch.float32)
 vocab = reference.config.vocab_size
 longest = min(4000, reference.config.max_position_embeddings - 1)
-lengths = [1, 2, 15, 16, 17, 127, 129, longest]
+lengths = [1, 2, 15, 16, 17, 32, 33, 48, 64, 65, 96, 97, 127, 129, longest]  # each kind of product
 lengths += [random.randint(1, longest) for _ in range(max(0, n_prompts - len(lengths)))]
 prompts = [[random.randrange(vocab) for _ in range(n)] for n in lengths[:n_prompts]]
 

@@ -465,8 +465,8 @@ static struct skinny streamed(const struct device_array *y, const struct activat
                            .out = out};
 }
 
-/* y [n_parts, m, n] */
-static void check_stream(int m, int n, int k, enum skinny_out out, int n_parts)
+/* y [n_parts, m, n], on so many multiprocessors. */
+static void check_stream_on(int n_sms, int m, int n, int k, enum skinny_out out, int n_parts)
 {
     const struct quant_weights w = quant_weights_new(&weight_formats[0], n, k);
     const struct activations a = quantized(m, k, true, false);
@@ -478,18 +478,25 @@ static void check_stream(int m, int n, int k, enum skinny_out out, int n_parts)
     const int each = k / n_parts;
     double *expected =
         out == SKINNY_ADD_F32 ? values_f32(y.host, size) : host_new(size, sizeof(double));
+    struct launch launch = device.launch;
     double error;
 
     for (int i = 0; i < n_parts * m; i++)
         for (int j = 0; j < n; j++)
             expected[i * n + j] += dot_of_doubles(a.values + i % m * k + i / m * each,
                                                   w.values + j * k + i / m * each, each);
-    cuda_must(stream_gemm(&device.launch, &s, n_parts, NULL));
+    launch.n_sms = n_sms;
+    cuda_must(stream_gemm(&launch, &s, n_parts, NULL));
     array_to_host(&y);
     error =
         out == SKINNY_BF16 ? error_bf16(y.host, expected, size) : error_f32(y.host, expected, size);
     ck_assert_msg(error < (out == SKINNY_BF16 ? bf16_error : e4m3_error),
                   "m %d n %d k %d out %d parts %d: %g", m, n, k, (int)out, n_parts, error);
+}
+
+static void check_stream(int m, int n, int k, enum skinny_out out, int n_parts)
+{
+    check_stream_on(device.launch.n_sms, m, n, k, out, n_parts);
 }
 
 static const int streamed_rows[] = {4, 16, 20, 32, 36, 48, 52, 64, 68, 96, 100, 128};
@@ -505,23 +512,27 @@ TEST(stream_of_e4m3_follows_twin, .n = N(streamed_rows))
         check_stream(m, 64, 256, (enum skinny_out)out, 1);
         check_stream(m, 200, 512, (enum skinny_out)out, 1);
         check_stream(m, 320, 9216, (enum skinny_out)out, 1);
-        check_stream(m, 200 * 64 + 40, 512, (enum skinny_out)out, 1);
+        check_stream(m, 160 * 64 + 40, 512, (enum skinny_out)out, 1);
+        check_stream_on(3, m, 520, 1536, (enum skinny_out)out, 1);
     }
     for (int parts = 2; usable && parts <= 8; parts *= 2)
         check_stream(m, 1024, 2048, SKINNY_F32, parts);
+    if (usable)
+        check_stream_on(3, m, 520, 3072, SKINNY_F32, 2);
 }
 END_TEST
 
-/* Rows of one product are those of any with fewer, to the bit. */
+/* The last rows of one product are those of any with fewer, to the bit. */
 TEST(rows_of_streamed_e4m3_do_not_depend_on_others, .n = N(streamed_rows))
 {
     enum { ROWS = STREAM_MAX_ROWS, OUTPUTS = 200, INPUTS = 1024, GROUPS = INPUTS / 128 };
-    const int m = streamed_rows[_i];
+    const int m = streamed_rows[_i], first = ROWS - m;
+    const size_t row = OUTPUTS * sizeof(float);
     const struct quant_weights w = quant_weights_new(&weight_formats[0], OUTPUTS, INPUTS);
     struct activations a = quantized(ROWS, INPUTS, true, false);
-    const struct device_array y = array_new(ROWS * OUTPUTS * 4);
+    const struct device_array y = array_new(ROWS * row);
     struct skinny s = streamed(&y, &a, &w, ROWS, OUTPUTS, INPUTS, SKINNY_F32);
-    float *expected = host_new(ROWS * OUTPUTS, sizeof(float)), some[GROUPS * ROWS];
+    float *expected = host_new(ROWS * OUTPUTS, sizeof(float)), scales[GROUPS * ROWS];
     bool usable;
 
     cuda_must(stream_gemm_init(&usable));
@@ -529,17 +540,17 @@ TEST(rows_of_streamed_e4m3_do_not_depend_on_others, .n = N(streamed_rows))
         return;
     cuda_must(stream_gemm(&device.launch, &s, 1, NULL));
     array_to_host(&y);
-    memcpy(expected, y.host, y.bytes);
+    memcpy(expected, y.host, ROWS * row);
     for (int i = 0; i < GROUPS * m; i++)
-        some[i] = ((float *)a.scales.host)[i / m * ROWS + i % m];
-    a.scales = array_of(some, (size_t)(GROUPS * m) * 4);
+        scales[i] = ((float *)a.scales.host)[i / m * ROWS + first + i % m];
+    a.x = array_of((uint8_t *)a.x.host + first * INPUTS, (size_t)(m * INPUTS));
+    a.scales = array_of(scales, (size_t)(GROUPS * m) * sizeof(float));
     s = streamed(&y, &a, &w, m, OUTPUTS, INPUTS, SKINNY_F32);
     device_fill(y.device, 0xff, y.bytes);
     cuda_must(stream_gemm(&device.launch, &s, 1, NULL));
     array_to_host(&y);
-    ck_assert_mem_eq(y.host, expected, (size_t)(m * OUTPUTS) * 4);
-    for (size_t i = (size_t)(m * OUTPUTS) * 4; i < y.bytes; i++)
-        ck_assert_int_eq(((uint8_t *)y.host)[i], 0xff);
+    ck_assert_mem_eq(y.host, expected + first * OUTPUTS, (size_t)m * row);
+    ck_assert(is_poison_kept(&y, (size_t)m, row, row));
 }
 END_TEST
 
