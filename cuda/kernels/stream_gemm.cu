@@ -50,9 +50,10 @@ static constexpr int RING_BYTES = 192 << 10;
 template <int ROWS_OF_X, bool IS_E4M3> struct form {
     static constexpr int X_ROWS = ROWS_OF_X; /* of a stage */
     static constexpr bool E4M3 = IS_E4M3;
-    static constexpr int WARPGROUPS = E4M3 && X_ROWS > 64 ? 2 : 1; /* warpgroups that multiply */
+    static constexpr int WARPGROUPS = E4M3 && X_ROWS > 64 ? 2 : 1; /* that multiply */
     static constexpr int N = X_ROWS / WARPGROUPS;                  /* rows of x of each */
-    static constexpr int THREADS = WARPGROUPS * GROUP_THREADS + WARP;
+    static constexpr int MULTIPLIERS = WARPGROUPS * GROUP_THREADS; /* the copying warp is next */
+    static constexpr int THREADS = MULTIPLIERS + WARP;
     static constexpr int BOXES = E4M3 || X_ROWS <= 64 ? 2 : 1; /* of a stage */
     static constexpr int STEP = BOXES * BOX;                   /* k of it */
     static constexpr int X_BOX = X_ROWS * BOX * 2;             /* bytes of a copy of x */
@@ -403,20 +404,19 @@ static __global__ void __launch_bounds__(F::THREADS, 1)
     __shared__ struct barriers<F> b;
     const struct ring ring = {kept((shared_address(memory) + 1023) & ~1023u),
                               kept(shared_address(b.full)), kept(shared_address(b.empty))};
-    constexpr int copier = F::WARPGROUPS * GROUP_THREADS;
 
     if (threadIdx.x == 0) {
         for (int i = 0; i < F::STAGES; i++) {
             barrier_init(full_of(ring, i), 1);
-            barrier_init(empty_of(ring, i), F::WARPGROUPS * GROUP_THREADS / WARP);
+            barrier_init(empty_of(ring, i), F::MULTIPLIERS / WARP);
         }
         fence_async();
-    } else if (threadIdx.x == copier) {
+    } else if (threadIdx.x == F::MULTIPLIERS) {
         prefetch_map(&a.w);
         prefetch_map(&a.x);
     }
     __syncthreads();
-    if (threadIdx.x >= copier) {
+    if (threadIdx.x >= F::MULTIPLIERS) {
         if (elected())
             copy_all<F, OUT == SKINNY_SILU_MUL>(a, ring);
     } else if constexpr (F::E4M3) {
