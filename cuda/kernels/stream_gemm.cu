@@ -54,6 +54,8 @@ template <int ROWS_OF_X, bool IS_E4M3> struct form {
     static constexpr int N = X_ROWS / WARPGROUPS;                  /* rows of x of each */
     static constexpr int MULTIPLIERS = WARPGROUPS * GROUP_THREADS; /* the copying warp is next */
     static constexpr int THREADS = MULTIPLIERS + WARP;
+    /* Arrivals that empty a stage: of each warp, or of each thread, for its own loads of scales. */
+    static constexpr int RELEASES = E4M3 ? MULTIPLIERS : MULTIPLIERS / WARP;
     static constexpr int BOXES = E4M3 || X_ROWS <= 64 ? 2 : 1; /* of a stage */
     static constexpr int STEP = BOXES * BOX;                   /* k of it */
     static constexpr int X_BOX = X_ROWS * BOX * 2;             /* bytes of a copy of x */
@@ -199,6 +201,8 @@ static __device__ __forceinline__ void copy_all(const struct stream_args &a, con
         const uint32_t to = r.memory + (uint32_t)stage * STAGE;
 
         barrier_wait(empty_of(r, stage), (uint32_t)parity);
+        if (F::E4M3) /* scales were loaded by the generic proxy */
+            fence_async();
         barrier_expect(full_of(r, stage), bytes);
         copy_w<F, GATED>(to, a, p, full_of(r, stage), policy);
         copy_x<F>(to, a, p, full_of(r, stage));
@@ -384,9 +388,7 @@ static __device__ __forceinline__ void multiply_e4m3(const struct stream_args &a
             pin(d[1]);
             fold<F::N>(sums, d[1], at + x_scales + F::X_ROWS * 4,
                        __shfl_sync(ALL_LANES, of_lane, group % WARP + 1));
-            __syncwarp();
-            if (lane == 0)
-                barrier_arrive(empty_of(r, stage));
+            barrier_arrive(empty_of(r, stage));
             if (++stage == F::STAGES)
                 stage = 0, parity ^= 1;
         }
@@ -408,7 +410,7 @@ static __global__ void __launch_bounds__(F::THREADS, 1)
     if (threadIdx.x == 0) {
         for (int i = 0; i < F::STAGES; i++) {
             barrier_init(full_of(ring, i), 1);
-            barrier_init(empty_of(ring, i), F::MULTIPLIERS / WARP);
+            barrier_init(empty_of(ring, i), F::RELEASES);
         }
         fence_async();
     } else if (threadIdx.x == F::MULTIPLIERS) {
