@@ -119,6 +119,16 @@ static int reduce(const struct pass *p, int which, const uint16_t *w, bool gathe
     return rc == 0 && shared ? barrier(p, PEER_END) : rc;
 }
 
+/* What a product of n_rows rows has left in parts, for the norm behind it. */
+static void take_parts(const struct forward *f, struct norm *n, int n_rows, int n_parts)
+{
+    if (n_parts == 1)
+        return;
+    n->n_parts = n_parts;
+    for (int i = 0; i < n_parts; i++)
+        n->parts[i] = f->parts + (int64_t)i * gemm_rows(n_rows) * n->dim;
+}
+
 /* The norm of rows before a product of a layer, which takes them as E4M3 or as bf16. n_parts: as
  * pass_parts_before(); 1 where skinny products have added to the residual. */
 static int norm(const struct pass *p, struct rows rows, enum forward_product kind, int layer,
@@ -136,12 +146,8 @@ static int norm(const struct pass *p, struct rows rows, enum forward_product kin
                      .dim = dim,
                      .eps = f->config->rms_norm_eps};
 
-    if (n_parts > 1) {
-        must(rows.first == 0); /* parts are of all rows */
-        n.n_parts = n_parts;
-        for (int i = 0; i < n_parts; i++)
-            n.parts[i] = f->parts + (int64_t)i * gemm_rows(rows.n) * dim;
-    }
+    must(n_parts == 1 || rows.first == 0); /* parts are of all rows */
+    take_parts(f, &n, rows.n, n_parts);
     return cuda_check(rms_norm(f->launch, &n), "rms_norm", p->e);
 }
 
@@ -336,6 +342,26 @@ static int layer(const struct pass *p, int i, int n_skinny)
     return rest.n > 0 ? end_gemm(p, i, rest) : 0;
 }
 
+/* The final norm of one rank: of all rows, or of those that are gathered. */
+static int norm_last(const struct pass *p, bool gathered)
+{
+    const struct forward *f = p->f;
+    const int n_tokens = p->s->n_tokens;
+    struct norm n = {.y = {f->normed},
+                     .x = f->residual,
+                     .w = f->weights->norm.data,
+                     .n_rows = gathered ? p->s->n_rows : n_tokens,
+                     .dim = f->config->hidden_dim,
+                     .eps = f->config->rms_norm_eps,
+                     .gather = gathered ? p->v : NULL,
+                     .owned_rows = n_tokens};
+
+    if (p->s->path == PATH_GEMM)
+        take_parts(f, &n, n_tokens,
+                   pass_parts_before(f, PRODUCT_LM_HEAD, f->config->n_layers, n_tokens));
+    return cuda_check(rms_norm(f->launch, &n), "rms_norm", p->e);
+}
+
 /* The final norm: of the rows that are sampled from, or of all, which are summed as the step asks
  * before those move to where the LM head reads them. */
 static int final_norm(const struct pass *p)
@@ -343,8 +369,9 @@ static int final_norm(const struct pass *p)
     const struct forward *f = p->f;
     const struct forward_shape *s = p->s;
     const int dim = f->config->hidden_dim;
-    int r =
-        reduce(p, f->peers.n > 1 ? PARTS_OF_FFN : NO_PARTS, f->weights->norm.data, s->n_sums == 0);
+    const bool gathered = s->n_sums == 0;
+    int r = f->peers.n > 1 ? reduce(p, PARTS_OF_FFN, f->weights->norm.data, gathered)
+                           : norm_last(p, gathered);
 
     if (r < 0 || s->n_sums == 0)
         return r;

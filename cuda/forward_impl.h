@@ -41,8 +41,8 @@ bool pass_gates(const struct forward *f, int layer, int n_rows);
  * adds by itself. */
 int pass_parts_of(const struct forward *f, int n_rows, const struct matrix *w);
 
-/* The same of what is added before the norm that a product, PRODUCT_QKV or PRODUCT_GATE_UP, reads.
- */
+/* The same of what is added before the norm that a product reads: PRODUCT_QKV or PRODUCT_GATE_UP of
+ * a layer, or PRODUCT_LM_HEAD with the number of layers for one. */
 int pass_parts_before(const struct forward *f, enum forward_product kind, int layer, int n_rows);
 
 /* Where the norm before a product leaves its rows as E4M3; x is NULL where it leaves them as bf16,

@@ -72,7 +72,6 @@ static struct gemm_product product_of(const struct forward *f, enum forward_prod
     const struct matrix *w = of.w;
     const bool is_float = of.out == GEMM_ADD_F32 || of.out == GEMM_F32;
     const size_t element = is_float ? sizeof(float) : sizeof(uint16_t);
-    const bool last = layer == f->config->n_layers - 1;
     struct gemm_product p = {
         .y = (char *)of.y + (size_t)rows.first * (size_t)w->n * element,
         .y_stride = kind == PRODUCT_LM_HEAD ? f->sampler.logits_stride : w->n,
@@ -101,8 +100,7 @@ static struct gemm_product product_of(const struct forward *f, enum forward_prod
         p.out = bf16 ? GEMM_BF16 : GEMM_F32;
         return p;
     }
-    /* after the last layer no norm of all rows adds the parts */
-    if ((kind == PRODUCT_O || (kind == PRODUCT_DOWN && !last)) && pass_parts_of(f, rows.n, w) > 1) {
+    if ((kind == PRODUCT_O || kind == PRODUCT_DOWN) && pass_parts_of(f, rows.n, w) > 1) {
         p.y = f->parts;
         p.out = GEMM_PARTS_F32;
     }
