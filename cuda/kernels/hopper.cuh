@@ -168,6 +168,14 @@ static __device__ __forceinline__ uint4 ld_shared(uint32_t at)
     return v;
 }
 
+static __device__ __forceinline__ uint2 ld_shared_u32x2(uint32_t at)
+{
+    uint2 v;
+
+    asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(at));
+    return v;
+}
+
 static __device__ __forceinline__ float2 ld_shared_f32x2(uint32_t at)
 {
     float2 v;

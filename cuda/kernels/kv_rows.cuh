@@ -80,18 +80,18 @@ static __device__ __forceinline__ int exponent_of(uint32_t largest)
     return min(max((top >> 7) - 8 + ((top & 0x7f) > 0x60), 1), 134);
 }
 
-static __device__ __forceinline__ uint2 to_e4m3(const uint4 &x, int exponent)
+static __device__ __forceinline__ uint32_t pair_to_e4m3(uint32_t pair, int exponent)
 {
     const float scale = __uint_as_float((uint32_t)(254 - exponent) << 23);
-    const uint32_t *pairs = &x.x;
-    uint32_t y[4];
 
-#pragma unroll
-    for (int i = 0; i < 4; i++)
-        y[i] = __nv_cvt_float2_to_fp8x2(make_float2(bf16_low(pairs[i]) * scale,
-                                                    bf16_high(pairs[i]) * scale),
-                                        __NV_SATFINITE, __NV_E4M3);
-    return make_uint2(y[0] | y[1] << 16, y[2] | y[3] << 16);
+    return __nv_cvt_float2_to_fp8x2(make_float2(bf16_low(pair) * scale, bf16_high(pair) * scale),
+                                    __NV_SATFINITE, __NV_E4M3);
+}
+
+static __device__ __forceinline__ uint2 to_e4m3(const uint4 &x, int exponent)
+{
+    return make_uint2(pair_to_e4m3(x.x, exponent) | pair_to_e4m3(x.y, exponent) << 16,
+                      pair_to_e4m3(x.z, exponent) | pair_to_e4m3(x.w, exponent) << 16);
 }
 
 // What a row's elements are multiplied by, twice: 2^120, for the sake of e4m3_pair(), and the

@@ -167,7 +167,7 @@ static void bench(const struct model_config *c, const struct quantization *quant
     quantized.quant = quant;
     for (int i = 0; i < most_rows; i++)
         lengths[i] = kv_len;
-    rig_init(&r, &quantized, false, 16, lengths);
+    rig_init(&r, &quantized, false, false, 16, lengths);
     for (int n = 1; n <= most_rows; n *= 2) {
         const struct step_view v = rig_step(&r, lengths, n, false);
 

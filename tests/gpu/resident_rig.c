@@ -142,11 +142,31 @@ static void make_sampler(struct rig *r)
         cuda_must(cudaMemcpy(m->states + i, &greedy, sizeof(greedy), cudaMemcpyHostToDevice));
 }
 
+/* All rows of keys and values: up to about 3. */
+static void fill_e4m3_keys(const struct rig *r, size_t pool_bytes)
+{
+    const struct kv_pool *kv = &r->forward.kv;
+    const int planes = 2 * r->config.n_layers, rows = kv->n_kv_heads * r->block_len;
+    uint8_t *pool = host_new(pool_bytes, 1);
+
+    for (size_t i = 0; i < pool_bytes; i++)
+        pool[i] = (uint8_t)(random_bits() % 2 * 128 + random_bits() % 127);
+    for (int i = 0; i < r->n_blocks * planes; i++) {
+        uint16_t *block = (uint16_t *)(void *)pool + i / planes * kv->block_stride;
+        uint8_t *exponents = kv_twin_of(kv, block, i % planes / 2, 0, 0, i % 2).exponent;
+
+        for (int j = 0; j < rows; j++)
+            exponents[j] = (uint8_t)(118 + random_bits() % 3);
+    }
+    cuda_must(cudaMemcpy(kv->base, pool, pool_bytes, cudaMemcpyHostToDevice));
+}
+
 /* Blocks of the sequences in mixed order. */
-static void make_blocks(struct rig *r, const int *max_len)
+static void make_blocks(struct rig *r, bool fp8, const int *max_len)
 {
     const struct model_config *c = &r->config;
-    const int64_t v_offset = (int64_t)c->n_kv_heads * r->block_len * c->head_dim;
+    const int64_t rows = (int64_t)c->n_kv_heads * r->block_len;
+    const int64_t v_offset = fp8 ? rows * (c->head_dim + 1) / 2 : rows * c->head_dim;
     const int max_blocks = r->limits.max_blocks;
     uint32_t n = 0, used = 0;
 
@@ -163,15 +183,19 @@ static void make_blocks(struct rig *r, const int *max_len)
                                      .block_shift = __builtin_ctz((unsigned)r->block_len),
                                      .n_kv_heads = c->n_kv_heads,
                                      .head_dim = c->head_dim,
-                                     .n_blocks = r->n_blocks};
-    fill_noise(r->forward.kv.base, (size_t)n * (size_t)r->block_elements, 0.0f, 1.0f);
+                                     .n_blocks = r->n_blocks,
+                                     .fp8 = fp8};
+    if (fp8)
+        fill_e4m3_keys(r, (size_t)n * (size_t)r->block_elements * 2);
+    else
+        fill_noise(r->forward.kv.base, (size_t)n * (size_t)r->block_elements, 0.0f, 1.0f);
     r->block_table = host_new((size_t)(RIG_ROWS * max_blocks), sizeof(int32_t));
     for (int i = 0; i < RIG_ROWS; i++)
         for (int j = 0; j < max_blocks; j++)
             r->block_table[i * max_blocks + j] = j < r->n_held[i] ? scattered(used++, n) : -1;
 }
 
-void rig_init(struct rig *r, const struct model_config *c, bool bias, int block_len,
+void rig_init(struct rig *r, const struct model_config *c, bool bias, bool fp8, int block_len,
               const int max_len[RIG_ROWS])
 {
     struct forward *f = &r->forward;
@@ -203,7 +227,7 @@ void rig_init(struct rig *r, const struct model_config *c, bool bias, int block_
                                             .dim = r->config.hidden_dim}};
     make_activations(r);
     make_sampler(r);
-    make_blocks(r, max_len);
+    make_blocks(r, fp8, max_len);
     forward_plan_resident(f, &r->config, device.launch.n_sms, f->kv.block_shift);
     f->resident.exchange = device_new(resident_exchange_bytes(&f->resident));
     forward_ready_resident(f);

@@ -30,8 +30,8 @@ struct rig {
 };
 
 /* Weights are random, quantized as the configuration says. bias: Qwen2.5's way, else norms of q and
- * k. max_len: of each sequence, 0: there is none. */
-void rig_init(struct rig *r, const struct model_config *c, bool bias, int block_len,
+ * k. fp8: keys and values are E4M3. max_len: of each sequence, 0: there is none. */
+void rig_init(struct rig *r, const struct model_config *c, bool bias, bool fp8, int block_len,
               const int max_len[RIG_ROWS]);
 void rig_deinit(struct rig *r);
 

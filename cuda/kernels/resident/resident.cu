@@ -181,7 +181,7 @@ static __device__ __forceinline__ void choose(struct frame &f)
         f.s.weights[f.tag % 2][i] = f.s.picks[i].weight;
 }
 
-template <int HEAD_DIM, int KIND, bool EXPERTS>
+template <int HEAD_DIM, bool FP8, int KIND, bool EXPERTS>
 static __device__ __forceinline__ void produce(struct frame &f, int n_jobs)
 {
     const uint64_t policy = stream_policy();
@@ -197,7 +197,7 @@ static __device__ __forceinline__ void produce(struct frame &f, int n_jobs)
         else
             stream_quantized<KIND>(f, j, policy);
         if (j.kind == QKV)
-            stream_keys<HEAD_DIM>(f, j.layer, policy);
+            stream_keys<HEAD_DIM, FP8>(f, j.layer, policy);
         f.tag += EXPERTS && j.kind == DOWN;
     }
 }
@@ -369,7 +369,7 @@ template <bool TWINS> static __device__ __forceinline__ void load_embedding(cons
     }
 }
 
-template <int HALVES, int HEAD_DIM, int KIND, bool WIDE, bool TWINS, bool EXPERTS>
+template <int HALVES, int HEAD_DIM, bool FP8, int KIND, bool WIDE, bool TWINS, bool EXPERTS>
 static __device__ __forceinline__ void consume(struct frame &f, int n_jobs, int n_rows)
 {
     mark(f);
@@ -391,7 +391,7 @@ static __device__ __forceinline__ void consume(struct frame &f, int n_jobs, int 
         f.tag += j.kind == DOWN;
         if (j.kind == QKV) {
             refresh_thread(f);
-            attention<HEAD_DIM>(f, j.layer);
+            attention<HEAD_DIM, FP8>(f, j.layer);
             mark(f);
         }
     }
@@ -474,9 +474,9 @@ frame_of(const struct resident &a, struct resident_shared &s, unsigned char *mem
 
 #endif
 
-/* HALVES: 2 for more than 8 rows. WIDE: as is_wide(). TWINS: of two ranks. KIND: of the
- * projections; the LM head's is bf16. */
-template <int HALVES, int HEAD_DIM, bool WIDE, bool TWINS, int KIND = KIND_BF16>
+/* FP8: keys and values are. HALVES: 2 for more than 8 rows. WIDE: as is_wide(). TWINS: of two
+ * ranks. KIND: of the projections; the LM head's is bf16. */
+template <bool FP8, int HALVES, int HEAD_DIM, bool WIDE, bool TWINS, int KIND = KIND_BF16>
 static __global__ void __launch_bounds__(THREADS, 1)
     resident_kernel(const __grid_constant__ struct resident a)
 {
@@ -497,39 +497,45 @@ static __global__ void __launch_bounds__(THREADS, 1)
         struct frame f = frame_of(a, s, memory);
 
         if (warp == PRODUCER)
-            produce<HEAD_DIM, KIND, EXPERTS>(f, n_jobs);
+            produce<HEAD_DIM, FP8, KIND, EXPERTS>(f, n_jobs);
         else if (warp < HELPER + HELPERS)
             help(f, n_jobs, s.n_rows);
     } else {
         registers_grow<208>();
         struct frame f = frame_of(a, s, memory);
 
-        consume<HALVES, HEAD_DIM, KIND, WIDE, TWINS, EXPERTS>(f, n_jobs, s.n_rows);
+        consume<HALVES, HEAD_DIM, FP8, KIND, WIDE, TWINS, EXPERTS>(f, n_jobs, s.n_rows);
     }
 #endif
 }
 
 typedef void resident_function(const struct resident);
 
-/* Of bf16 by: two ranks, heads of 128, more than 8 rows, is_wide(). */
-static resident_function *const functions[2][2][2][2] = {
-    {{{resident_kernel<1, 64, false, false>, resident_kernel<1, 64, true, false>},
-      {resident_kernel<2, 64, false, false>, resident_kernel<2, 64, true, false>}},
-     {{resident_kernel<1, 128, false, false>, resident_kernel<1, 128, true, false>},
-      {resident_kernel<2, 128, false, false>, resident_kernel<2, 128, true, false>}}},
-    {{{resident_kernel<1, 64, false, true>, resident_kernel<1, 64, true, true>},
-      {resident_kernel<2, 64, false, true>, resident_kernel<2, 64, true, true>}},
-     {{resident_kernel<1, 128, false, true>, resident_kernel<1, 128, true, true>},
-      {resident_kernel<2, 128, false, true>, resident_kernel<2, 128, true, true>}}},
+/* Of bf16 weights by: heads of 128, more than 8 rows, is_wide(). */
+template <bool FP8, bool TWINS>
+static resident_function *const functions[2][2][2] = {
+    {{resident_kernel<FP8, 1, 64, false, TWINS>, resident_kernel<FP8, 1, 64, true, TWINS>},
+     {resident_kernel<FP8, 2, 64, false, TWINS>, resident_kernel<FP8, 2, 64, true, TWINS>}},
+    {{resident_kernel<FP8, 1, 128, false, TWINS>, resident_kernel<FP8, 1, 128, true, TWINS>},
+     {resident_kernel<FP8, 2, 128, false, TWINS>, resident_kernel<FP8, 2, 128, true, TWINS>}},
 };
 
 /* Of quantized weights by: 4 bits, heads of 128. */
+template <bool FP8>
 static resident_function *const quantized[2][2] = {
-    {resident_kernel<1, 64, true, false, KIND_E4M3>,
-     resident_kernel<1, 128, true, false, KIND_E4M3>},
-    {resident_kernel<1, 64, true, false, KIND_INT4>,
-     resident_kernel<1, 128, true, false, KIND_INT4>},
+    {resident_kernel<FP8, 1, 64, true, false, KIND_E4M3>,
+     resident_kernel<FP8, 1, 128, true, false, KIND_E4M3>},
+    {resident_kernel<FP8, 1, 64, true, false, KIND_INT4>,
+     resident_kernel<FP8, 1, 128, true, false, KIND_INT4>},
 };
+
+template <bool FP8> static resident_function *function_of(const struct resident *r)
+{
+    const int wide_head = r->kv.head_dim == 128;
+
+    return is_quantized(r) ? quantized<FP8>[r->quant.element == ELEMENT_INT4][wide_head]
+                           : functions<FP8, false>[wide_head][r->max_rows > 8][is_wide(r)];
+}
 
 extern "C" size_t resident_exchange_bytes(const struct resident *r)
 {
@@ -602,19 +608,25 @@ extern "C" bool resident_supports(const struct resident *r)
 
 extern "C" cudaError_t resident_compiled(bool *out)
 {
-    return find_compiled(functions[0][1][0][0], out);
+    return find_compiled(functions<false, false>[1][0][0], out);
 }
 
 extern "C" cudaError_t resident_init(void)
 {
     const int bytes = SHARED_LIMIT - (int)sizeof(struct resident_shared) - 1024;
-    resident_function *const *const all[] = {&functions[0][0][0][0], &quantized[0][0]};
-    const size_t n[] = {sizeof(functions) / sizeof(*all[0]), sizeof(quantized) / sizeof(*all[0])};
+    const struct {
+        resident_function *const *first;
+        size_t bytes;
+    } all[] = {{functions<false, false>[0][0], sizeof(functions<false, false>)},
+               {functions<false, true>[0][0], sizeof(functions<false, true>)},
+               {functions<true, false>[0][0], sizeof(functions<true, false>)},
+               {quantized<false>[0], sizeof(quantized<false>)},
+               {quantized<true>[0], sizeof(quantized<true>)}};
 
-    for (int kind = 0; kind < 2; kind++)
-        for (size_t i = 0; i < n[kind]; i++) {
+    for (const auto &table : all)
+        for (size_t i = 0; i < table.bytes / sizeof(*table.first); i++) {
             const cudaError_t r =
-                cudaFuncSetAttribute(all[kind][i], cudaFuncAttributeMaxDynamicSharedMemorySize,
+                cudaFuncSetAttribute(table.first[i], cudaFuncAttributeMaxDynamicSharedMemorySize,
                                      bytes);
 
             if (r != cudaSuccess)
@@ -639,8 +651,8 @@ extern "C" cudaError_t resident_run(const struct launch *l, const struct residen
     config.attrs = &attribute;
     config.numAttrs = 1;
     resident_function *const f =
-        is_quantized(r)
-            ? quantized[r->quant.element == ELEMENT_INT4][r->kv.head_dim == 128]
-            : functions[r->sums != nullptr][r->kv.head_dim == 128][r->max_rows > 8][is_wide(r)];
+        r->sums     ? functions<false, true>[r->kv.head_dim == 128][r->max_rows > 8][is_wide(r)]
+        : r->kv.fp8 ? function_of<true>(r)
+                    : function_of<false>(r);
     return cudaLaunchKernelEx(&config, f, *r);
 }

@@ -7,9 +7,10 @@
 #ifndef NVLLM_CUDA_KERNELS_RESIDENT_RESIDENT_ATTENTION_CUH
 #define NVLLM_CUDA_KERNELS_RESIDENT_RESIDENT_ATTENTION_CUH
 
+#include "cuda/kernels/kv_rows.cuh"
 #include "cuda/kernels/resident/resident_product.cuh"
 
-static constexpr int UNIT = 16;       // keys a warp takes at a time, in one block of the pool
+static constexpr int UNIT = 16;       // keys in one block of the pool: a warp's, or half of them
 static constexpr int MAX_GROUPS = 64; // blocks that share the keys of a KV head
 
 // Numbers of a head's part in shared memory: o, max, sum, and so many that the next is aligned.
@@ -26,11 +27,11 @@ template <int HEAD_DIM> struct softmax {
     float o[HEAD_DIM / 8][2];
 };
 
-// Adds sixteen keys: p are a thread's scores, in powers of two and -INFINITY where there is no
-// key, max the greatest of these and s.max; x its share of the values.
-template <int HEAD_DIM>
-static __device__ __forceinline__ void softmax_add(struct softmax<HEAD_DIM> &s, float (&p)[2][2],
-                                                   float max, const uint4 (&x)[4][HEAD_DIM / 64])
+// Adds the keys of N units: p are a thread's scores, in powers of two and -INFINITY where there is
+// no key, max the greatest of these and s.max; x its share of the values.
+template <int HEAD_DIM, int N>
+static __device__ __forceinline__ void softmax_add(struct softmax<HEAD_DIM> &s, float (&p)[N][2][2],
+                                                   float max, const uint4 (&x)[N][4][HEAD_DIM / 64])
 {
     max = fmaxf(max, __shfl_xor_sync(ALL_LANES, max, 1));
     max = fmaxf(max, __shfl_xor_sync(ALL_LANES, max, 2));
@@ -38,25 +39,34 @@ static __device__ __forceinline__ void softmax_add(struct softmax<HEAD_DIM> &s, 
     s.max = max;
     s.sum *= shrink;
 #pragma unroll
-    for (int i = 0; i < 2; i++)
+    for (int i = 0; i < N * 4; i++) {
+        float &score = p[i / 4][i / 2 % 2][i % 2];
+
+        score = exp2_fast(score - max);
+        s.sum += score;
+    }
 #pragma unroll
-        for (int j = 0; j < 2; j++) {
-            p[i][j] = exp2_fast(p[i][j] - max);
-            s.sum += p[i][j];
-        }
-    const uint32_t p0 = bf16_pair(p[0][0], p[0][1]), p1 = bf16_pair(p[1][0], p[1][1]);
+    for (int i = 0; i < HEAD_DIM / 8; i++)
+        s.o[i][0] *= shrink, s.o[i][1] *= shrink;
 #pragma unroll
-    for (int j = 0; j < HEAD_DIM / 64; j++) {
-        const uint32_t *v0 = &x[0][j].x, *v1 = &x[1][j].x, *v2 = &x[2][j].x, *v3 = &x[3][j].x;
+    for (int unit = 0; unit < N; unit++) {
+        const uint32_t p0 = bf16_pair(p[unit][0][0], p[unit][0][1]);
+        const uint32_t p1 = bf16_pair(p[unit][1][0], p[unit][1][1]);
 
 #pragma unroll
-        for (int i = 0; i < 4; i++) {
-            float *even = s.o[j * 8 + i * 2], *odd = s.o[j * 8 + i * 2 + 1];
+        for (int j = 0; j < HEAD_DIM / 64; j++) {
+            const uint32_t *v0 = &x[unit][0][j].x, *v1 = &x[unit][1][j].x;
+            const uint32_t *v2 = &x[unit][2][j].x, *v3 = &x[unit][3][j].x;
 
-            even[0] *= shrink, even[1] *= shrink;
-            odd[0] *= shrink, odd[1] *= shrink;
-            mma_8816(even[0], even[1], p0, p1, low_halves(v0[i], v1[i]), low_halves(v2[i], v3[i]));
-            mma_8816(odd[0], odd[1], p0, p1, high_halves(v0[i], v1[i]), high_halves(v2[i], v3[i]));
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                float *even = s.o[j * 8 + i * 2], *odd = s.o[j * 8 + i * 2 + 1];
+
+                mma_8816(even[0], even[1], p0, p1, low_halves(v0[i], v1[i]),
+                         low_halves(v2[i], v3[i]));
+                mma_8816(odd[0], odd[1], p0, p1, high_halves(v0[i], v1[i]),
+                         high_halves(v2[i], v3[i]));
+            }
         }
     }
 }
@@ -116,18 +126,36 @@ static __device__ void plan_segments(struct resident_shared &s, const struct res
     }
 }
 
+// A unit in a stage: its keys and then its values, behind rows of E4M3 their exponents. A warp
+// takes SPAN units at once: of E4M3, whose rows must be converted, two hide more of the latency
+// where there are many. (A step of 0.6B with 512 and 32,768 keys on an H200, 2026-11-29: one at a
+// time, two in a stage, 521 and 1,466 us; two, four in a stage, 553 and 1,286.)
+template <int HEAD_DIM, bool FP8> static constexpr uint32_t ROW = HEAD_DIM *(FP8 ? 1 : 2);
+template <int HEAD_DIM, bool FP8>
+static constexpr uint32_t ROWS = UNIT *(ROW<HEAD_DIM, FP8> + FP8); // of keys or of values
+template <int HEAD_DIM, bool FP8>
+static constexpr int UNITS_OF_STAGE = 256 / HEAD_DIM *(FP8 ? 2 : 1);
+template <bool FP8> static constexpr int SPAN = FP8 ? 2 : 1;
+static_assert(UNITS_OF_STAGE<128, true> * 2 * ROWS<128, true> <= STAGE_BYTES &&
+                  UNITS_OF_STAGE<64, true> * 2 * ROWS<64, true> <= STAGE_BYTES,
+              "there is room");
+
 // The producer's side.
-template <int HEAD_DIM>
+template <int HEAD_DIM, bool FP8>
 static __device__ __forceinline__ void stream_keys(struct frame &f, int layer, uint64_t policy)
 {
-    static constexpr int EACH = 256 / HEAD_DIM; // units of a stage
-    static constexpr uint32_t BYTES = UNIT * HEAD_DIM * 2;
+    static constexpr int EACH = UNITS_OF_STAGE<HEAD_DIM, FP8>;
+    static constexpr uint32_t BYTES = UNIT * ROW<HEAD_DIM, FP8>, EXTENT = ROWS<HEAD_DIM, FP8>;
 
     const struct resident &a = f.a;
     const int lane = lane_of(f), shift = a.kv.block_shift;
-    const uint16_t *base =
-        a.kv.base + layer * a.kv.layer_stride + ((int64_t)f.s.kv_head * HEAD_DIM << shift);
+    const uint16_t *base = a.kv.base + layer * a.kv.layer_stride;
     struct ring &r = f.ring;
+    const auto copy = [&](uint32_t to, const struct kv_row &from, uint32_t full) {
+        copy_bytes(to, from.data, BYTES, full, policy);
+        if (FP8)
+            copy_bytes(to + BYTES, from.exponent, UNIT, full, policy);
+    };
 
 #pragma unroll 1
     for (int i = 0; i < f.s.n_segments; i++) {
@@ -150,17 +178,19 @@ static __device__ __forceinline__ void stream_keys(struct frame &f, int layer, u
                     ids[k] = __shfl_sync(ALL_LANES, block, j + k);
                 ring_wait_empty(r);
                 if (elected()) {
-                    barrier_expect(full, (uint32_t)here * 2 * BYTES);
+                    barrier_expect(full, (uint32_t)here * 2 * EXTENT);
 #pragma unroll
                     for (int k = 0; k < EACH; k++) {
                         const int slot = (first + j + k) * UNIT & ((1 << shift) - 1);
-                        const uint16_t *from = base + ids[k] * a.kv.block_stride + slot * HEAD_DIM;
-                        const uint32_t to = ring_stage(r) + (uint32_t)k * 2 * BYTES;
+                        const struct kv_row from =
+                            row_of<HEAD_DIM, FP8>(base + ids[k] * a.kv.block_stride, a.kv,
+                                                  f.s.kv_head, slot);
+                        const uint32_t to = ring_stage(r) + (uint32_t)k * 2 * EXTENT;
 
                         if (k == here)
                             break;
-                        copy_bytes(to, from, BYTES, full, policy);
-                        copy_bytes(to + BYTES, from + a.kv.v_offset, BYTES, full, policy);
+                        copy(to, from, full);
+                        copy(to + EXTENT, values_of(from, a.kv.v_offset), full);
                     }
                 }
                 ring_next(r);
@@ -169,10 +199,53 @@ static __device__ __forceinline__ void stream_keys(struct frame &f, int layer, u
     }
 }
 
+// The step's key or value, of which a lane of the first HEAD_DIM / 4 has a pair of each half: as
+// the pool has it, in shared memory, and in the pool, too, if slot is not negative.
+template <int HEAD_DIM, bool FP8>
+static __device__ __forceinline__ void keep_row(const struct frame &f, int layer, bool is_v,
+                                                int slot, uint32_t low, uint32_t high)
+{
+    static constexpr int LANES = HEAD_DIM / 4;
+    using pair = std::conditional_t<FP8, uint16_t, uint32_t>;
+
+    const struct kv_pool &kv = f.a.kv;
+    const int lane = lane_of(f), in_block = slot & ((1 << kv.block_shift) - 1);
+    uint8_t *const own = (uint8_t *)(is_v ? f.s.value : f.s.key);
+    int exponent = 0;
+    pair pairs[2];
+    const auto put = [&](const struct kv_row &to) {
+        for (int i = 0; i < 2; i++)
+            ((pair *)to.data)[i * LANES + lane] = pairs[i];
+        if (FP8 && lane == 0)
+            *to.exponent = (uint8_t)exponent;
+    };
+
+    if constexpr (FP8) {
+        const uint32_t largest = lane < LANES ? larger_halves(low & 0x7fff7fff, high) : 0;
+
+        exponent = exponent_of(__reduce_max_sync(ALL_LANES, max(largest & 0xffff, largest >> 16)));
+        pairs[0] = (uint16_t)pair_to_e4m3(low, exponent);
+        pairs[1] = (uint16_t)pair_to_e4m3(high, exponent);
+    } else {
+        pairs[0] = low;
+        pairs[1] = high;
+    }
+    if (lane >= LANES)
+        return;
+    put({(uint16_t *)own, own + HEAD_DIM});
+    if (slot < 0)
+        return;
+    const struct kv_row k =
+        row_of<HEAD_DIM, FP8>(kv.base + (int64_t)(slot >> kv.block_shift) * kv.block_stride +
+                                  layer * kv.layer_stride,
+                              kv, f.s.kv_head, in_block);
+    put(is_v ? values_of(k, kv.v_offset) : k);
+}
+
 // One head of q, k or v of a row, received, normed and rotated into shared memory by one warp. A
 // lane has two neighbours of the first half and two of the second; with heads of 64 half of the
 // lanes have none.
-template <int HEAD_DIM>
+template <int HEAD_DIM, bool FP8>
 static __device__ __forceinline__ void receive_head(const struct frame &f, int layer,
                                                     const struct segment &g, int index)
 {
@@ -228,67 +301,117 @@ static __device__ __forceinline__ void receive_head(const struct frame &f, int l
         p = make_float2(p.x * rope.x - q.x * rope.y, p.y * rope.z - q.y * rope.w);
         q = make_float2(q.x * rope.x + old.x * rope.y, q.y * rope.z + old.y * rope.w);
     }
-    if (!there)
-        return;
     low = bf16_pair(p.x, p.y);
     high = bf16_pair(q.x, q.y);
-    uint32_t *to = is_q ? (uint32_t *)f.s.q + index * (HEAD_DIM / 2)
-                        : (uint32_t *)(is_v ? f.s.value : f.s.key);
-    to[lane] = low;
-    to[LANES + lane] = high;
-    if (is_q || slot < 0 || g.end * UNIT < f.s.kv_len[g.seq])
+    if (is_q) {
+        uint32_t *to = (uint32_t *)f.s.q + index * (HEAD_DIM / 2);
+
+        if (there) {
+            to[lane] = low;
+            to[LANES + lane] = high;
+        }
         return;
-    const int shift = a.kv.block_shift;
-    to = (uint32_t *)(a.kv.base + (int64_t)(slot >> shift) * a.kv.block_stride +
-                      layer * a.kv.layer_stride + (is_v ? a.kv.v_offset : 0) +
-                      (((int64_t)kv_head << shift) + (slot & ((1 << shift) - 1))) * HEAD_DIM);
-    to[lane] = low;
-    to[LANES + lane] = high;
+    }
+    keep_row<HEAD_DIM, FP8>(f, layer, is_v, g.end * UNIT < f.s.kv_len[g.seq] ? -1 : slot, low,
+                            high);
 }
 
-// Sixteen keys at k and values at v, of which 0 .. last are the sequence's; the last stands in for
-// the others, whose memory may hold NaN. fresh: the one in new_key and new_value instead, or -1.
-template <int HEAD_DIM>
-static __device__ __forceinline__ void attend(struct softmax<HEAD_DIM> &s, uint32_t q, uint32_t k,
-                                              uint32_t v, uint32_t new_key, uint32_t new_value,
-                                              int last, int fresh, float scale)
+// Keys or values of a span in shared memory; the row of `fresh`, if it is not -1, is the one at
+// new_row instead.
+struct span {
+    uint32_t rows, new_row;
+    int fresh;
+};
+
+struct row_in_stage {
+    uint32_t at, factor; // of E4M3: factor_of() its exponent
+};
+
+template <int HEAD_DIM, bool FP8>
+static __device__ __forceinline__ struct row_in_stage row_in(const struct span &s, int i)
 {
+    const uint32_t unit = s.rows + (SPAN<FP8> > 1 ? i / UNIT * 2 * ROWS<HEAD_DIM, FP8> : 0);
+    const uint32_t row = SPAN<FP8> > 1 ? i % UNIT : i;
+    const uint32_t at = i == s.fresh ? s.new_row : unit + row * ROW<HEAD_DIM, FP8>;
+
+    if constexpr (FP8)
+        return {at, factor_of((int)ld_shared_u8(i == s.fresh ? s.new_row + HEAD_DIM
+                                                             : unit + UNIT * HEAD_DIM + row))};
+    return {at, 0};
+}
+
+// Eight elements of a row as bf16.
+template <bool FP8>
+static __device__ __forceinline__ uint4 eight_of(const struct row_in_stage &row, int element)
+{
+    if constexpr (FP8)
+        return from_e4m3(ld_shared_u32x2(row.at + (uint32_t)element), row.factor);
+    else
+        return ld_shared(row.at + (uint32_t)element * 2);
+}
+
+// Adds a span of keys and values, of which 0 .. last are the sequence's; the last stands in for the
+// others, whose memory may hold NaN.
+template <int HEAD_DIM, bool FP8>
+static __device__ __forceinline__ void attend(struct softmax<HEAD_DIM> &s, uint32_t q,
+                                              const struct span &keys, const struct span &values,
+                                              int last, float scale)
+{
+    static constexpr int N = SPAN<FP8>, EIGHTS = FP8 ? 2 : 1; /* of elements in 16 bytes */
+
     const int lane = (int)threadIdx.x % WARP, group = lane / 4, quarter = lane % 4;
-    float p[2][2], even_sum[2][2] = {}, odd_sum[2][2] = {};
-    uint4 x[4][HEAD_DIM / 64];
+    float p[N][2][2], even_sum[N][2][2] = {}, odd_sum[N][2][2] = {};
+    uint4 x[N][4][HEAD_DIM / 64];
+    struct row_in_stage key[N * 2];
 
 #pragma unroll
-    for (int i = 0; i < 2; i++) {
-        const int key = min(i * 8 + group, last);
-        const uint32_t at = (key == fresh ? new_key : k + (uint32_t)key * HEAD_DIM * 2);
+    for (int i = 0; i < N * 2; i++)
+        key[i] = row_in<HEAD_DIM, FP8>(keys, min(i * 8 + group, last));
+#pragma unroll
+    for (int j = 0; j < HEAD_DIM / 32; j += EIGHTS) {
+        const int element = j * 32 + quarter * 8 * EIGHTS;
+        uint4 a[EIGHTS];
 
 #pragma unroll
-        for (int j = 0; j < HEAD_DIM / 32; j++) {
-            const uint4 a = ld_shared(q + (uint32_t)(j * 64));
-            const uint4 b = ld_shared(at + (uint32_t)(j * 64 + quarter * 16));
+        for (int k = 0; k < EIGHTS; k++)
+            a[k] = ld_shared(q + (uint32_t)(element + k * 8) * 2);
+#pragma unroll
+        for (int i = 0; i < N * 2; i++) {
+            const uint4 row = ld_shared(key[i].at + (uint32_t)element * (FP8 ? 1 : 2));
+            float(&even)[2] = even_sum[i / 2][i % 2], (&odd)[2] = odd_sum[i / 2][i % 2];
 
-            mma_8816(even_sum[i][0], even_sum[i][1], a.x, a.y, b.x, b.y);
-            mma_8816(odd_sum[i][0], odd_sum[i][1], a.z, a.w, b.z, b.w);
+#pragma unroll
+            for (int k = 0; k < EIGHTS; k++) {
+                const uint4 b =
+                    FP8 ? from_e4m3(k == 0 ? make_uint2(row.x, row.y) : make_uint2(row.z, row.w),
+                                    key[i].factor)
+                        : row;
+
+                mma_8816(even[0], even[1], a[k].x, a[k].y, b.x, b.y);
+                mma_8816(odd[0], odd[1], a[k].z, a[k].w, b.z, b.w);
+            }
         }
     }
 #pragma unroll
-    for (int i = 0; i < 4; i++) {
-        const int key = min(quarter * 2 + i % 2 + i / 2 * 8, last);
-        const uint32_t at = (key == fresh ? new_value : v + (uint32_t)key * HEAD_DIM * 2);
+    for (int i = 0; i < N * 4; i++) {
+        const struct row_in_stage value =
+            row_in<HEAD_DIM, FP8>(values, min(quarter * 2 + i % 2 + i / 2 * 8, last));
 
 #pragma unroll
         for (int j = 0; j < HEAD_DIM / 64; j++)
-            x[i][j] = ld_shared(at + (uint32_t)(j * 128 + group * 16));
+            x[i / 4][i % 4][j] = eight_of<FP8>(value, j * 64 + group * 8);
     }
     float max = s.max;
 #pragma unroll
-    for (int i = 0; i < 2; i++)
-#pragma unroll
-        for (int j = 0; j < 2; j++) {
-            p[i][j] = i * 8 + quarter * 2 + j <= last ? (even_sum[i][j] + odd_sum[i][j]) * scale
-                                                      : -INFINITY;
-            max = fmaxf(max, p[i][j]);
-        }
+    for (int i = 0; i < N * 4; i++) {
+        const int at[3] = {i / 4, i / 2 % 2, i % 2};
+        float &score = p[at[0]][at[1]][at[2]];
+
+        score = i / 2 * 8 + quarter * 2 + i % 2 <= last
+                    ? (even_sum[at[0]][at[1]][at[2]] + odd_sum[at[0]][at[1]][at[2]]) * scale
+                    : -INFINITY;
+        max = fmaxf(max, score);
+    }
     softmax_add(s, p, max, x);
 }
 
@@ -341,40 +464,40 @@ static __device__ __forceinline__ void send_segment(const struct frame &f, int l
     }
 }
 
-template <int HEAD_DIM>
+template <int HEAD_DIM, bool FP8>
 static __device__ __forceinline__ void attend_segment(struct frame &f, int layer,
                                                       const struct segment &g)
 {
-    static constexpr int EACH = 256 / HEAD_DIM;
-    static constexpr uint32_t BYTES = UNIT * HEAD_DIM * 2;
+    static constexpr int EACH = UNITS_OF_STAGE<HEAD_DIM, FP8>, N = SPAN<FP8>;
 
     const int warp = warp_of(f), lane = lane_of(f);
     const int row = lane / 4, quarter = lane % 4, group = f.s.group;
     const uint32_t new_key = shared_address(f.s.key), new_value = shared_address(f.s.value);
     const float scale = 1.4426950408889634f * rsqrtf((float)HEAD_DIM);
     /* rows past the group repeat its last head; their results are not used */
-    const uint32_t q =
-        shared_address(f.s.q) + (uint32_t)(min(row, group - 1) * HEAD_DIM * 2 + quarter * 16);
+    const uint32_t q = shared_address(f.s.q) + (uint32_t)(min(row, group - 1) * HEAD_DIM * 2);
     struct softmax<HEAD_DIM> s = {
         - 1e30f
     };
 
 #pragma unroll 1
     for (int i = warp; i < group + 2; i += CONSUMERS)
-        receive_head<HEAD_DIM>(f, layer, g, i);
+        receive_head<HEAD_DIM, FP8>(f, layer, g, i);
     named_sync(ALL_CONSUMERS);
     mark(f);
 #pragma unroll 1
     for (int first = g.begin; first < g.end; first += EACH) {
         ring_wait_full(f.ring);
 #pragma unroll 1
-        for (int i = 0; i < EACH && first + i < g.end; i++) {
-            const int unit = first + i, last = f.s.kv_len[g.seq] - 1 - unit * UNIT;
-            const uint32_t at = ring_stage(f.ring) + (uint32_t)i * 2 * BYTES;
+        for (int i = 0; i < EACH && first + i < g.end; i += N) {
+            const int unit = first + i, n_keys = min(N, g.end - unit) * UNIT;
+            const int last = f.s.kv_len[g.seq] - 1 - unit * UNIT, fresh = last < n_keys ? last : -1;
+            const uint32_t at = ring_stage(f.ring) + (uint32_t)i * 2 * ROWS<HEAD_DIM, FP8>;
 
-            if ((unit - g.begin) % CONSUMERS == warp)
-                attend(s, q, at, at + BYTES, new_key, new_value, min(last, UNIT - 1),
-                       last < UNIT ? last : -1, scale);
+            if ((unit - g.begin) / N % CONSUMERS == warp)
+                attend<HEAD_DIM, FP8>(s, q, {at, new_key, fresh},
+                                      {at + ROWS<HEAD_DIM, FP8>, new_value, fresh},
+                                      min(last, n_keys - 1), scale);
         }
         ring_release(f.ring);
     }
@@ -459,7 +582,8 @@ static __device__ __forceinline__ void join_item(const struct frame &f, int laye
 }
 
 // The consumers' side of both phases.
-template <int HEAD_DIM> static __device__ __forceinline__ void attention(struct frame &f, int layer)
+template <int HEAD_DIM, bool FP8>
+static __device__ __forceinline__ void attention(struct frame &f, int layer)
 {
     static constexpr int N = HEAD_DIM / 16; // pieces of a head
 
@@ -467,7 +591,7 @@ template <int HEAD_DIM> static __device__ __forceinline__ void attention(struct 
 
 #pragma unroll 1
     for (int i = 0; i < f.s.n_segments; i++)
-        attend_segment<HEAD_DIM>(f, layer, f.s.segments[i]);
+        attend_segment<HEAD_DIM, FP8>(f, layer, f.s.segments[i]);
     mark(f);
     if (f.s.own >= n)
         return;
