@@ -9,10 +9,11 @@
 
 #include "engine/model/quantization.h"
 
-/* The most rows of a step that the resident kernel computes where keys are E4M3: their attention is
- * faster by itself with many keys of several rows. A step of 0.6B with 1, 2, 4 and 8 rows takes
- * 0.74, 0.73, 0.74 and 0.82 of the time of the chain with 512 keys each, 0.66, 0.75, 0.82 and 0.96
- * with 2,048, and 0.93, 1.03, 1.16 and 1.23 with 32,768 (H200, 2026-11-29). */
+/* The most rows of a step for the resident kernel where keys are E4M3. With many keys of several
+ * rows the chain is faster, whose attention is a kernel of its own: a step of 0.6B with 1, 2, 4 and
+ * 8 rows takes 0.74, 0.73, 0.74 and 0.82 of the chain's time with 512 keys each, 0.66, 0.75, 0.82
+ * and 0.96 with 2,048, but 0.93, 1.03, 1.16 and 1.23 with 32,768 (H200, 2026-11-29). Four lose less
+ * there than they gain with fewer keys. */
 enum { FP8_RESIDENT_ROWS = 4 };
 
 /* Whether attn_decode_sm90() is for the rank's device and keys. */
@@ -292,13 +293,14 @@ static int read_known(struct rank *rank, struct err *e)
         return r;
     snprintf(rank->key, sizeof(rank->key),
              "%.64s, compute %d, driver %d, CUDA %d, cuBLASLt %zu, %d MiB; %d layers of %d, "
-             "heads %d/%d of %d, ffn %d, experts %d/%d, vocab %d, block %d, tp %d, %s/%d",
+             "heads %d/%d of %d, ffn %d, experts %d/%d, vocab %d, block %d, tp %d, %s/%d%s",
              rank->device.name, rank->device.compute, driver, runtime, cublasLtGetVersion(),
              GEMM_WORKSPACE >> 20, c->n_layers, c->hidden_dim, c->n_heads, c->n_kv_heads,
              c->head_dim, c->ffn_dim, c->n_experts_per_tok, c->n_experts, c->vocab_size,
              rank->options.block_len, rank->shard.tp_size,
              dtype_info[c->quant ? c->quant->dtype : DTYPE_BF16].name,
-             c->quant ? c->quant->scale_cols : 0);
+             c->quant ? c->quant->scale_cols : 0,
+             rank->options.kv_dtype == KV_DTYPE_FP8 ? ", fp8 keys" : "");
     return algo_file_read(&rank->known, rank->options.cache_folder, rank->key, e);
 }
 
