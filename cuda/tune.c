@@ -151,8 +151,8 @@ static int fill_input(struct tune *t, const struct gemm_product *p, struct err *
                       "measuring", e);
 }
 
-/* Runs the first layer's product so many times, each with the next layer's weights: the last
- * layer's product may be of another shape. us: of a run. 1, or 0 where there is no such candidate.
+/* Runs the first layer's product so many times, each with the next layer's weights: layers that are
+ * not quantized may have another product. us: of a run. 1, or 0 where there is no such candidate.
  */
 static int run_candidate(struct tune *t, const struct gemm_product *p, int index, int n_runs,
                          float *us, struct err *e)

@@ -54,7 +54,8 @@ template <int ROWS_OF_X, bool IS_E4M3> struct form {
     static constexpr int N = X_ROWS / WARPGROUPS;                  /* rows of x of each */
     static constexpr int MULTIPLIERS = WARPGROUPS * GROUP_THREADS; /* the copying warp is next */
     static constexpr int THREADS = MULTIPLIERS + WARP;
-    /* Arrivals that empty a stage: of each warp, or of each thread, for its own loads of scales. */
+    /* Arrivals that empty a stage: one a warp, or of E4M3, whose threads load scales, one a thread,
+     * as ring_release() of the resident kernel. */
     static constexpr int RELEASES = E4M3 ? MULTIPLIERS : MULTIPLIERS / WARP;
     static constexpr int BOXES = E4M3 || X_ROWS <= 64 ? 2 : 1; /* of a stage */
     static constexpr int STEP = BOXES * BOX;                   /* k of it */

@@ -181,7 +181,7 @@ static __device__ __forceinline__ void choose(struct frame &f)
         f.s.weights[f.tag % 2][i] = f.s.picks[i].weight;
 }
 
-template <int HEAD_DIM, bool FP8, int KIND, bool EXPERTS>
+template <bool FP8, int HEAD_DIM, int KIND, bool EXPERTS>
 static __device__ __forceinline__ void produce(struct frame &f, int n_jobs)
 {
     const uint64_t policy = stream_policy();
@@ -369,7 +369,7 @@ template <bool TWINS> static __device__ __forceinline__ void load_embedding(cons
     }
 }
 
-template <int HALVES, int HEAD_DIM, bool FP8, int KIND, bool WIDE, bool TWINS, bool EXPERTS>
+template <bool FP8, int HALVES, int HEAD_DIM, int KIND, bool WIDE, bool TWINS, bool EXPERTS>
 static __device__ __forceinline__ void consume(struct frame &f, int n_jobs, int n_rows)
 {
     mark(f);
@@ -497,14 +497,14 @@ static __global__ void __launch_bounds__(THREADS, 1)
         struct frame f = frame_of(a, s, memory);
 
         if (warp == PRODUCER)
-            produce<HEAD_DIM, FP8, KIND, EXPERTS>(f, n_jobs);
+            produce<FP8, HEAD_DIM, KIND, EXPERTS>(f, n_jobs);
         else if (warp < HELPER + HELPERS)
             help(f, n_jobs, s.n_rows);
     } else {
         registers_grow<208>();
         struct frame f = frame_of(a, s, memory);
 
-        consume<HALVES, HEAD_DIM, FP8, KIND, WIDE, TWINS, EXPERTS>(f, n_jobs, s.n_rows);
+        consume<FP8, HALVES, HEAD_DIM, KIND, WIDE, TWINS, EXPERTS>(f, n_jobs, s.n_rows);
     }
 #endif
 }

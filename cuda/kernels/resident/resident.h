@@ -89,8 +89,8 @@ size_t resident_sentinel_bytes(const struct resident *r);
  * row: several would go through different ones. Quantized: no experts, at most 8 rows, as x is the
  * 8-wide operand; columns in multiples of 512 (E4M3 in blocks; rows in multiples of 128), 64 (E4M3
  * with a scale for each row), 1,024 (INT4) or 2,048 (INT4 with zeros), as scales and zeros of a row
- * are copied in multiples of 16 bytes. With experts, quantized or with keys of fp8 one rank, which
- * the caller sees to. */
+ * are copied in multiples of 16 bytes. Experts, quantized weights and keys of fp8 are for one rank
+ * alone: the caller sees to that. */
 bool resident_supports(const struct resident *r);
 
 /* Tags for a run: counts->tag is the one after *last, 0 at first, and each layer takes one. No tag

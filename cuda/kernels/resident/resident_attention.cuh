@@ -10,7 +10,7 @@
 #include "cuda/kernels/kv_rows.cuh"
 #include "cuda/kernels/resident/resident_product.cuh"
 
-static constexpr int UNIT = 16;       // keys in one block of the pool: a warp's, or half of them
+static constexpr int UNIT = 16;       // keys that are copied together, of one block of the pool
 static constexpr int MAX_GROUPS = 64; // blocks that share the keys of a KV head
 
 // Numbers of a head's part in shared memory: o, max, sum, and so many that the next is aligned.
@@ -27,11 +27,12 @@ template <int HEAD_DIM> struct softmax {
     float o[HEAD_DIM / 8][2];
 };
 
-// Adds the keys of N units: p are a thread's scores, in powers of two and -INFINITY where there is
-// no key, max the greatest of these and s.max; x its share of the values.
+// Adds the keys of N / 2 units: p are a thread's scores, in powers of two and -INFINITY where there
+// is no key, max the greatest of these and s.max; x its share of the values.
 template <int HEAD_DIM, int N>
-static __device__ __forceinline__ void softmax_add(struct softmax<HEAD_DIM> &s, float (&p)[N][2][2],
-                                                   float max, const uint4 (&x)[N][4][HEAD_DIM / 64])
+static __device__ __forceinline__ void softmax_add(struct softmax<HEAD_DIM> &s, float (&p)[N][2],
+                                                   float max,
+                                                   const uint4 (&x)[N * 2][HEAD_DIM / 64])
 {
     max = fmaxf(max, __shfl_xor_sync(ALL_LANES, max, 1));
     max = fmaxf(max, __shfl_xor_sync(ALL_LANES, max, 2));
@@ -39,8 +40,8 @@ static __device__ __forceinline__ void softmax_add(struct softmax<HEAD_DIM> &s, 
     s.max = max;
     s.sum *= shrink;
 #pragma unroll
-    for (int i = 0; i < N * 4; i++) {
-        float &score = p[i / 4][i / 2 % 2][i % 2];
+    for (int i = 0; i < N * 2; i++) {
+        float &score = p[i / 2][i % 2];
 
         score = exp2_fast(score - max);
         s.sum += score;
@@ -49,14 +50,13 @@ static __device__ __forceinline__ void softmax_add(struct softmax<HEAD_DIM> &s, 
     for (int i = 0; i < HEAD_DIM / 8; i++)
         s.o[i][0] *= shrink, s.o[i][1] *= shrink;
 #pragma unroll
-    for (int unit = 0; unit < N; unit++) {
-        const uint32_t p0 = bf16_pair(p[unit][0][0], p[unit][0][1]);
-        const uint32_t p1 = bf16_pair(p[unit][1][0], p[unit][1][1]);
+    for (int k = 0; k < N; k += 2) {
+        const uint32_t p0 = bf16_pair(p[k][0], p[k][1]), p1 = bf16_pair(p[k + 1][0], p[k + 1][1]);
 
 #pragma unroll
         for (int j = 0; j < HEAD_DIM / 64; j++) {
-            const uint32_t *v0 = &x[unit][0][j].x, *v1 = &x[unit][1][j].x;
-            const uint32_t *v2 = &x[unit][2][j].x, *v3 = &x[unit][3][j].x;
+            const uint32_t *v0 = &x[k * 2][j].x, *v1 = &x[k * 2 + 1][j].x;
+            const uint32_t *v2 = &x[k * 2 + 2][j].x, *v3 = &x[k * 2 + 3][j].x;
 
 #pragma unroll
             for (int i = 0; i < 4; i++) {
@@ -126,10 +126,11 @@ static __device__ void plan_segments(struct resident_shared &s, const struct res
     }
 }
 
-// A unit in a stage: its keys and then its values, behind rows of E4M3 their exponents. A warp
-// takes SPAN units at once: of E4M3, whose rows must be converted, two hide more of the latency
-// where there are many. (A step of 0.6B with 512 and 32,768 keys on an H200, 2026-11-29: one at a
-// time, two in a stage, 521 and 1,466 us; two, four in a stage, 553 and 1,286.)
+// A unit in a stage: its keys and then its values; either, if E4M3, is followed by its exponents. A
+// warp takes SPAN units at once: of E4M3, whose rows must be converted, two hide more of the
+// latency, though not where a warp has no second one. (A step of 0.6B with 32,768 and 512 keys on
+// an H200, 2026-11-29: 1,286 and 553 us; one at a time and two in a stage, in a build that also had
+// a branch where FP8 is a template's, 1,466 and 521.)
 template <int HEAD_DIM, bool FP8> static constexpr uint32_t ROW = HEAD_DIM *(FP8 ? 1 : 2);
 template <int HEAD_DIM, bool FP8>
 static constexpr uint32_t ROWS = UNIT *(ROW<HEAD_DIM, FP8> + FP8); // of keys or of values
@@ -357,15 +358,16 @@ static __device__ __forceinline__ void attend(struct softmax<HEAD_DIM> &s, uint3
                                               const struct span &keys, const struct span &values,
                                               int last, float scale)
 {
-    static constexpr int N = SPAN<FP8>, EIGHTS = FP8 ? 2 : 1; /* of elements in 16 bytes */
+    static constexpr int N = SPAN<FP8> * 2;    /* keys of a thread's products, in eights */
+    static constexpr int EIGHTS = FP8 ? 2 : 1; /* of elements in 16 bytes */
 
     const int lane = (int)threadIdx.x % WARP, group = lane / 4, quarter = lane % 4;
-    float p[N][2][2], even_sum[N][2][2] = {}, odd_sum[N][2][2] = {};
-    uint4 x[N][4][HEAD_DIM / 64];
-    struct row_in_stage key[N * 2];
+    float p[N][2], even_sum[N][2] = {}, odd_sum[N][2] = {};
+    uint4 x[N * 2][HEAD_DIM / 64];
+    struct row_in_stage key[N];
 
 #pragma unroll
-    for (int i = 0; i < N * 2; i++)
+    for (int i = 0; i < N; i++)
         key[i] = row_in<HEAD_DIM, FP8>(keys, min(i * 8 + group, last));
 #pragma unroll
     for (int j = 0; j < HEAD_DIM / 32; j += EIGHTS) {
@@ -376,9 +378,8 @@ static __device__ __forceinline__ void attend(struct softmax<HEAD_DIM> &s, uint3
         for (int k = 0; k < EIGHTS; k++)
             a[k] = ld_shared(q + (uint32_t)(element + k * 8) * 2);
 #pragma unroll
-        for (int i = 0; i < N * 2; i++) {
+        for (int i = 0; i < N; i++) {
             const uint4 row = ld_shared(key[i].at + (uint32_t)element * (FP8 ? 1 : 2));
-            float(&even)[2] = even_sum[i / 2][i % 2], (&odd)[2] = odd_sum[i / 2][i % 2];
 
 #pragma unroll
             for (int k = 0; k < EIGHTS; k++) {
@@ -387,28 +388,27 @@ static __device__ __forceinline__ void attend(struct softmax<HEAD_DIM> &s, uint3
                                     key[i].factor)
                         : row;
 
-                mma_8816(even[0], even[1], a[k].x, a[k].y, b.x, b.y);
-                mma_8816(odd[0], odd[1], a[k].z, a[k].w, b.z, b.w);
+                mma_8816(even_sum[i][0], even_sum[i][1], a[k].x, a[k].y, b.x, b.y);
+                mma_8816(odd_sum[i][0], odd_sum[i][1], a[k].z, a[k].w, b.z, b.w);
             }
         }
     }
 #pragma unroll
-    for (int i = 0; i < N * 4; i++) {
+    for (int i = 0; i < N * 2; i++) {
         const struct row_in_stage value =
             row_in<HEAD_DIM, FP8>(values, min(quarter * 2 + i % 2 + i / 2 * 8, last));
 
 #pragma unroll
         for (int j = 0; j < HEAD_DIM / 64; j++)
-            x[i / 4][i % 4][j] = eight_of<FP8>(value, j * 64 + group * 8);
+            x[i][j] = eight_of<FP8>(value, j * 64 + group * 8);
     }
     float max = s.max;
 #pragma unroll
-    for (int i = 0; i < N * 4; i++) {
-        const int at[3] = {i / 4, i / 2 % 2, i % 2};
-        float &score = p[at[0]][at[1]][at[2]];
+    for (int i = 0; i < N * 2; i++) {
+        float &score = p[i / 2][i % 2];
 
         score = i / 2 * 8 + quarter * 2 + i % 2 <= last
-                    ? (even_sum[at[0]][at[1]][at[2]] + odd_sum[at[0]][at[1]][at[2]]) * scale
+                    ? (even_sum[i / 2][i % 2] + odd_sum[i / 2][i % 2]) * scale
                     : -INFINITY;
         max = fmaxf(max, score);
     }
