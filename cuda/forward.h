@@ -137,9 +137,9 @@ struct forward_shape {
 };
 
 /* Sets resident_rows, and in f->resident what the kernel depends on besides memory:
- * resident_exchange_bytes() needs it. block_shift: as in kv_pool. */
+ * resident_exchange_bytes() needs it. block_shift, fp8: as in kv_pool. */
 void forward_plan_resident(struct forward *f, const struct model_config *c, int n_blocks,
-                           int block_shift);
+                           int block_shift, bool fp8);
 /* Sets the rest of f->resident, once all other members of f are set. */
 void forward_ready_resident(struct forward *f);
 

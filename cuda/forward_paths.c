@@ -207,7 +207,7 @@ static struct resident_scales scales_of(const struct resident_quant *q, const st
 }
 
 void forward_plan_resident(struct forward *f, const struct model_config *c, int n_blocks,
-                           int block_shift)
+                           int block_shift, bool fp8)
 {
     f->resident = (struct resident){.n_layers = c->n_layers,
                                     .hidden = c->hidden_dim,
@@ -219,7 +219,8 @@ void forward_plan_resident(struct forward *f, const struct model_config *c, int 
                                     .eps = c->rms_norm_eps,
                                     .kv = {.block_shift = block_shift,
                                            .n_kv_heads = c->n_kv_heads,
-                                           .head_dim = c->head_dim},
+                                           .head_dim = c->head_dim,
+                                           .fp8 = fp8},
                                     .max_rows = RESIDENT_MAX_ROWS,
                                     .n_blocks = n_blocks};
     if (!plan_quant(&f->resident.quant, c))

@@ -9,13 +9,6 @@
 
 #include "engine/model/quantization.h"
 
-/* The most rows of a step for the resident kernel where keys are E4M3. With many keys of several
- * rows the chain is faster, whose attention is a kernel of its own: a step of 0.6B with 1, 2, 4 and
- * 8 rows takes 0.74, 0.73, 0.74 and 0.82 of the chain's time with 512 keys each, 0.66, 0.75, 0.82
- * and 0.96 with 2,048, but 0.93, 1.03, 1.16 and 1.23 with 32,768 (H200, 2026-11-29). Four lose less
- * there than they gain with fewer keys. */
-enum { FP8_RESIDENT_ROWS = 4 };
-
 /* Whether attn_decode_sm90() is for the rank's device and keys. */
 static bool decode_is_sm90(const struct rank *rank)
 {
@@ -185,9 +178,8 @@ static int open_device(struct rank *rank, struct err *e)
         return r;
     if (resident)
         forward_plan_resident(f, c, resident_blocks(rank),
-                              __builtin_ctz((unsigned)rank->options.block_len));
-    if (rank->options.kv_dtype == KV_DTYPE_FP8 && f->resident_rows > FP8_RESIDENT_ROWS)
-        f->resident_rows = FP8_RESIDENT_ROWS;
+                              __builtin_ctz((unsigned)rank->options.block_len),
+                              rank->options.kv_dtype == KV_DTYPE_FP8);
     for (int i = 0; i < SAMPLER_SLOTS && r == 0; i++)
         r = take_slot(rank, i, e);
     if (r == 0 && rank->shard.tp_size > 1)

@@ -228,7 +228,7 @@ void rig_init(struct rig *r, const struct model_config *c, bool bias, bool fp8, 
     make_activations(r);
     make_sampler(r);
     make_blocks(r, fp8, max_len);
-    forward_plan_resident(f, &r->config, device.launch.n_sms, f->kv.block_shift);
+    forward_plan_resident(f, &r->config, device.launch.n_sms, f->kv.block_shift, fp8);
     f->resident.exchange = device_new(resident_exchange_bytes(&f->resident));
     forward_ready_resident(f);
     cuda_must(resident_clear(f->launch, &f->resident));

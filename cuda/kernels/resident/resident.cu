@@ -511,13 +511,12 @@ static __global__ void __launch_bounds__(THREADS, 1)
 
 typedef void resident_function(const struct resident);
 
-/* Of bf16 weights by: heads of 128, more than 8 rows, is_wide(). */
-template <bool FP8, bool TWINS>
-static resident_function *const functions[2][2][2] = {
-    {{resident_kernel<FP8, 1, 64, false, TWINS>, resident_kernel<FP8, 1, 64, true, TWINS>},
-     {resident_kernel<FP8, 2, 64, false, TWINS>, resident_kernel<FP8, 2, 64, true, TWINS>}},
-    {{resident_kernel<FP8, 1, 128, false, TWINS>, resident_kernel<FP8, 1, 128, true, TWINS>},
-     {resident_kernel<FP8, 2, 128, false, TWINS>, resident_kernel<FP8, 2, 128, true, TWINS>}},
+/* Of bf16 weights by: heads of 128, is_wide(). */
+template <bool FP8, int HALVES, bool TWINS>
+static resident_function *const functions[2][2] = {
+    {resident_kernel<FP8, HALVES, 64, false, TWINS>, resident_kernel<FP8, HALVES, 64, true, TWINS>},
+    {resident_kernel<FP8, HALVES, 128, false, TWINS>,
+     resident_kernel<FP8, HALVES, 128, true, TWINS>},
 };
 
 /* Of quantized weights by: 4 bits, heads of 128. */
@@ -529,12 +528,18 @@ static resident_function *const quantized[2][2] = {
      resident_kernel<FP8, 1, 128, true, false, KIND_INT4>},
 };
 
-template <bool FP8> static resident_function *function_of(const struct resident *r)
+static resident_function *function_of(const struct resident *r)
 {
-    const int wide_head = r->kv.head_dim == 128;
+    const bool int4 = r->quant.element == ELEMENT_INT4, many = r->max_rows > 8;
+    const bool wide_head = r->kv.head_dim == 128, wide = is_wide(r);
 
-    return is_quantized(r) ? quantized<FP8>[r->quant.element == ELEMENT_INT4][wide_head]
-                           : functions<FP8, false>[wide_head][r->max_rows > 8][is_wide(r)];
+    if (r->sums)
+        return (many ? functions<false, 2, true> : functions<false, 1, true>)[wide_head][wide];
+    if (is_quantized(r))
+        return (r->kv.fp8 ? quantized<true> : quantized<false>)[int4][wide_head];
+    if (r->kv.fp8)
+        return functions<true, 1, false>[wide_head][wide];
+    return (many ? functions<false, 2, false> : functions<false, 1, false>)[wide_head][wide];
 }
 
 extern "C" size_t resident_exchange_bytes(const struct resident *r)
@@ -603,12 +608,13 @@ extern "C" bool resident_supports(const struct resident *r)
            tiles_of_most(r->hidden, blocks) * COLS <= RESIDENT_MAX_COLUMNS &&
            tiles_of_most((r->n_heads + 2 * n_kv) * head_dim, blocks) * COLS <=
                RESIDENT_MAX_COLUMNS &&
-           supports_experts(r) && supports_quant(r) && layout_of(r).n_stages >= LEAST_STAGES;
+           (!r->kv.fp8 || r->max_rows <= RESIDENT_FP8_ROWS) && supports_experts(r) &&
+           supports_quant(r) && layout_of(r).n_stages >= LEAST_STAGES;
 }
 
 extern "C" cudaError_t resident_compiled(bool *out)
 {
-    return find_compiled(functions<false, false>[1][0][0], out);
+    return find_compiled(functions<false, 1, false>[1][0], out);
 }
 
 extern "C" cudaError_t resident_init(void)
@@ -617,9 +623,11 @@ extern "C" cudaError_t resident_init(void)
     const struct {
         resident_function *const *first;
         size_t bytes;
-    } all[] = {{functions<false, false>[0][0], sizeof(functions<false, false>)},
-               {functions<false, true>[0][0], sizeof(functions<false, true>)},
-               {functions<true, false>[0][0], sizeof(functions<true, false>)},
+    } all[] = {{functions<false, 1, false>[0], sizeof(functions<false, 1, false>)},
+               {functions<false, 2, false>[0], sizeof(functions<false, 2, false>)},
+               {functions<false, 1, true>[0], sizeof(functions<false, 1, true>)},
+               {functions<false, 2, true>[0], sizeof(functions<false, 2, true>)},
+               {functions<true, 1, false>[0], sizeof(functions<true, 1, false>)},
                {quantized<false>[0], sizeof(quantized<false>)},
                {quantized<true>[0], sizeof(quantized<true>)}};
 
@@ -646,13 +654,10 @@ extern "C" cudaError_t resident_run(const struct launch *l, const struct residen
     config.gridDim = dim3((unsigned)r->n_blocks);
     config.blockDim = dim3(THREADS);
     config.dynamicSmemBytes = (size_t)layout.n_stages * STAGE_BYTES + (size_t)layout.scales +
-                              (size_t)layout.x + (size_t)layout.scratch + (size_t)layout.residual;
+                              (size_t)layout.x + (size_t)layout.x_sums + (size_t)layout.scratch +
+                              (size_t)layout.residual;
     config.stream = l->stream;
     config.attrs = &attribute;
     config.numAttrs = 1;
-    resident_function *const f =
-        r->sums     ? functions<false, true>[r->kv.head_dim == 128][r->max_rows > 8][is_wide(r)]
-        : r->kv.fp8 ? function_of<true>(r)
-                    : function_of<false>(r);
-    return cudaLaunchKernelEx(&config, f, *r);
+    return cudaLaunchKernelEx(&config, function_of(r), *r);
 }

@@ -18,6 +18,7 @@ enum {
     RESIDENT_MAX_GROUP = 8,     /* query heads of a KV head */
     RESIDENT_MAX_COLUMNS = 128, /* of q, k, v or of the residual that one block computes */
     RESIDENT_COPIES = 4,        /* of exchanged data, so that fewer blocks poll one line of L2 */
+    RESIDENT_FP8_ROWS = 4,      /* with keys of E4M3: see resident_supports() */
     RESIDENT_MAX_RANKS = 2,
     RESIDENT_MAX_EXPERTS = 128,
     RESIDENT_MAX_PICKS = 16,
@@ -90,7 +91,13 @@ size_t resident_sentinel_bytes(const struct resident *r);
  * 8-wide operand; columns in multiples of 512 (E4M3 in blocks; rows in multiples of 128), 64 (E4M3
  * with a scale for each row), 1,024 (INT4) or 2,048 (INT4 with zeros), as scales and zeros of a row
  * are copied in multiples of 16 bytes. Experts, quantized weights and keys of fp8 are for one rank
- * alone: the caller sees to that. */
+ * alone: the caller sees to that.
+ *
+ * Keys of fp8: RESIDENT_FP8_ROWS. With many keys of several rows the chain is faster, whose
+ * attention is a kernel of its own: a step of 0.6B with 1, 2, 4 and 8 rows takes 0.74, 0.73, 0.74
+ * and 0.82 of the chain's time with 512 keys each, 0.66, 0.75, 0.82 and 0.96 with 2,048, but 0.93,
+ * 1.03, 1.16 and 1.23 with 32,768 (H200, 2026-11-29). Four lose less there than they gain with
+ * fewer keys. */
 bool resident_supports(const struct resident *r);
 
 /* Tags for a run: counts->tag is the one after *last, 0 at first, and each layer takes one. No tag

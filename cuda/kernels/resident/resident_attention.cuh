@@ -358,8 +358,7 @@ static __device__ __forceinline__ void attend(struct softmax<HEAD_DIM> &s, uint3
                                               const struct span &keys, const struct span &values,
                                               int last, float scale)
 {
-    static constexpr int N = SPAN<FP8> * 2;    /* keys of a thread's products, in eights */
-    static constexpr int EIGHTS = FP8 ? 2 : 1; /* of elements in 16 bytes */
+    static constexpr int N = SPAN<FP8> * 2; /* keys of a thread's products, in eights */
 
     const int lane = (int)threadIdx.x % WARP, group = lane / 4, quarter = lane % 4;
     float p[N][2], even_sum[N][2] = {}, odd_sum[N][2] = {};
@@ -370,27 +369,16 @@ static __device__ __forceinline__ void attend(struct softmax<HEAD_DIM> &s, uint3
     for (int i = 0; i < N; i++)
         key[i] = row_in<HEAD_DIM, FP8>(keys, min(i * 8 + group, last));
 #pragma unroll
-    for (int j = 0; j < HEAD_DIM / 32; j += EIGHTS) {
-        const int element = j * 32 + quarter * 8 * EIGHTS;
-        uint4 a[EIGHTS];
+    for (int j = 0; j < HEAD_DIM / 32; j++) {
+        const int element = j * 32 + quarter * 8;
+        const uint4 a = ld_shared(q + (uint32_t)element * 2);
 
-#pragma unroll
-        for (int k = 0; k < EIGHTS; k++)
-            a[k] = ld_shared(q + (uint32_t)(element + k * 8) * 2);
 #pragma unroll
         for (int i = 0; i < N; i++) {
-            const uint4 row = ld_shared(key[i].at + (uint32_t)element * (FP8 ? 1 : 2));
+            const uint4 b = eight_of<FP8>(key[i], element);
 
-#pragma unroll
-            for (int k = 0; k < EIGHTS; k++) {
-                const uint4 b =
-                    FP8 ? from_e4m3(k == 0 ? make_uint2(row.x, row.y) : make_uint2(row.z, row.w),
-                                    key[i].factor)
-                        : row;
-
-                mma_8816(even_sum[i][0], even_sum[i][1], a[k].x, a[k].y, b.x, b.y);
-                mma_8816(odd_sum[i][0], odd_sum[i][1], a[k].z, a[k].w, b.z, b.w);
-            }
+            mma_8816(even_sum[i][0], even_sum[i][1], a.x, a.y, b.x, b.y);
+            mma_8816(odd_sum[i][0], odd_sum[i][1], a.z, a.w, b.z, b.w);
         }
     }
 #pragma unroll
