@@ -38,8 +38,8 @@
  *
  * Quantized weights have half or a quarter of the bytes but the same number of exchanges, so
  * latency is a larger share of the step. A stage holds two or four times as many of them, so
- * consumers work longer on it: with 8 bits memory is still the bound, with 4 bits their work is.
- * (On an H100, where memory gives a block about 12 bytes a clock, they take up to 25 and 15.)
+ * consumers work longer on it. Memory is still the bound, with 4 bits by little. (On an H200, where
+ * memory gives a block about 17 bytes a clock, they take up to 27 and 20; 2026-11-30.)
  *
  * Of two ranks each has half of the heads and of the FFN, and all columns of the residual. There
  * the sums over k of o and down are swapped with the block that has the same columns on the other
@@ -95,7 +95,9 @@ static __host__ __device__ struct layout layout_of(const struct resident *r)
 
     while (rows < r->max_rows)
         rows *= 2;
-    l.x = is_wide(r) ? (rows * longest(r) * 2 + 127) / 128 * 128 : 0;
+    l.x = l.x_sums = is_wide(r) ? (rows * longest(r) * 2 + 127) / 128 * 128 : 0;
+    if (r->quant.element == ELEMENT_INT4)
+        l.x += (rows * longest(r) / GROUP_COLS * (int)sizeof(float) + 127) / 128 * 128;
     l.scratch = ((parts > attn ? parts : attn) + 127) / 128 * 128;
     l.residual = tiles_of_most(r->hidden, r->n_blocks) * r->max_rows * COLS * (int)sizeof(float);
     l.n_stages =
@@ -654,8 +656,7 @@ extern "C" cudaError_t resident_run(const struct launch *l, const struct residen
     config.gridDim = dim3((unsigned)r->n_blocks);
     config.blockDim = dim3(THREADS);
     config.dynamicSmemBytes = (size_t)layout.n_stages * STAGE_BYTES + (size_t)layout.scales +
-                              (size_t)layout.x + (size_t)layout.x_sums + (size_t)layout.scratch +
-                              (size_t)layout.residual;
+                              (size_t)layout.x + (size_t)layout.scratch + (size_t)layout.residual;
     config.stream = l->stream;
     config.attrs = &attribute;
     config.numAttrs = 1;

@@ -67,6 +67,7 @@ struct pick {
 // What a model's shape and the rows make of shared memory.
 struct layout {
     int n_stages, scales, x, scratch, residual; // bytes; scales: of 4-bit weights, and zeros
+    int x_sums;                                 // where in x: of 4-bit weights, see sum_steps()
 };
 
 struct resident_shared {

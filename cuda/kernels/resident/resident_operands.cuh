@@ -7,11 +7,11 @@
 // rows with quantized weights, or with those of bf16 whose row is one stage: there two tiles of w
 // are the 16-wide operand, which takes half as many mma and no zeros beside x.
 //
-// Quantized weights become bf16 in registers (quant.cuh). The sum of a step, all of whose weights
-// are of one group, is multiplied by the scale. Scales come with the weights: those of FP8 behind
-// the stage's first row, those of 4 bits behind all stages, then their zeros. A step goes with
-// several K_STEPs of x, which lie in shared memory, their pieces of 16 bytes swizzled: the lanes of
-// a step read several K_STEPs at once.
+// Quantized weights become bf16 in registers (quant.cuh), those of 4 bits subnormal. The sum of a
+// step, all of whose weights are of one group, is multiplied by the scale. Scales come with the
+// weights: those of FP8 behind the stage's first row, those of 4 bits behind all stages, then their
+// zeros. A step goes with several K_STEPs of x, which lie in shared memory, their pieces of 16
+// bytes swizzled: the lanes of a step read several K_STEPs at once.
 #ifndef NVLLM_CUDA_KERNELS_RESIDENT_RESIDENT_OPERANDS_CUH
 #define NVLLM_CUDA_KERNELS_RESIDENT_RESIDENT_OPERANDS_CUH
 
@@ -243,6 +243,20 @@ static __device__ __forceinline__ int x_at(const struct frame &f, int step, int 
     return ((step << f.rows_log) + row) * 64 + swizzled * 16;
 }
 
+// x as it is multiplied with int4_tiny(): times 2^64, and 2^60 beside weights that are 16 times as
+// large. Sums are then 2^69 times too small. (Of 2^63 and more x becomes infinite.)
+static constexpr float OF_TINY = 0x1p69f;
+
+static __device__ __forceinline__ uint4 huge_of(const uint4 &x)
+{
+    auto times = [](uint32_t pair, float factor) {
+        return bf16_pair(bf16_low(pair) * factor, bf16_high(pair) * factor);
+    };
+
+    return make_uint4(times(x.x, 0x1p64f), times(x.y, 0x1p60f), times(x.z, 0x1p64f),
+                      times(x.w, 0x1p60f));
+}
+
 // The same to shared memory, where x is too long for registers: [K_STEP, row, 64 bytes].
 template <int KIND>
 static __device__ __forceinline__ void receive_shared(const struct frame &f, const struct job &j)
@@ -284,7 +298,8 @@ static __device__ __forceinline__ void receive_shared(const struct frame &f, con
             const int u = first + i * WARP, row = u >> 2 & last_row;
 
             if (u < n && row < f.m)
-                *(uint4 *)(f.x + x_at<KIND>(f, step_of(u), row, u % 4)) = got[i];
+                *(uint4 *)(f.x + x_at<KIND>(f, step_of(u), row, u % 4)) =
+                    KIND == KIND_INT4 ? huge_of(got[i]) : got[i];
         }
     }
     __syncwarp();
@@ -394,17 +409,16 @@ static __device__ __forceinline__ int group_stride(int words)
     return min(words, CHUNK) / K_STEP;
 }
 
-// Of step i of this warp in a stage: 128 + the zero of a thread's row, twice. ZEROS: there are
-// some.
-template <int KIND, bool ZEROS>
-static __device__ __forceinline__ uint32_t load_zero(const struct frame &f, const struct ring &r,
-                                                     int i, int words)
+// The zero of a thread's row in step i of this warp in a stage. ZEROS: there are some.
+template <bool ZEROS>
+static __device__ __forceinline__ float load_zero(const struct frame &f, const struct ring &r,
+                                                  int i, int words)
 {
     const int step = warp_of(f) + i * CONSUMERS, row = lane_of(f) / 4;
     const uint32_t at = ring_zeros(r) + (uint32_t)(row * group_stride(words) + step);
 
     static_assert(K_STEP * UNITS_OF<KIND_INT4> == GROUP_COLS);
-    return KIND != KIND_INT4 ? 0 : int4_zero(ZEROS ? ld_shared_u8(at) : 8);
+    return ZEROS ? (float)ld_shared_u8(at) : 8.0f;
 }
 
 // Its scale. That of a step past the row's end is 0: its weights are stale bytes, which become
@@ -417,18 +431,84 @@ static __device__ __forceinline__ float load_scale(const struct frame &f, const 
     const struct resident_quant &q = f.a.quant;
     const int step = warp_of(f) + i * CONSUMERS, row = lane_of(f) / 4;
     const uint32_t first = ring_scales<KIND>(r);
+    const bool there = step < (words - at) / K_STEP;
 
-    if (step >= (words - at) / K_STEP)
-        return 0.0f;
     static_assert(K_STEP * UNITS_OF<KIND_E4M3> * 2 == GROUP_COLS);
-    const uint32_t raw =
-        KIND == KIND_E4M3 ? ld_shared_u32(first + (uint32_t)(q.of_rows ? row : step / 2) * 4)
-                          : ld_shared_u16(first + (uint32_t)(row * group_stride(words) + step) * 2);
-    return quant_scale<KIND>(q.f16, raw);
+    if constexpr (KIND == KIND_E4M3) {
+        if (!there)
+            return 0.0f;
+        const uint32_t at_scale = first + (uint32_t)(q.of_rows ? row : step / 2) * 4;
+
+        return __uint_as_float(ld_shared_u32(at_scale));
+    } else { /* kept(): loaded in any case, as branches here take longer */
+        const uint32_t at_scale = first + (uint32_t)(row * group_stride(words) + step) * 2;
+        const uint32_t raw = kept(ld_shared_u16(at_scale));
+
+        return quant_scale<KIND>(q.f16, there ? raw : 0);
+    }
+}
+
+// Eight weights of unit u of a step: of 4 bits int4_tiny().
+template <int KIND> static __device__ __forceinline__ uint4 unit_of(const uint4 &v, int u)
+{
+    if constexpr (KIND == KIND_INT4) {
+        const uint32_t a = int4_eight(v, u);
+
+        return make_uint4(int4_tiny(a, 0), int4_tiny(a, 1), int4_tiny(a, 2), int4_tiny(a, 3));
+    } else {
+        return quant_unit<KIND>(v, u, 0);
+    }
+}
+
+// Whole stages that a row of so many words needs.
+static __device__ __forceinline__ int stages_of(int words)
+{
+    return (words + CHUNK - 1) / CHUNK;
+}
+
+// The sums of x over step i of this warp, of a stage that begins at word `at`, of each row. Those
+// of all its steps lie side by side.
+static __device__ __forceinline__ float *sums_of_step(const struct frame &f, int i, int at,
+                                                      int words)
+{
+    const int step = (warp_of(f) * stages_of(words) + at / CHUNK) * K_STEPS + i;
+
+    return (float *)(f.x + f.s.layout.x_sums) + (step << f.rows_log);
+}
+
+// These sums of whole stages, as products of ones with x: of eight steps and rows at once.
+static __device__ __forceinline__ void sum_steps(const struct frame &f, int words)
+{
+    static constexpr int UNITS = UNITS_OF<KIND_INT4>;
+
+    const int lane = lane_of(f), n = stages_of(words) * K_STEPS << f.rows_log;
+    const uint4 one = unit_of<KIND_INT4>(make_uint4(0x11111111, 0, 0, 0), 0); /* weights of 1 */
+    float *const to = sums_of_step(f, 0, 0, words);
+
+#pragma unroll 2
+    for (int first = 0; first < n; first += 8) {
+        const int i = min(first + lane / 4, n - 1), row = i & ((1 << f.rows_log) - 1);
+        const int step = ((i >> f.rows_log) * CONSUMERS + warp_of(f)) * UNITS + lane % 4;
+        float d[2][4] = {};
+
+#pragma unroll
+        for (int u = 0; u < UNITS; u++) {
+            const int at = x_at<KIND_INT4>(f, step, min(row, f.m - 1), u);
+            const uint4 x = ld_shared(shared_address(f.x) + (uint32_t)at);
+
+            mma_16816(d[0], one.x, 0, one.y, 0, x.x, x.y);
+            mma_16816(d[1], one.z, 0, one.w, 0, x.z, x.w);
+        }
+        if (lane < 4 && first + lane * 2 < n)
+            *(float2 *)(to + first + lane * 2) = make_float2(d[0][0] + d[1][0], d[0][1] + d[1][1]);
+    }
+    __syncwarp();
 }
 
 // Adds what the next stages of two tiles give, or of one, twice, to the sums of each, placed as
 // put_pair() says. The stages begin at word `at` of rows of so many.
+//
+// Weights of 4 bits lose their zero as the sum that a step gives: zero times the step's sum of x.
 template <int KIND, bool ZEROS>
 static __device__ __forceinline__ void multiply_quantized(float (&sum)[2][2], struct frame &f,
                                                           int at, int words, bool two)
@@ -439,7 +519,6 @@ static __device__ __forceinline__ void multiply_quantized(float (&sum)[2][2], st
     const int step = (at / K_STEP + warp_of(f)) * UNITS + quarter * UNITS / 4;
     float d[K_STEPS][4] = {};
     uint4 a[K_STEPS], b[K_STEPS];
-    uint32_t zero[K_STEPS][2];
     struct ring next = f.ring;
 
     ring_wait_full(f.ring);
@@ -451,8 +530,6 @@ static __device__ __forceinline__ void multiply_quantized(float (&sum)[2][2], st
     for (int i = 0; i < K_STEPS; i++) {
         a[i] = load_step(f, f.ring, warp_of(f) + i * CONSUMERS);
         b[i] = load_step(f, next, warp_of(f) + i * CONSUMERS);
-        zero[i][0] = load_zero<KIND, ZEROS>(f, f.ring, i, words);
-        zero[i][1] = load_zero<KIND, ZEROS>(f, next, i, words);
     }
 #pragma unroll
     for (int u = 0; u < UNITS; u++) {
@@ -464,8 +541,8 @@ static __device__ __forceinline__ void multiply_quantized(float (&sum)[2][2], st
 #pragma unroll
         for (int i = 0; i < K_STEPS; i++) {
             x[i] = ld_shared(from + (uint32_t)(i * CONSUMERS * UNITS * 64 << f.rows_log));
-            v[i] = quant_unit<KIND>(a[i], u, zero[i][0]);
-            w[i] = quant_unit<KIND>(b[i], u, zero[i][1]);
+            v[i] = unit_of<KIND>(a[i], u);
+            w[i] = unit_of<KIND>(b[i], u);
             mma_16816(d[i], v[i].x, w[i].x, v[i].y, w[i].y, x[i].x, x[i].y);
         }
 #pragma unroll
@@ -477,6 +554,19 @@ static __device__ __forceinline__ void multiply_quantized(float (&sum)[2][2], st
         const float of_a = load_scale<KIND>(f, f.ring, i, at, words);
         const float of_b = load_scale<KIND>(f, next, i, at, words);
 
+        if constexpr (KIND == KIND_INT4) {
+            const float *sums = sums_of_step(f, i, at, words);
+            const float zero_a = load_zero<ZEROS>(f, f.ring, i, words);
+            const float zero_b = load_zero<ZEROS>(f, next, i, words);
+
+#pragma unroll
+            for (int j = 0; j < 2; j++) {
+                const float x = sums[min(quarter * 2 + j, f.m - 1)];
+
+                d[i][j] = __fmaf_rn(-zero_a, x, d[i][j]);
+                d[i][2 + j] = __fmaf_rn(-zero_b, x, d[i][2 + j]);
+            }
+        }
 #pragma unroll
         for (int j = 0; j < 2; j++) {
             sum[0][j] = __fmaf_rn(d[i][j], of_a, sum[0][j]);

@@ -155,6 +155,10 @@ static __device__ __forceinline__ void multiply_pairs(struct frame &f, int n, in
                 multiply_quantized<KIND, true>(sum, f, at, words, two);
             else
                 multiply_quantized<KIND, false>(sum, f, at, words, two);
+        if (KIND == KIND_INT4)
+#pragma unroll
+            for (int t = 0; t < 4; t++)
+                sum[t / 2][t % 2] *= OF_TINY;
         put_pair(f, i, two, sum);
     }
 }
@@ -323,6 +327,8 @@ static __device__ __forceinline__ void product(struct frame &f, const struct job
         receive_shared<KIND>(f, j);
     else
         receive_registers<HALVES>(x, f, j);
+    if (KIND == KIND_INT4)
+        sum_steps(f, words_of<KIND>(j.k));
     mark(f);
 #pragma unroll 1
     do {
