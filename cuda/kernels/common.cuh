@@ -117,20 +117,27 @@ template <typename T> static __device__ __forceinline__ T warp_prefix(T x)
     return x;
 }
 
-// Bytes i and i + 1 of four e4m3 as bf16, times a factor of two alike. Exponent and mantissa move
-// to where bf16 has them, below a sign that fills the bits above; what is left is a factor of
-// 2^120, and so for subnormals.
-template <int I>
-static __device__ __forceinline__ uint32_t e4m3_pair(uint32_t four, uint32_t factor = 0x7b807b80)
+// Bytes i and i + 1 of four e4m3 as bf16, times 2^-120: exponent and mantissa move to where bf16
+// has them, below a sign that fills the bits above. So for subnormals, which stay such.
+template <int I> static __device__ __forceinline__ uint32_t e4m3_tiny(uint32_t four)
 {
-    uint32_t spread, y;
+    uint32_t spread;
 
     asm("prmt.b32 %0, %1, 0, %2;"
         : "=r"(spread)
         : "r"(four), "n"((0x8 + I + 1) << 12 | (I + 1) << 8 | (0x8 + I) << 4 | I));
-    spread = spread << 4 & 0x87f087f0;
+    return spread << 4 & 0x87f087f0;
+}
+
+// The same times 2^-120 of a factor, two alike; without one, what they are.
+template <int I>
+static __device__ __forceinline__ uint32_t e4m3_pair(uint32_t four, uint32_t factor = 0x7b807b80)
+{
+    const uint32_t tiny = e4m3_tiny<I>(four);
     const __nv_bfloat162 product =
-        __hmul2(*(const __nv_bfloat162 *)&spread, *(const __nv_bfloat162 *)&factor);
+        __hmul2(*(const __nv_bfloat162 *)&tiny, *(const __nv_bfloat162 *)&factor);
+    uint32_t y;
+
     memcpy(&y, &product, sizeof(y));
     return y;
 }

@@ -77,25 +77,10 @@ static __device__ __forceinline__ uint32_t int4_pair(uint32_t eight, int i, uint
     return y;
 }
 
-/* Weights 2 i and 2 i + 1 of eight, less nothing, as subnormal bf16: times 2^-133, or 2^-129 where
- * i is odd. A bf16 of which only the lowest eight bits are set, the exponent's last among them, is
- * that number times 2^-133, and the matrix unit multiplies it exactly. Fewer instructions than
- * int4_pair() by half, but what it is multiplied with must be large, and the zero comes later. */
-static __device__ __forceinline__ uint32_t int4_tiny(uint32_t eight, int i)
-{
-    return eight >> (i / 2 * 8) & (i % 2 ? 0x00f000f0 : 0x000f000f);
-}
-
 /* 128 + a zero, twice. */
 static __device__ __forceinline__ uint32_t int4_zero(uint32_t zero)
 {
     return (0x4300 + zero) * 0x00010001;
-}
-
-/* Those of unit u of 32. */
-static __device__ __forceinline__ uint32_t int4_eight(const uint4 &v, int u)
-{
-    return u == 0 ? v.x : u == 1 ? v.y : u == 2 ? v.z : v.w;
 }
 
 /* The 8 weights of unit u. */
@@ -109,11 +94,50 @@ static __device__ __forceinline__ uint4 quant_unit(const uint4 &v, int u, uint32
 
         return make_uint4(e4m3_pair<0>(a), e4m3_pair<2>(a), e4m3_pair<0>(b), e4m3_pair<2>(b));
     } else {
-        const uint32_t a = int4_eight(v, u);
+        const uint32_t a = u == 0 ? v.x : u == 1 ? v.y : u == 2 ? v.z : v.w;
 
         return make_uint4(int4_pair(a, 0, zero), int4_pair(a, 1, zero), int4_pair(a, 2, zero),
                           int4_pair(a, 3, zero));
     }
+}
+
+/* Weights 2 i and 2 i + 1 of eight, whose zero is yet to be subtracted, times 2^-133, or 2^-129
+ * where i is odd: a bf16 of which only the lowest eight bits are set, the exponent's last among
+ * them, is that number times 2^-133. */
+static __device__ __forceinline__ uint32_t int4_tiny(uint32_t eight, int i)
+{
+    return eight >> (i / 2 * 8) & (i % 2 ? 0x00f000f0 : 0x000f000f);
+}
+
+/* The 8 weights of unit u as tiny bf16, which take fewer instructions and which the matrix unit
+ * multiplies as exactly: those of e4m3 times 2^-120, those of 4 bits as int4_tiny() has them. */
+template <int KIND> static __device__ __forceinline__ uint4 tiny_unit(const uint4 &v, int u)
+{
+    static_assert(KIND != KIND_BF16);
+    if constexpr (KIND == KIND_E4M3) {
+        const uint32_t a = u == 0 ? v.x : v.z, b = u == 0 ? v.y : v.w;
+
+        return make_uint4(e4m3_tiny<0>(a), e4m3_tiny<2>(a), e4m3_tiny<0>(b), e4m3_tiny<2>(b));
+    } else {
+        const uint32_t a = u == 0 ? v.x : u == 1 ? v.y : u == 2 ? v.z : v.w;
+
+        return make_uint4(int4_tiny(a, 0), int4_tiny(a, 1), int4_tiny(a, 2), int4_tiny(a, 3));
+    }
+}
+
+/* What their products are multiplied by if x came from huge_of(). */
+template <int KIND> static constexpr float OF_TINY = KIND == KIND_E4M3 ? 0x1p56f : 0x1p69f;
+
+/* Eight of x beside tiny weights: times 2^64, and 2^60 beside those that are 16 times as large. (Of
+ * 2^63 and more x becomes infinite.) */
+template <int KIND> static __device__ __forceinline__ uint4 huge_of(const uint4 &x)
+{
+    static constexpr float ODD = KIND == KIND_E4M3 ? 0x1p64f : 0x1p60f;
+    auto times = [](uint32_t pair, float factor) {
+        return bf16_pair(bf16_low(pair) * factor, bf16_high(pair) * factor);
+    };
+
+    return make_uint4(times(x.x, 0x1p64f), times(x.y, ODD), times(x.z, 0x1p64f), times(x.w, ODD));
 }
 
 /* Word i of lane j of four becomes word j of lane i. */

@@ -7,7 +7,7 @@
 // rows with quantized weights, or with those of bf16 whose row is one stage: there two tiles of w
 // are the 16-wide operand, which takes half as many mma and no zeros beside x.
 //
-// Quantized weights become bf16 in registers (quant.cuh), those of 4 bits subnormal. The sum of a
+// Quantized weights become tiny bf16 in registers, and x huge beside them (quant.cuh). The sum of a
 // step, all of whose weights are of one group, is multiplied by the scale. Scales come with the
 // weights: those of FP8 behind the stage's first row, those of 4 bits behind all stages, then their
 // zeros. A step goes with several K_STEPs of x, which lie in shared memory, their pieces of 16
@@ -243,20 +243,6 @@ static __device__ __forceinline__ int x_at(const struct frame &f, int step, int 
     return ((step << f.rows_log) + row) * 64 + swizzled * 16;
 }
 
-// x as it is multiplied with int4_tiny(): times 2^64, and 2^60 beside weights that are 16 times as
-// large. Sums are then 2^69 times too small. (Of 2^63 and more x becomes infinite.)
-static constexpr float OF_TINY = 0x1p69f;
-
-static __device__ __forceinline__ uint4 huge_of(const uint4 &x)
-{
-    auto times = [](uint32_t pair, float factor) {
-        return bf16_pair(bf16_low(pair) * factor, bf16_high(pair) * factor);
-    };
-
-    return make_uint4(times(x.x, 0x1p64f), times(x.y, 0x1p60f), times(x.z, 0x1p64f),
-                      times(x.w, 0x1p60f));
-}
-
 // The same to shared memory, where x is too long for registers: [K_STEP, row, 64 bytes].
 template <int KIND>
 static __device__ __forceinline__ void receive_shared(const struct frame &f, const struct job &j)
@@ -297,9 +283,10 @@ static __device__ __forceinline__ void receive_shared(const struct frame &f, con
         for (int i = 0; i < BATCH; i++) {
             const int u = first + i * WARP, row = u >> 2 & last_row;
 
+            if constexpr (KIND != KIND_BF16)
+                got[i] = huge_of<KIND>(got[i]);
             if (u < n && row < f.m)
-                *(uint4 *)(f.x + x_at<KIND>(f, step_of(u), row, u % 4)) =
-                    KIND == KIND_INT4 ? huge_of(got[i]) : got[i];
+                *(uint4 *)(f.x + x_at<KIND>(f, step_of(u), row, u % 4)) = got[i];
         }
     }
     __syncwarp();
@@ -448,18 +435,6 @@ static __device__ __forceinline__ float load_scale(const struct frame &f, const 
     }
 }
 
-// Eight weights of unit u of a step: of 4 bits int4_tiny().
-template <int KIND> static __device__ __forceinline__ uint4 unit_of(const uint4 &v, int u)
-{
-    if constexpr (KIND == KIND_INT4) {
-        const uint32_t a = int4_eight(v, u);
-
-        return make_uint4(int4_tiny(a, 0), int4_tiny(a, 1), int4_tiny(a, 2), int4_tiny(a, 3));
-    } else {
-        return quant_unit<KIND>(v, u, 0);
-    }
-}
-
 // Whole stages that a row of so many words needs.
 static __device__ __forceinline__ int stages_of(int words)
 {
@@ -482,7 +457,7 @@ static __device__ __forceinline__ void sum_steps(const struct frame &f, int word
     static constexpr int UNITS = UNITS_OF<KIND_INT4>;
 
     const int lane = lane_of(f), n = stages_of(words) * K_STEPS << f.rows_log;
-    const uint4 one = unit_of<KIND_INT4>(make_uint4(0x11111111, 0, 0, 0), 0); /* weights of 1 */
+    const uint4 one = tiny_unit<KIND_INT4>(make_uint4(0x11111111, 0, 0, 0), 0); /* weights of 1 */
     float *const to = sums_of_step(f, 0, 0, words);
 
 #pragma unroll 2
@@ -541,8 +516,8 @@ static __device__ __forceinline__ void multiply_quantized(float (&sum)[2][2], st
 #pragma unroll
         for (int i = 0; i < K_STEPS; i++) {
             x[i] = ld_shared(from + (uint32_t)(i * CONSUMERS * UNITS * 64 << f.rows_log));
-            v[i] = unit_of<KIND>(a[i], u);
-            w[i] = unit_of<KIND>(b[i], u);
+            v[i] = tiny_unit<KIND>(a[i], u);
+            w[i] = tiny_unit<KIND>(b[i], u);
             mma_16816(d[i], v[i].x, w[i].x, v[i].y, w[i].y, x[i].x, x[i].y);
         }
 #pragma unroll

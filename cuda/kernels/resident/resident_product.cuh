@@ -155,10 +155,9 @@ static __device__ __forceinline__ void multiply_pairs(struct frame &f, int n, in
                 multiply_quantized<KIND, true>(sum, f, at, words, two);
             else
                 multiply_quantized<KIND, false>(sum, f, at, words, two);
-        if (KIND == KIND_INT4)
 #pragma unroll
-            for (int t = 0; t < 4; t++)
-                sum[t / 2][t % 2] *= OF_TINY;
+        for (int t = 0; t < 4; t++)
+            sum[t / 2][t % 2] *= OF_TINY<KIND>;
         put_pair(f, i, two, sum);
     }
 }
