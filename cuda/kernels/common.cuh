@@ -129,17 +129,22 @@ template <int I> static __device__ __forceinline__ uint32_t e4m3_tiny(uint32_t f
     return spread << 4 & 0x87f087f0;
 }
 
-// The same times 2^-120 of a factor, two alike; without one, what they are.
-template <int I>
-static __device__ __forceinline__ uint32_t e4m3_pair(uint32_t four, uint32_t factor = 0x7b807b80)
+// Two bf16 times two others, rounded.
+static __device__ __forceinline__ uint32_t bf16_product(uint32_t a, uint32_t b)
 {
-    const uint32_t tiny = e4m3_tiny<I>(four);
     const __nv_bfloat162 product =
-        __hmul2(*(const __nv_bfloat162 *)&tiny, *(const __nv_bfloat162 *)&factor);
+        __hmul2(*(const __nv_bfloat162 *)&a, *(const __nv_bfloat162 *)&b);
     uint32_t y;
 
     memcpy(&y, &product, sizeof(y));
     return y;
+}
+
+// The same times 2^-120 of a factor, two alike; without one, what they are.
+template <int I>
+static __device__ __forceinline__ uint32_t e4m3_pair(uint32_t four, uint32_t factor = 0x7b807b80)
+{
+    return bf16_product(e4m3_tiny<I>(four), factor);
 }
 
 // d = a * b + d; a 16 x 16 row major, b 16 x 8 column major, bf16; d 16 x 8 float.

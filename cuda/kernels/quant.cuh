@@ -132,12 +132,10 @@ template <int KIND> static constexpr float OF_TINY = KIND == KIND_E4M3 ? 0x1p56f
  * 2^63 and more x becomes infinite.) */
 template <int KIND> static __device__ __forceinline__ uint4 huge_of(const uint4 &x)
 {
-    static constexpr float ODD = KIND == KIND_E4M3 ? 0x1p64f : 0x1p60f;
-    auto times = [](uint32_t pair, float factor) {
-        return bf16_pair(bf16_low(pair) * factor, bf16_high(pair) * factor);
-    };
+    static constexpr uint32_t EVEN = 0x5f805f80, ODD = KIND == KIND_E4M3 ? EVEN : 0x5d805d80;
 
-    return make_uint4(times(x.x, 0x1p64f), times(x.y, ODD), times(x.z, 0x1p64f), times(x.w, ODD));
+    return make_uint4(bf16_product(x.x, EVEN), bf16_product(x.y, ODD), bf16_product(x.z, EVEN),
+                      bf16_product(x.w, ODD));
 }
 
 /* Word i of lane j of four becomes word j of lane i. */

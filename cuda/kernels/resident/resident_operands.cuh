@@ -464,18 +464,25 @@ static __device__ __forceinline__ void sum_steps(const struct frame &f, int word
     for (int first = 0; first < n; first += 8) {
         const int i = min(first + lane / 4, n - 1), row = i & ((1 << f.rows_log) - 1);
         const int step = ((i >> f.rows_log) * CONSUMERS + warp_of(f)) * UNITS + lane % 4;
-        float d[2][4] = {};
+        float d[2 * UNITS][4] = {}; /* one product does not wait for another */
 
 #pragma unroll
         for (int u = 0; u < UNITS; u++) {
             const int at = x_at<KIND_INT4>(f, step, min(row, f.m - 1), u);
             const uint4 x = ld_shared(shared_address(f.x) + (uint32_t)at);
 
-            mma_16816(d[0], one.x, 0, one.y, 0, x.x, x.y);
-            mma_16816(d[1], one.z, 0, one.w, 0, x.z, x.w);
+            mma_16816(d[u], one.x, 0, one.y, 0, x.x, x.y);
+            mma_16816(d[UNITS + u], one.z, 0, one.w, 0, x.z, x.w);
         }
+#pragma unroll
+        for (int half = UNITS; half > 0; half /= 2)
+#pragma unroll
+            for (int u = 0; u < half; u++) {
+                d[u][0] += d[half + u][0];
+                d[u][1] += d[half + u][1];
+            }
         if (lane < 4 && first + lane * 2 < n)
-            *(float2 *)(to + first + lane * 2) = make_float2(d[0][0] + d[1][0], d[0][1] + d[1][1]);
+            *(float2 *)(to + first + lane * 2) = make_float2(d[0][0], d[0][1]);
     }
     __syncwarp();
 }
