@@ -118,7 +118,7 @@ template <typename T> static __device__ __forceinline__ T warp_prefix(T x)
 }
 
 // Bytes i and i + 1 of four e4m3 as bf16, times 2^-120: exponent and mantissa move to where bf16
-// has them, below a sign that fills the bits above. So for subnormals, which stay such.
+// has them, below a sign that fills the bits above. This holds for subnormals, too; they stay so.
 template <int I> static __device__ __forceinline__ uint32_t e4m3_tiny(uint32_t four)
 {
     uint32_t spread;
@@ -140,7 +140,8 @@ static __device__ __forceinline__ uint32_t bf16_product(uint32_t a, uint32_t b)
     return y;
 }
 
-// The same times 2^-120 of a factor, two alike; without one, what they are.
+// Bytes i and i + 1 of four e4m3 as bf16, times 2^-120 and a bf16 that factor has twice. Its
+// default is 2^120, which gives their own values.
 template <int I>
 static __device__ __forceinline__ uint32_t e4m3_pair(uint32_t four, uint32_t factor = 0x7b807b80)
 {

@@ -1,5 +1,6 @@
 /* quant.cuh - weights of 8 and 4 bits on their way to the matrix unit, as bf16: elements less their
- * zeros exactly, with their scales rounded.
+ * zeros exactly, with their scales rounded. In the resident kernel they stay times a power of two,
+ * and zeros of 4-bit weights are subtracted from the sums: see tiny_unit().
  *
  * A thread loads 16 bytes of a row, UNITS times 8 weights. Four lanes side by side hold a step of
  * 32 * UNITS weights, each its own consecutive ones; unit u of a lane is 8 weights that it gives
@@ -83,6 +84,17 @@ static __device__ __forceinline__ uint32_t int4_zero(uint32_t zero)
     return (0x4300 + zero) * 0x00010001;
 }
 
+/* Unit u as it was loaded. */
+static __device__ __forceinline__ uint2 e4m3_eight(const uint4 &v, int u)
+{
+    return u == 0 ? make_uint2(v.x, v.y) : make_uint2(v.z, v.w);
+}
+
+static __device__ __forceinline__ uint32_t int4_eight(const uint4 &v, int u)
+{
+    return u == 0 ? v.x : u == 1 ? v.y : u == 2 ? v.z : v.w;
+}
+
 /* The 8 weights of unit u. */
 template <int KIND>
 static __device__ __forceinline__ uint4 quant_unit(const uint4 &v, int u, uint32_t zero)
@@ -90,11 +102,12 @@ static __device__ __forceinline__ uint4 quant_unit(const uint4 &v, int u, uint32
     if constexpr (KIND == KIND_BF16) {
         return v;
     } else if constexpr (KIND == KIND_E4M3) {
-        const uint32_t a = u == 0 ? v.x : v.z, b = u == 0 ? v.y : v.w;
+        const uint2 a = e4m3_eight(v, u);
 
-        return make_uint4(e4m3_pair<0>(a), e4m3_pair<2>(a), e4m3_pair<0>(b), e4m3_pair<2>(b));
+        return make_uint4(e4m3_pair<0>(a.x), e4m3_pair<2>(a.x), e4m3_pair<0>(a.y),
+                          e4m3_pair<2>(a.y));
     } else {
-        const uint32_t a = u == 0 ? v.x : u == 1 ? v.y : u == 2 ? v.z : v.w;
+        const uint32_t a = int4_eight(v, u);
 
         return make_uint4(int4_pair(a, 0, zero), int4_pair(a, 1, zero), int4_pair(a, 2, zero),
                           int4_pair(a, 3, zero));
@@ -115,21 +128,22 @@ template <int KIND> static __device__ __forceinline__ uint4 tiny_unit(const uint
 {
     static_assert(KIND != KIND_BF16);
     if constexpr (KIND == KIND_E4M3) {
-        const uint32_t a = u == 0 ? v.x : v.z, b = u == 0 ? v.y : v.w;
+        const uint2 a = e4m3_eight(v, u);
 
-        return make_uint4(e4m3_tiny<0>(a), e4m3_tiny<2>(a), e4m3_tiny<0>(b), e4m3_tiny<2>(b));
+        return make_uint4(e4m3_tiny<0>(a.x), e4m3_tiny<2>(a.x), e4m3_tiny<0>(a.y),
+                          e4m3_tiny<2>(a.y));
     } else {
-        const uint32_t a = u == 0 ? v.x : u == 1 ? v.y : u == 2 ? v.z : v.w;
+        const uint32_t a = int4_eight(v, u);
 
         return make_uint4(int4_tiny(a, 0), int4_tiny(a, 1), int4_tiny(a, 2), int4_tiny(a, 3));
     }
 }
 
-/* What their products are multiplied by if x came from huge_of(). */
+/* Undoes the factors of tiny_unit() and huge_of() in a sum of their products. */
 template <int KIND> static constexpr float OF_TINY = KIND == KIND_E4M3 ? 0x1p56f : 0x1p69f;
 
-/* Eight of x beside tiny weights: times 2^64, and 2^60 beside those that are 16 times as large. (Of
- * 2^63 and more x becomes infinite.) */
+/* Eight of x, to be multiplied with tiny weights: times 2^64, or 2^60 where the weights are 16
+ * times as large. An x of 2^64 or more becomes infinite. */
 template <int KIND> static __device__ __forceinline__ uint4 huge_of(const uint4 &x)
 {
     static constexpr uint32_t EVEN = 0x5f805f80, ODD = KIND == KIND_E4M3 ? EVEN : 0x5d805d80;

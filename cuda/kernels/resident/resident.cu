@@ -39,7 +39,8 @@
  * Quantized weights have half or a quarter of the bytes but the same number of exchanges, so
  * latency is a larger share of the step. A stage holds two or four times as many of them, so
  * consumers work longer on it. Memory is still the bound, with 4 bits by little. (On an H200, where
- * memory gives a block about 17 bytes a clock, they take up to 27 and 20; 2026-11-30.)
+ * memory gives a block about 17 bytes a clock, consumers take up to 27 of 8-bit and 20 of 4-bit
+ * weights; 2026-11-30.)
  *
  * Of two ranks each has half of the heads and of the FFN, and all columns of the residual. There
  * the sums over k of o and down are swapped with the block that has the same columns on the other

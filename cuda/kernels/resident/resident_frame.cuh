@@ -67,7 +67,7 @@ struct pick {
 // What a model's shape and the rows make of shared memory.
 struct layout {
     int n_stages, scales, x, scratch, residual; // bytes; scales: of 4-bit weights, and zeros
-    int x_sums;                                 // where in x: of 4-bit weights, see sum_steps()
+    int x_sums;                                 // where sum_steps() writes in x
 };
 
 struct resident_shared {
@@ -98,7 +98,7 @@ struct frame {
     const struct resident &a;
     struct resident_shared &s;
     struct ring ring;
-    unsigned char *x; // staged rows
+    unsigned char *x; // staged rows; behind them sums of steps of 4-bit weights
     float *scratch;   // parts of y, or of attention
     float *residual;  // [tiles of this block, max_rows, COLS]
     uint32_t thread;  // of the block

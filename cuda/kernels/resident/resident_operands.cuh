@@ -408,9 +408,9 @@ static __device__ __forceinline__ float load_zero(const struct frame &f, const s
     return ZEROS ? (float)ld_shared_u8(at) : 8.0f;
 }
 
-// Its scale. That of a step past the row's end is 0: its weights are stale bytes, which become
-// finite bf16 whatever they are, and its x is zero or, of an earlier product, of the same row. So
-// only a row that has a NaN or an infinity already gets one.
+// Its scale. That of a step past the row's end is 0: its weights and zeros are stale bytes, which
+// become finite numbers whatever they are, and its x is zero or, of an earlier product, of the same
+// row. So only a row that has a NaN or an infinity already gets one.
 template <int KIND>
 static __device__ __forceinline__ float load_scale(const struct frame &f, const struct ring &r,
                                                    int i, int at, int words)
@@ -421,18 +421,15 @@ static __device__ __forceinline__ float load_scale(const struct frame &f, const 
     const bool there = step < (words - at) / K_STEP;
 
     static_assert(K_STEP * UNITS_OF<KIND_E4M3> * 2 == GROUP_COLS);
+    uint32_t raw = 0;
     if constexpr (KIND == KIND_E4M3) {
-        if (!there)
-            return 0.0f;
-        const uint32_t at_scale = first + (uint32_t)(q.of_rows ? row : step / 2) * 4;
-
-        return __uint_as_float(ld_shared_u32(at_scale));
-    } else { /* kept(): loaded in any case, as branches here take longer */
-        const uint32_t at_scale = first + (uint32_t)(row * group_stride(words) + step) * 2;
-        const uint32_t raw = kept(ld_shared_u16(at_scale));
-
-        return quant_scale<KIND>(q.f16, there ? raw : 0);
+        if (there)
+            raw = ld_shared_u32(first + (uint32_t)(q.of_rows ? row : step / 2) * 4);
+    } else { /* kept(): the compiler would make each load a branch */
+        raw = kept(ld_shared_u16(first + (uint32_t)(row * group_stride(words) + step) * 2));
+        raw = there ? raw : 0;
     }
+    return quant_scale<KIND>(q.f16, raw);
 }
 
 // Whole stages that a row of so many words needs.
@@ -451,7 +448,9 @@ static __device__ __forceinline__ float *sums_of_step(const struct frame &f, int
     return (float *)(f.x + f.s.layout.x_sums) + (step << f.rows_log);
 }
 
-// These sums of whole stages, as products of ones with x: of eight steps and rows at once.
+// These sums of whole stages, as products of ones with x: eight pairs of a step and a row at a
+// time. A warp reads only sums that it wrote. Where they lie depends on the row's length; the
+// barriers between products keep one product's writes from another's reads.
 static __device__ __forceinline__ void sum_steps(const struct frame &f, int words)
 {
     static constexpr int UNITS = UNITS_OF<KIND_INT4>;
@@ -490,7 +489,7 @@ static __device__ __forceinline__ void sum_steps(const struct frame &f, int word
 // Adds what the next stages of two tiles give, or of one, twice, to the sums of each, placed as
 // put_pair() says. The stages begin at word `at` of rows of so many.
 //
-// Weights of 4 bits lose their zero as the sum that a step gives: zero times the step's sum of x.
+// Zeros of 4-bit weights are subtracted once a step: zero times the sum of the step's x.
 template <int KIND, bool ZEROS>
 static __device__ __forceinline__ void multiply_quantized(float (&sum)[2][2], struct frame &f,
                                                           int at, int words, bool two)

@@ -326,9 +326,9 @@ static __device__ __forceinline__ void product(struct frame &f, const struct job
         receive_shared<KIND>(f, j);
     else
         receive_registers<HALVES>(x, f, j);
-    if (KIND == KIND_INT4)
-        sum_steps(f, words_of<KIND>(j.k));
     mark(f);
+    if constexpr (KIND == KIND_INT4)
+        sum_steps(f, words_of<KIND>(j.k));
 #pragma unroll 1
     do {
         const int first = at, here = min(GROUP, n_tiles - at);
