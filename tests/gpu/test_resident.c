@@ -1,6 +1,7 @@
 /* test_resident.c - the resident kernel against the chain of kernels that it stands for, each of
  * which has a twin of its own: logits and stored keys and values, for odd shapes, any number of
- * rows and mixed lengths. What nothing has written is NaN.
+ * rows and mixed lengths. What nothing has written is NaN. For which steps it is planned is in
+ * test_resident_plan.c.
  *
  *   test_resident [lost]        lost: a step whose packets are lost */
 #include <math.h>
@@ -585,80 +586,6 @@ TEST(stale_packets_are_seen)
     got = logits_of(&r, 1, false);
     ck_assert(memcmp(got, expected, (size_t)small.vocab_size * sizeof(float)) != 0);
     rig_deinit(&r);
-}
-END_TEST
-
-/* The most rows of a step of a shape, on a device of 132 blocks. */
-static int most_rows(int n_heads, int hidden_dim, int ffn_dim, int n_experts,
-                     const struct quantization *quant)
-{
-    struct model_config c = small;
-    struct forward f = {0};
-
-    c.n_heads = n_heads;
-    c.hidden_dim = hidden_dim;
-    c.ffn_dim = ffn_dim;
-    c.n_experts = n_experts;
-    c.n_experts_per_tok = 4;
-    c.quant = quant;
-    forward_plan_resident(&f, &c, 132, 4, false);
-    return f.resident_rows;
-}
-
-/* A shape that the kernel is not made for is left to the chain. */
-TEST(unfit_shapes_are_refused)
-{
-    static const struct {
-        int n_heads, hidden_dim, ffn_dim, most_rows, n_experts;
-    } unfit[] = {
-        {6, 416, 992, 16, 0},           {18, 416, 992, 0, 0}, /* nine a KV head */
-        {6, 416, 200000, 0, 0},                               /* one row leaves no ring */
-        {6, 132 * 128 + 32, 992, 0, 0}, /* more columns a block than there is room for */
-        {6, 416, 768, 1, 128},          /* rows go through different experts */
-        {6, 416, 768, 0, 130},          /* more than the producer chooses of */
-        {6, 416, 992, 0, 128},          /* steps of k of other warps than in a row of x */
-    };
-
-    for (int i = 0; i < N(unfit); i++)
-        ck_assert_int_eq(most_rows(unfit[i].n_heads, unfit[i].hidden_dim, unfit[i].ffn_dim,
-                                   unfit[i].n_experts, NULL),
-                         unfit[i].most_rows);
-}
-END_TEST
-
-/* So are weights of formats and sizes that it does not take, and mixtures of any. */
-TEST(unfit_weights_are_refused)
-{
-    uint16_t all_but_one[2];
-    struct quantization mixed = *format_of(OF_ROWS);
-    const struct quantization fine = rig_quantization(DTYPE_INT4, 1, 32, false);
-    const struct {
-        const struct quantization *quant;
-        int n_heads, hidden_dim, ffn_dim, most_rows;
-    } unfit[] = {
-        {format_of(OF_ROWS), 6, 448, 1024, 8},
-        {format_of(OF_ROWS), 6, 416, 1024, 0}, /* weights that fill no step */
-        {&mixed, 6, 448, 1024, 0},             /* a layer in which one product is not quantized */
-        {format_of(IN_BLOCKS), 4, 512, 1024, 8},
-        {format_of(IN_BLOCKS), 4, 512, 1280, 0}, /* a row's scales are no multiple of 16 bytes */
-        {format_of(IN_GROUPS), 8, 1024, 3072, 8},
-        {format_of(IN_GROUPS), 8, 1024, 2560, 0}, /* the same */
-        {&fine, 8, 1024, 3072, 0},                /* groups of 32 */
-        {format_of(WITH_ZEROS), 16, 2048, 4096, 8},
-        {format_of(WITH_ZEROS), 16, 2048, 3072, 0}, /* the same of zeros */
-    };
-
-    memcpy(all_but_one, mixed.layers, sizeof(all_but_one));
-    all_but_one[1] &= (uint16_t) ~(1 << (WEIGHT_O - N_MODEL_WEIGHTS));
-    mixed.layers = all_but_one;
-    for (int i = 0; i < N(unfit); i++) {
-        ck_assert_int_eq(most_rows(unfit[i].n_heads, unfit[i].hidden_dim, unfit[i].ffn_dim, 0,
-                                   unfit[i].quant),
-                         unfit[i].most_rows);
-        ck_assert_int_eq(most_rows(unfit[i].n_heads, unfit[i].hidden_dim, unfit[i].ffn_dim, 4,
-                                   unfit[i].quant),
-                         0);
-    }
 }
 END_TEST
 
