@@ -94,10 +94,10 @@ size_t resident_sentinel_bytes(const struct resident *r);
  * alone: the caller sees to that.
  *
  * With keys of fp8 at most RESIDENT_FP8_ROWS, by choice: the chain's own attention kernel is faster
- * where several rows have many keys. Without that limit a step of 0.6B with 1, 2, 4 and 8 rows took
- * 0.74, 0.73, 0.74 and 0.82 of the chain's time with 512 keys each, 0.66, 0.75, 0.82 and 0.96 with
- * 2,048, but 0.93, 1.03, 1.16 and 1.23 with 32,768 (H200, 2026-11-29). Four lose less there than
- * they gain with fewer keys. */
+ * where several rows have many keys. Without that limit a step of 0.6B with 5, 6 and 8 rows takes
+ * 0.76, 0.78 and 0.77 of the chain's time with 512 keys each, 0.78, 0.86 and 0.86 with 2,048, but
+ * 1.05, 1.11 and 1.09 with 8,192 and 1.21, 1.24 and 1.24 with 30,000 (H200, 2026-11-30). Four lose
+ * less there than they gain with fewer keys. */
 bool resident_supports(const struct resident *r);
 
 /* Tags for a run: counts->tag is the one after *last, 0 at first, and each layer takes one. No tag

@@ -21,10 +21,11 @@ static __host__ __device__ __forceinline__ int part_length(int head_dim)
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
-// A thread's online softmax of query head `lane / 4`.
+// A thread's online softmax: max and sum of query head `lane / 4`, over the keys that the thread
+// has seen; o of heads `lane % 4 * 2` and the next, of two dimensions each.
 template <int HEAD_DIM> struct softmax {
     float max, sum;
-    float o[HEAD_DIM / 8][2];
+    float o[HEAD_DIM / 16][4]; /* a dimension of both heads, then the other */
 };
 
 // Adds the keys of N / 2 units: p are a thread's scores, in powers of two and -INFINITY where there
@@ -34,9 +35,13 @@ static __device__ __forceinline__ void softmax_add(struct softmax<HEAD_DIM> &s, 
                                                    float max,
                                                    const uint4 (&x)[N * 2][HEAD_DIM / 64])
 {
+    const int quarter = (int)threadIdx.x % 4;
+
     max = fmaxf(max, __shfl_xor_sync(ALL_LANES, max, 1));
     max = fmaxf(max, __shfl_xor_sync(ALL_LANES, max, 2));
     const float shrink = exp2_fast(s.max - max);
+    const float first = __shfl_sync(ALL_LANES, shrink, quarter * 8);
+    const float second = __shfl_sync(ALL_LANES, shrink, quarter * 8 + 4);
     s.max = max;
     s.sum *= shrink;
 #pragma unroll
@@ -47,8 +52,10 @@ static __device__ __forceinline__ void softmax_add(struct softmax<HEAD_DIM> &s, 
         s.sum += score;
     }
 #pragma unroll
-    for (int i = 0; i < HEAD_DIM / 8; i++)
-        s.o[i][0] *= shrink, s.o[i][1] *= shrink;
+    for (int i = 0; i < HEAD_DIM / 16; i++) {
+        s.o[i][0] *= first, s.o[i][1] *= second;
+        s.o[i][2] *= first, s.o[i][3] *= second;
+    }
 #pragma unroll
     for (int k = 0; k < N; k += 2) {
         const uint32_t p0 = bf16_pair(p[k][0], p[k][1]), p1 = bf16_pair(p[k + 1][0], p[k + 1][1]);
@@ -59,22 +66,17 @@ static __device__ __forceinline__ void softmax_add(struct softmax<HEAD_DIM> &s, 
             const uint32_t *v2 = &x[k * 2 + 2][j].x, *v3 = &x[k * 2 + 3][j].x;
 
 #pragma unroll
-            for (int i = 0; i < 4; i++) {
-                float *even = s.o[j * 8 + i * 2], *odd = s.o[j * 8 + i * 2 + 1];
-
-                mma_8816(even[0], even[1], p0, p1, low_halves(v0[i], v1[i]),
-                         low_halves(v2[i], v3[i]));
-                mma_8816(odd[0], odd[1], p0, p1, high_halves(v0[i], v1[i]),
-                         high_halves(v2[i], v3[i]));
-            }
+            for (int i = 0; i < 4; i++)
+                mma_16816(s.o[j * 4 + i], low_halves(v0[i], v1[i]), high_halves(v0[i], v1[i]),
+                          low_halves(v2[i], v3[i]), high_halves(v2[i], v3[i]), p0, p1);
         }
     }
 }
 
 // The cost of a second sequence in a block, in units that the block could read in that time: about
-// 3 us. A step of 0.6B with 15 sequences, of 12, takes 970 and 888 us where all parts are equal,
-// 866 and 834 where each sequence is whole (512 keys and more; H200, 2026-11-28).
-static constexpr int SECOND_UNITS = 12;
+// 4 us. A step of 0.6B with 9, 10, 12, 15 sequences takes 760, 770, 787, 839 us; with a cost of 12
+// units 777, 789, 790, 833, of 6 778, 794, 825, 836 (512 keys and more; H200, 2026-11-30).
+static constexpr int SECOND_UNITS = 18;
 
 // Divides the keys, by one warp, among the blocks of a KV head. Each sequence has blocks of its
 // own if none need then read more than an equal share and SECOND_UNITS; else all units in a row are
@@ -126,37 +128,39 @@ static __device__ void plan_segments(struct resident_shared &s, const struct res
     }
 }
 
-// A unit in a stage: its keys and then its values; either, if E4M3, is followed by its exponents. A
-// warp takes SPAN units at once: of E4M3, whose rows must be converted, two hide more of the
+// A stage of keys is made of eight pieces, which lie in it as rows of weights do: rows of a unit's
+// keys or values, 2 KiB of them at most, and a pad. The pieces of a unit are those of its keys, one
+// or two, and then those of its values. In the pad lie exponents, if it is E4M3. (With 32 pieces of
+// two rows no two would be in the same banks, but each copy takes the producer 60 clocks, as much
+// as memory takes for 1 KiB. Bulk tensor copies, which could swizzle the rows, made all copies of
+// the kernel 4 % slower: H200, 2026-11-30.)
+static constexpr int PIECES_OF_STAGE = COLS;
+template <int HEAD_DIM, bool FP8> static constexpr int ROW = HEAD_DIM *(FP8 ? 1 : 2);
+template <int HEAD_DIM, bool FP8>
+static constexpr int PIECES = ROW<HEAD_DIM, FP8> *UNIT > CHUNK * 2 ? 2 : 1;
+template <int HEAD_DIM, bool FP8> static constexpr int ROWS = UNIT / PIECES<HEAD_DIM, FP8>;
+template <int HEAD_DIM, bool FP8>
+static constexpr int UNITS_OF_STAGE = PIECES_OF_STAGE / (2 * PIECES<HEAD_DIM, FP8>);
+static_assert(CHUNK * 2 + UNIT <= ROW_BYTES, "exponents have room");
+
+// A warp takes SPAN units at once: of E4M3, whose rows must be converted, two hide more of the
 // latency, though not where a warp has no second one. (A step of 0.6B with 32,768 and 512 keys on
 // an H200, 2026-11-29: 1,286 and 553 us; one at a time and two in a stage, in a build that also had
 // a branch where FP8 is a template's, 1,466 and 521.)
-template <int HEAD_DIM, bool FP8> static constexpr uint32_t ROW = HEAD_DIM *(FP8 ? 1 : 2);
-template <int HEAD_DIM, bool FP8>
-static constexpr uint32_t ROWS = UNIT *(ROW<HEAD_DIM, FP8> + FP8); // of keys or of values
-template <int HEAD_DIM, bool FP8>
-static constexpr int UNITS_OF_STAGE = 256 / HEAD_DIM *(FP8 ? 2 : 1);
 template <bool FP8> static constexpr int SPAN = FP8 ? 2 : 1;
-static_assert(UNITS_OF_STAGE<128, true> * 2 * ROWS<128, true> <= STAGE_BYTES &&
-                  UNITS_OF_STAGE<64, true> * 2 * ROWS<64, true> <= STAGE_BYTES,
-              "there is room");
 
 // The producer's side.
 template <int HEAD_DIM, bool FP8>
 static __device__ __forceinline__ void stream_keys(struct frame &f, int layer, uint64_t policy)
 {
-    static constexpr int EACH = UNITS_OF_STAGE<HEAD_DIM, FP8>;
-    static constexpr uint32_t BYTES = UNIT * ROW<HEAD_DIM, FP8>, EXTENT = ROWS<HEAD_DIM, FP8>;
+    static constexpr int EACH = UNITS_OF_STAGE<HEAD_DIM, FP8>, N = PIECES<HEAD_DIM, FP8>;
+    static constexpr uint32_t BYTES = ROWS<HEAD_DIM, FP8> * ROW<HEAD_DIM, FP8>; /* of a piece */
 
     const struct resident &a = f.a;
     const int lane = lane_of(f), shift = a.kv.block_shift;
+    const int k = lane % PIECES_OF_STAGE / (2 * N), is_v = lane / N % 2, piece = lane % N;
     const uint16_t *base = a.kv.base + layer * a.kv.layer_stride;
     struct ring &r = f.ring;
-    const auto copy = [&](uint32_t to, const struct kv_row &from, uint32_t full) {
-        copy_bytes(to, from.data, BYTES, full, policy);
-        if (FP8)
-            copy_bytes(to + BYTES, from.exponent, UNIT, full, policy);
-    };
 
 #pragma unroll 1
     for (int i = 0; i < f.s.n_segments; i++) {
@@ -170,29 +174,23 @@ static __device__ __forceinline__ void stream_keys(struct frame &f, int layer, u
 
 #pragma unroll 1
             for (int j = 0; j < n; j += EACH) {
-                const int here = min(EACH, n - j);
-                const uint32_t full = ring_full(r);
-                int64_t ids[EACH];
+                const int slot = (first + j + k) * UNIT & ((1 << shift) - 1);
+                const int64_t id = __shfl_sync(ALL_LANES, block, j + k);
+                const struct kv_row key =
+                    row_of<HEAD_DIM, FP8>(base + id * a.kv.block_stride, a.kv, f.s.kv_head,
+                                          slot + piece * ROWS<HEAD_DIM, FP8>);
+                const struct kv_row from = is_v ? values_of(key, a.kv.v_offset) : key;
+                const uint32_t to = ring_stage(r) + (uint32_t)(lane * ROW_BYTES);
+                const uint32_t bytes = (uint32_t)(min(EACH, n - j) * 2 * N) * (BYTES + FP8 * UNIT);
 
-#pragma unroll
-                for (int k = 0; k < EACH; k++)
-                    ids[k] = __shfl_sync(ALL_LANES, block, j + k);
                 ring_wait_empty(r);
-                if (elected()) {
-                    barrier_expect(full, (uint32_t)here * 2 * EXTENT);
-#pragma unroll
-                    for (int k = 0; k < EACH; k++) {
-                        const int slot = (first + j + k) * UNIT & ((1 << shift) - 1);
-                        const struct kv_row from =
-                            row_of<HEAD_DIM, FP8>(base + ids[k] * a.kv.block_stride, a.kv,
-                                                  f.s.kv_head, slot);
-                        const uint32_t to = ring_stage(r) + (uint32_t)k * 2 * EXTENT;
-
-                        if (k == here)
-                            break;
-                        copy(to, from, full);
-                        copy(to + EXTENT, values_of(from, a.kv.v_offset), full);
-                    }
+                if (lane == 0)
+                    barrier_expect(ring_full(r), bytes);
+                __syncwarp();
+                if (lane < PIECES_OF_STAGE && j + k < n) {
+                    copy_bytes(to, from.data, BYTES, ring_full(r), policy);
+                    if (FP8)
+                        copy_bytes(to + CHUNK * 2, from.exponent, UNIT, ring_full(r), policy);
                 }
                 ring_next(r);
             }
@@ -317,85 +315,121 @@ static __device__ __forceinline__ void receive_head(const struct frame &f, int l
                             high);
 }
 
-// Keys or values of a span in shared memory; the row of `fresh`, if it is not -1, is the one at
-// new_row instead.
-struct span {
-    uint32_t rows, new_row;
-    int fresh;
-};
-
-struct row_in_stage {
-    uint32_t at, factor; // of E4M3: factor_of() its exponent
-};
-
+// Keys or values of a unit: how far apart they are in a stage.
 template <int HEAD_DIM, bool FP8>
-static __device__ __forceinline__ struct row_in_stage row_in(const struct span &s, int i)
-{
-    const uint32_t unit = s.rows + (SPAN<FP8> > 1 ? i / UNIT * 2 * ROWS<HEAD_DIM, FP8> : 0);
-    const uint32_t row = SPAN<FP8> > 1 ? i % UNIT : i;
-    const uint32_t at = i == s.fresh ? s.new_row : unit + row * ROW<HEAD_DIM, FP8>;
+static constexpr uint32_t EXTENT = PIECES<HEAD_DIM, FP8> *ROW_BYTES;
 
-    if constexpr (FP8)
-        return {at, factor_of((int)ld_shared_u8(i == s.fresh ? s.new_row + HEAD_DIM
-                                                             : unit + UNIT * HEAD_DIM + row))};
-    return {at, 0};
+// A row of keys or values in a stage.
+struct row_in_stage {
+    uint32_t at, exponent; // where they are
+};
+
+// Row i of a span, whose keys or values begin at `rows`.
+template <int HEAD_DIM, bool FP8>
+static __device__ __forceinline__ struct row_in_stage row_in(uint32_t rows, int i)
+{
+    static constexpr uint32_t N = ROWS<HEAD_DIM, FP8>;
+
+    const uint32_t unit = rows + (SPAN<FP8> > 1 ? i / UNIT * 2 * EXTENT<HEAD_DIM, FP8> : 0);
+    const uint32_t row = SPAN<FP8> > 1 ? i % UNIT : i;
+
+    return {unit + row / N * ROW_BYTES + row % N * ROW<HEAD_DIM, FP8>, unit + CHUNK * 2 + row};
 }
 
-// Eight elements of a row as bf16.
-template <bool FP8>
-static __device__ __forceinline__ uint4 eight_of(const struct row_in_stage &row, int element)
+// Which key of a span is in a column of the i-th eight of a product. Rows of a piece have the same
+// banks. So where a unit's keys are two pieces neighbouring columns, whose keys are read at once,
+// are of both, as are all even columns and all odd ones, whose values are.
+static __device__ __forceinline__ int key_in(int i, int column)
 {
+    return i / 2 * UNIT + (column / 2 + column) % 2 * 8 + column / 2 * 2 + i % 2;
+}
+
+// Of E4M3 what the row's elements are multiplied by.
+template <bool FP8>
+static __device__ __forceinline__ uint32_t factor_in(const struct row_in_stage &row)
+{
+    return FP8 ? factor_of((int)ld_shared_u8(row.exponent)) : 0;
+}
+
+// Eight of its elements as bf16.
+template <bool FP8>
+static __device__ __forceinline__ uint4 eight_of(const struct row_in_stage &row, int vector,
+                                                 uint32_t factor)
+{
+    const uint32_t at = row.at + (uint32_t)vector * sizeof(kv_vector<FP8>);
+
     if constexpr (FP8)
-        return from_e4m3(ld_shared_u32x2(row.at + (uint32_t)element), row.factor);
+        return from_e4m3(ld_shared_u32x2(at), factor);
     else
-        return ld_shared(row.at + (uint32_t)element * 2);
+        return ld_shared(at);
+}
+
+// Puts the step's own key and value in their place in a span, by one warp.
+template <int HEAD_DIM, bool FP8>
+static __device__ __forceinline__ void put_newest(const struct frame &f, uint32_t keys, int i)
+{
+    static constexpr int N = HEAD_DIM / 8;
+    using vector = kv_vector<FP8>;
+
+    const int lane = lane_of(f), is_v = lane / N, j = lane % N;
+    const uint8_t *const own = (const uint8_t *)(is_v ? f.s.value : f.s.key);
+    const struct row_in_stage to =
+        row_in<HEAD_DIM, FP8>(is_v ? keys + EXTENT<HEAD_DIM, FP8> : keys, i);
+
+    if (is_v < 2) {
+        ((vector *)__cvta_shared_to_generic(to.at))[j] = ((const vector *)own)[j];
+        if (FP8 && j == 0)
+            *(uint8_t *)__cvta_shared_to_generic(to.exponent) = own[HEAD_DIM];
+    }
+    __syncwarp();
 }
 
 // Adds a span of keys and values, of which 0 .. last are the sequence's; the last stands in for the
 // others, whose memory may hold NaN.
 template <int HEAD_DIM, bool FP8>
-static __device__ __forceinline__ void attend(struct softmax<HEAD_DIM> &s, uint32_t q,
-                                              const struct span &keys, const struct span &values,
+static __device__ __forceinline__ void attend(struct softmax<HEAD_DIM> &s,
+                                              const uint4 (&q)[HEAD_DIM / 32], uint32_t keys,
                                               int last, float scale)
 {
     static constexpr int N = SPAN<FP8> * 2; /* keys of a thread's products, in eights */
 
     const int lane = (int)threadIdx.x % WARP, group = lane / 4, quarter = lane % 4;
-    float p[N][2], even_sum[N][2] = {}, odd_sum[N][2] = {};
-    uint4 x[N * 2][HEAD_DIM / 64];
-    struct row_in_stage key[N];
+    float p[N][2], even_sum[N][4] = {}, odd_sum[N][4] = {}; /* of heads, and of none */
+    uint4 k[N][HEAD_DIM / 32], x[N * 2][HEAD_DIM / 64];
 
 #pragma unroll
-    for (int i = 0; i < N; i++)
-        key[i] = row_in<HEAD_DIM, FP8>(keys, min(i * 8 + group, last));
-#pragma unroll
-    for (int j = 0; j < HEAD_DIM / 32; j++) {
-        const int element = j * 32 + quarter * 8;
-        const uint4 a = ld_shared(q + (uint32_t)element * 2);
+    for (int i = 0; i < N; i++) {
+        const struct row_in_stage key = row_in<HEAD_DIM, FP8>(keys, min(key_in(i, group), last));
+        const uint32_t factor = factor_in<FP8>(key);
 
+#pragma unroll
+        for (int j = 0; j < HEAD_DIM / 32; j++)
+            k[i][j] = eight_of<FP8>(key, j * 4 + quarter, factor);
+    }
+#pragma unroll
+    for (int j = 0; j < HEAD_DIM / 32; j++)
 #pragma unroll
         for (int i = 0; i < N; i++) {
-            const uint4 b = eight_of<FP8>(key[i], element);
-
-            mma_8816(even_sum[i][0], even_sum[i][1], a.x, a.y, b.x, b.y);
-            mma_8816(odd_sum[i][0], odd_sum[i][1], a.z, a.w, b.z, b.w);
+            mma_16816(even_sum[i], q[j].x, 0, q[j].y, 0, k[i][j].x, k[i][j].y);
+            mma_16816(odd_sum[i], q[j].z, 0, q[j].w, 0, k[i][j].z, k[i][j].w);
         }
-    }
 #pragma unroll
     for (int i = 0; i < N * 2; i++) {
         const struct row_in_stage value =
-            row_in<HEAD_DIM, FP8>(values, min(quarter * 2 + i % 2 + i / 2 * 8, last));
+            row_in<HEAD_DIM, FP8>(keys + EXTENT<HEAD_DIM, FP8>,
+                                  min(key_in(i / 2, quarter * 2 + i % 2), last));
+        const uint32_t factor = factor_in<FP8>(value);
 
 #pragma unroll
         for (int j = 0; j < HEAD_DIM / 64; j++)
-            x[i][j] = eight_of<FP8>(value, j * 64 + group * 8);
+            x[i][j] = eight_of<FP8>(value, j * 8 + group, factor);
     }
     float max = s.max;
 #pragma unroll
     for (int i = 0; i < N * 2; i++) {
         float &score = p[i / 2][i % 2];
 
-        score = i / 2 * 8 + quarter * 2 + i % 2 <= last
+        score = key_in(i / 2, quarter * 2 + i % 2) <= last
                     ? (even_sum[i / 2][i % 2] + odd_sum[i / 2][i % 2]) * scale
                     : -INFINITY;
         max = fmaxf(max, score);
@@ -452,56 +486,65 @@ static __device__ __forceinline__ void send_segment(const struct frame &f, int l
     }
 }
 
+// A warp takes every eighth span, and passes by the stages between these in a loop of its own: each
+// of its turns is latency that nothing hides.
 template <int HEAD_DIM, bool FP8>
 static __device__ __forceinline__ void attend_segment(struct frame &f, int layer,
                                                       const struct segment &g)
 {
     static constexpr int EACH = UNITS_OF_STAGE<HEAD_DIM, FP8>, N = SPAN<FP8>;
+    static_assert(EACH <= CONSUMERS * N, "a warp has one span of a stage at most");
 
-    const int warp = warp_of(f), lane = lane_of(f);
-    const int row = lane / 4, quarter = lane % 4, group = f.s.group;
-    const uint32_t new_key = shared_address(f.s.key), new_value = shared_address(f.s.value);
+    const int warp = warp_of(f), lane = lane_of(f), row = lane / 4, quarter = lane % 4;
+    const int group = f.s.group, kv_len = f.s.kv_len[g.seq], begin = g.begin, end = g.end;
+    const int n_stages = (end - begin + EACH - 1) / EACH;
     const float scale = 1.4426950408889634f * rsqrtf((float)HEAD_DIM);
-    /* rows past the group repeat its last head; their results are not used */
-    const uint32_t q = shared_address(f.s.q) + (uint32_t)(min(row, group - 1) * HEAD_DIM * 2);
     struct softmax<HEAD_DIM> s = {
         - 1e30f
     };
+    uint4 q[HEAD_DIM / 32];
+    int passed = 0; /* stages of the segment */
 
 #pragma unroll 1
     for (int i = warp; i < group + 2; i += CONSUMERS)
         receive_head<HEAD_DIM, FP8>(f, layer, g, i);
     named_sync(ALL_CONSUMERS);
     mark(f);
+    /* rows past the group repeat its last head; their results are not used */
+#pragma unroll
+    for (int j = 0; j < HEAD_DIM / 32; j++)
+        q[j] = f.s.q[min(row, group - 1) * (HEAD_DIM / 8) + j * 4 + quarter];
 #pragma unroll 1
-    for (int first = g.begin; first < g.end; first += EACH) {
-        ring_wait_full(f.ring);
-#pragma unroll 1
-        for (int i = 0; i < EACH && first + i < g.end; i += N) {
-            const int unit = first + i, n_keys = min(N, g.end - unit) * UNIT;
-            const int last = f.s.kv_len[g.seq] - 1 - unit * UNIT, fresh = last < n_keys ? last : -1;
-            const uint32_t at = ring_stage(f.ring) + (uint32_t)i * 2 * ROWS<HEAD_DIM, FP8>;
+    for (int unit = begin + warp * N; unit < end; unit += CONSUMERS * N) {
+        const int n_keys = min(N, end - unit) * UNIT, last = kv_len - 1 - unit * UNIT;
 
-            if ((unit - g.begin) / N % CONSUMERS == warp)
-                attend<HEAD_DIM, FP8>(s, q, {at, new_key, fresh},
-                                      {at + ROWS<HEAD_DIM, FP8>, new_value, fresh},
-                                      min(last, n_keys - 1), scale);
-        }
+        for (; passed < (unit - begin) / EACH; passed++)
+            ring_pass(f.ring);
+        ring_wait_full(f.ring);
+        const uint32_t keys =
+            ring_stage(f.ring) + (uint32_t)((unit - begin) % EACH) * 2 * EXTENT<HEAD_DIM, FP8>;
+        if (last < n_keys)
+            put_newest<HEAD_DIM, FP8>(f, keys, last);
+        attend<HEAD_DIM, FP8>(s, q, keys, min(last, n_keys - 1), scale);
         ring_release(f.ring);
+        passed++;
     }
+    for (; passed < n_stages; passed++)
+        ring_pass(f.ring);
     s.sum += __shfl_xor_sync(ALL_LANES, s.sum, 1);
     s.sum += __shfl_xor_sync(ALL_LANES, s.sum, 2);
-    if (row < group) {
-        float *to = f.scratch + (warp * group + row) * part_length(HEAD_DIM);
+    if (row < group && quarter == 0)
+        *(float2 *)(f.scratch + (warp * group + row) * part_length(HEAD_DIM) + HEAD_DIM) =
+            make_float2(s.max, s.sum);
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        float *const to = f.scratch + (warp * group + quarter * 2 + i) * part_length(HEAD_DIM);
 
-        if (quarter == 0)
-            *(float2 *)(to + HEAD_DIM) = make_float2(s.max, s.sum);
+        if (quarter * 2 + i < group)
 #pragma unroll
-        for (int i = 0; i < HEAD_DIM / 8; i += 4)
-#pragma unroll
-            for (int j = 0; j < 2; j++)
-                *(float4 *)(to + i / 8 * 64 + (quarter * 2 + j) * 8 + i % 8) =
-                    make_float4(s.o[i][j], s.o[i + 1][j], s.o[i + 2][j], s.o[i + 3][j]);
+            for (int j = 0; j < HEAD_DIM / 16; j += 2)
+                *(float4 *)(to + j / 4 * 64 + row * 8 + j % 4 * 2) =
+                    make_float4(s.o[j][i], s.o[j][2 + i], s.o[j + 1][i], s.o[j + 1][2 + i]);
     }
     named_sync(ALL_CONSUMERS);
     send_segment<HEAD_DIM>(f, layer, g);

@@ -13,7 +13,7 @@ static constexpr int K_STEP = 32;  // words of 16 bits of a row in a step: k of 
 static constexpr int CHUNK = 1024; // such words in a stage
 // Padded against bank conflicts. In the first row's pad lie scales of FP8.
 static constexpr int ROW_BYTES = CHUNK * 2 + 64;
-static constexpr int STAGE_BYTES = COLS * ROW_BYTES; // for keys see UNITS_OF_STAGE
+static constexpr int STAGE_BYTES = COLS * ROW_BYTES; // for keys see PIECES_OF_STAGE
 static constexpr int MAX_STAGES = 14;
 static constexpr int GROUP_COLS = 128; // weights of 4 or 8 bits that share a scale
 static_assert(CHUNK * 2 / GROUP_COLS * 4 <= ROW_BYTES - CHUNK * 2, "FP8: there is room");
@@ -173,6 +173,13 @@ static __device__ __forceinline__ void ring_release(struct ring &r)
 {
     barrier_arrive(r.empty + (uint32_t)r.at * 8);
     ring_next(r);
+}
+
+// Passes by a stage that the warp does not read.
+static __device__ __forceinline__ void ring_pass(struct ring &r)
+{
+    ring_wait_full(r);
+    ring_release(r);
 }
 
 enum { ALL_CONSUMERS = 1, CONSUMERS_AND_HELPERS = 2 }; // named barriers
