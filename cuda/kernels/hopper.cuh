@@ -157,6 +157,13 @@ static __device__ __forceinline__ void copy_bytes(uint32_t to, const void *from,
                  : "memory");
 }
 
+// The phase is not over before what the thread has copied by copy_async() has arrived. It must
+// still lack an arrival, which comes after this.
+static __device__ __forceinline__ void barrier_expect_async(uint32_t barrier)
+{
+    asm volatile("cp.async.mbarrier.arrive.shared.b64 [%0];" ::"r"(barrier) : "memory");
+}
+
 // 16 bytes of shared memory.
 static __device__ __forceinline__ uint4 ld_shared(uint32_t at)
 {

@@ -279,12 +279,12 @@ static const struct {
     {1, 32, 8, 128, 4096, 12288, 1004, false, false, 16, 4, 0, 0, false, IN_GROUPS, false},
     {1, 32, 8, 128, 4096, 12288, 1004, false, false, 16, 4, 0, 0, false, WITH_ZEROS, false},
     /* keys of E4M3: three, seven and two query heads a KV head, an expert's, quantized weights */
-    {2, 6, 2, 128, 416, 992, 1004, false, false, 16, 4, 0, 0, false, BF16, true},
-    {2, 14, 2, 64, 896, 1216, 1004, false, true, 32, 4, 0, 0, false, BF16, true},
-    {2, 16, 8, 128, 1024, 3072, 12004, true, false, 64, 4, 0, 0, false, BF16, true},
+    {2, 6, 2, 128, 416, 992, 1004, false, false, 16, 8, 0, 0, false, BF16, true},
+    {2, 14, 2, 64, 896, 1216, 1004, false, true, 32, 8, 0, 0, false, BF16, true},
+    {2, 16, 8, 128, 1024, 3072, 12004, true, false, 64, 8, 0, 0, false, BF16, true},
     {2, 6, 2, 128, 416, 256, 1004, false, false, 16, 1, 6, 3, true, BF16, true},
-    {2, 4, 2, 128, 512, 2560, 1004, false, false, 16, 4, 0, 0, false, IN_BLOCKS, true},
-    {2, 32, 4, 64, 2048, 6144, 1004, false, true, 16, 4, 0, 0, false, WITH_ZEROS, true},
+    {2, 4, 2, 128, 512, 2560, 1004, false, false, 16, 8, 0, 0, false, IN_BLOCKS, true},
+    {2, 32, 4, 64, 2048, 6144, 1004, false, true, 16, 8, 0, 0, false, WITH_ZEROS, true},
 };
 
 TEST(shapes_follow_chain, .n = N(shapes))

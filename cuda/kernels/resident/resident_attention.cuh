@@ -29,11 +29,12 @@ template <int HEAD_DIM> struct softmax {
 };
 
 // Adds the keys of N / 2 units: p are a thread's scores, in powers of two and -INFINITY where there
-// is no key, max the greatest of these and s.max; x its share of the values.
-template <int HEAD_DIM, int N>
-static __device__ __forceinline__ void softmax_add(struct softmax<HEAD_DIM> &s, float (&p)[N][2],
-                                                   float max,
-                                                   const uint4 (&x)[N * 2][HEAD_DIM / 64])
+// is no key, max the greatest of these and s.max; x its share of the values, of E4M3 to be
+// multiplied by scales.
+template <int HEAD_DIM, bool FP8, int N>
+static __device__ __forceinline__ void
+softmax_add(struct softmax<HEAD_DIM> &s, float (&p)[N][2], float max,
+            const uint4 (&x)[N * 2][HEAD_DIM / 64], const float (&scales)[N * 2])
 {
     const int quarter = (int)threadIdx.x % 4;
 
@@ -50,6 +51,8 @@ static __device__ __forceinline__ void softmax_add(struct softmax<HEAD_DIM> &s, 
 
         score = exp2_fast(score - max);
         s.sum += score;
+        if (FP8)
+            score *= scales[i];
     }
 #pragma unroll
     for (int i = 0; i < HEAD_DIM / 16; i++) {
@@ -130,10 +133,13 @@ static __device__ void plan_segments(struct resident_shared &s, const struct res
 
 // A stage of keys is made of eight pieces, which lie in it as rows of weights do: rows of a unit's
 // keys or values, 2 KiB of them at most, and a pad. The pieces of a unit are those of its keys, one
-// or two, and then those of its values. In the pad lie exponents, if it is E4M3. (With 32 pieces of
-// two rows no two would be in the same banks, but each copy takes the producer 60 clocks, as much
-// as memory takes for 1 KiB. Bulk tensor copies, which could swizzle the rows, made all copies of
-// the kernel 4 % slower: H200, 2026-11-30.)
+// or two, and then those of its values. In the pad lie exponents, if it is E4M3.
+//
+// A bulk copy takes the producer 60 clocks, as long as memory takes for 1 KiB. So exponents come by
+// copies that all lanes issue at once (a step of 0.6B with four times 30,000 keys takes 2,548 us,
+// by bulk copies 3,154), and there are no pieces of two rows, of which no two would be in the same
+// banks. Bulk tensor copies, which could swizzle the rows, made all copies of the kernel 4 %
+// slower. (H200, 2026-11-30.)
 static constexpr int PIECES_OF_STAGE = COLS;
 template <int HEAD_DIM, bool FP8> static constexpr int ROW = HEAD_DIM *(FP8 ? 1 : 2);
 template <int HEAD_DIM, bool FP8>
@@ -181,17 +187,20 @@ static __device__ __forceinline__ void stream_keys(struct frame &f, int layer, u
                                           slot + piece * ROWS<HEAD_DIM, FP8>);
                 const struct kv_row from = is_v ? values_of(key, a.kv.v_offset) : key;
                 const uint32_t to = ring_stage(r) + (uint32_t)(lane * ROW_BYTES);
-                const uint32_t bytes = (uint32_t)(min(EACH, n - j) * 2 * N) * (BYTES + FP8 * UNIT);
+                const uint32_t full = ring_full(r), n_pieces = (uint32_t)(min(EACH, n - j) * 2 * N);
+                const bool mine = lane < PIECES_OF_STAGE && j + k < n;
 
                 ring_wait_empty(r);
-                if (lane == 0)
-                    barrier_expect(ring_full(r), bytes);
-                __syncwarp();
-                if (lane < PIECES_OF_STAGE && j + k < n) {
-                    copy_bytes(to, from.data, BYTES, ring_full(r), policy);
-                    if (FP8)
-                        copy_bytes(to + CHUNK * 2, from.exponent, UNIT, ring_full(r), policy);
+                if (FP8 && mine) {
+                    copy_async(to + CHUNK * 2, from.exponent, true);
+                    barrier_expect_async(full);
                 }
+                __syncwarp();
+                if (lane == 0)
+                    barrier_expect(full, n_pieces * BYTES);
+                __syncwarp();
+                if (mine)
+                    copy_bytes(to, from.data, BYTES, full, policy);
                 ring_next(r);
             }
         }
@@ -326,7 +335,7 @@ struct row_in_stage {
 
 // Row i of a span, whose keys or values begin at `rows`.
 template <int HEAD_DIM, bool FP8>
-static __device__ __forceinline__ struct row_in_stage row_in(uint32_t rows, int i)
+static __device__ __forceinline__ struct row_in_stage row_in(uint32_t rows, uint32_t i)
 {
     static constexpr uint32_t N = ROWS<HEAD_DIM, FP8>;
 
@@ -344,24 +353,51 @@ static __device__ __forceinline__ int key_in(int i, int column)
     return i / 2 * UNIT + (column / 2 + column) % 2 * 8 + column / 2 * 2 + i % 2;
 }
 
-// Of E4M3 what the row's elements are multiplied by.
-template <bool FP8>
-static __device__ __forceinline__ uint32_t factor_in(const struct row_in_stage &row)
+// E4M3 is multiplied as tiny bf16, queries and the weights of values beside it are huge: see
+// quant.cuh. The scales of its rows, powers of two, are left to scores and to the weights of
+// values.
+static constexpr int HUGE = 64;
+template <bool FP8> static constexpr float UNDO = FP8 ? OF_TINY<KIND_E4M3> : 1.0f;
+
+static __device__ __forceinline__ float scale_of_row(uint32_t exponent, int more)
 {
-    return FP8 ? factor_of((int)ld_shared_u8(row.exponent)) : 0;
+    const int e = (int)ld_shared_u8(exponent);
+
+    return e == NAN_EXPONENT ? NAN : __uint_as_float((uint32_t)(e + more) << 23);
 }
 
-// Eight of its elements as bf16.
-template <bool FP8>
-static __device__ __forceinline__ uint4 eight_of(const struct row_in_stage &row, int vector,
-                                                 uint32_t factor)
+// N times eight elements of a row, from vectors of 16 bytes that are `stride` apart.
+template <bool FP8, int N>
+static __device__ __forceinline__ void load_eights(uint4 (&to)[N], uint32_t at, uint32_t stride)
 {
-    const uint32_t at = row.at + (uint32_t)vector * sizeof(kv_vector<FP8>);
+    if constexpr (!FP8) {
+#pragma unroll
+        for (int j = 0; j < N; j++)
+            to[j] = ld_shared(at + (uint32_t)j * stride);
+    } else if constexpr (N == 1) {
+        const uint2 half = ld_shared_u32x2(at);
 
-    if constexpr (FP8)
-        return from_e4m3(ld_shared_u32x2(at), factor);
-    else
-        return ld_shared(at);
+        to[0] = tiny_unit<KIND_E4M3>(make_uint4(half.x, half.y, 0, 0), 0);
+    } else {
+#pragma unroll
+        for (int j = 0; j < N; j += 2) {
+            const uint4 v = ld_shared(at + (uint32_t)(j / 2) * stride);
+
+            to[j] = tiny_unit<KIND_E4M3>(v, 0);
+            to[j + 1] = tiny_unit<KIND_E4M3>(v, 1);
+        }
+    }
+}
+
+// Which eights of a row these are: of a key, by the thread's quarter, of a value, by its group.
+template <bool FP8> static __device__ __forceinline__ int k_vector(int j, int quarter)
+{
+    return FP8 ? (j / 2 * 4 + quarter) * 2 + j % 2 : j * 4 + quarter;
+}
+
+template <int HEAD_DIM, bool FP8> static __device__ __forceinline__ int v_vector(int j, int group)
+{
+    return FP8 ? group * (HEAD_DIM / 64) + j : j * 8 + group;
 }
 
 // Puts the step's own key and value in their place in a span, by one warp.
@@ -392,19 +428,18 @@ static __device__ __forceinline__ void attend(struct softmax<HEAD_DIM> &s,
                                               int last, float scale)
 {
     static constexpr int N = SPAN<FP8> * 2; /* keys of a thread's products, in eights */
+    static constexpr int OF_VALUE = FP8 ? HEAD_DIM / 8 : 16; /* bytes of a thread, side by side */
 
     const int lane = (int)threadIdx.x % WARP, group = lane / 4, quarter = lane % 4;
     float p[N][2], even_sum[N][4] = {}, odd_sum[N][4] = {}; /* of heads, and of none */
+    float k_scales[N * 2] = {}, v_scales[N * 2] = {};       /* of E4M3 */
     uint4 k[N][HEAD_DIM / 32], x[N * 2][HEAD_DIM / 64];
 
 #pragma unroll
     for (int i = 0; i < N; i++) {
-        const struct row_in_stage key = row_in<HEAD_DIM, FP8>(keys, min(key_in(i, group), last));
-        const uint32_t factor = factor_in<FP8>(key);
+        const struct row_in_stage row = row_in<HEAD_DIM, FP8>(keys, min(key_in(i, group), last));
 
-#pragma unroll
-        for (int j = 0; j < HEAD_DIM / 32; j++)
-            k[i][j] = eight_of<FP8>(key, j * 4 + quarter, factor);
+        load_eights<FP8>(k[i], row.at + (uint32_t)quarter * 16, 64);
     }
 #pragma unroll
     for (int j = 0; j < HEAD_DIM / 32; j++)
@@ -415,26 +450,27 @@ static __device__ __forceinline__ void attend(struct softmax<HEAD_DIM> &s,
         }
 #pragma unroll
     for (int i = 0; i < N * 2; i++) {
-        const struct row_in_stage value =
-            row_in<HEAD_DIM, FP8>(keys + EXTENT<HEAD_DIM, FP8>,
-                                  min(key_in(i / 2, quarter * 2 + i % 2), last));
-        const uint32_t factor = factor_in<FP8>(value);
+        const struct row_in_stage row =
+            row_in<HEAD_DIM, FP8>(keys, min(key_in(i / 2, quarter * 2 + i % 2), last));
 
-#pragma unroll
-        for (int j = 0; j < HEAD_DIM / 64; j++)
-            x[i][j] = eight_of<FP8>(value, j * 8 + group, factor);
+        load_eights<FP8>(x[i], row.at + EXTENT<HEAD_DIM, FP8> + (uint32_t)(group * OF_VALUE), 128);
+        if (FP8) {
+            k_scales[i] = scale_of_row(row.exponent, 0);
+            v_scales[i] = scale_of_row(row.exponent + EXTENT<HEAD_DIM, FP8>, HUGE);
+        }
     }
     float max = s.max;
 #pragma unroll
     for (int i = 0; i < N * 2; i++) {
         float &score = p[i / 2][i % 2];
+        const float sum = even_sum[i / 2][i % 2] + odd_sum[i / 2][i % 2];
 
         score = key_in(i / 2, quarter * 2 + i % 2) <= last
-                    ? (even_sum[i / 2][i % 2] + odd_sum[i / 2][i % 2]) * scale
+                    ? sum * (FP8 ? k_scales[i] * scale : scale)
                     : -INFINITY;
         max = fmaxf(max, score);
     }
-    softmax_add(s, p, max, x);
+    softmax_add<HEAD_DIM, FP8>(s, p, max, x, v_scales);
 }
 
 // Adds up a segment over the warps, those without keys too, and sends it: the result where the
@@ -498,7 +534,7 @@ static __device__ __forceinline__ void attend_segment(struct frame &f, int layer
     const int warp = warp_of(f), lane = lane_of(f), row = lane / 4, quarter = lane % 4;
     const int group = f.s.group, kv_len = f.s.kv_len[g.seq], begin = g.begin, end = g.end;
     const int n_stages = (end - begin + EACH - 1) / EACH;
-    const float scale = 1.4426950408889634f * rsqrtf((float)HEAD_DIM);
+    const float scale = UNDO<FP8> * 1.4426950408889634f * rsqrtf((float)HEAD_DIM);
     struct softmax<HEAD_DIM> s = {
         - 1e30f
     };
@@ -512,12 +548,16 @@ static __device__ __forceinline__ void attend_segment(struct frame &f, int layer
     mark(f);
     /* rows past the group repeat its last head; their results are not used */
 #pragma unroll
-    for (int j = 0; j < HEAD_DIM / 32; j++)
-        q[j] = f.s.q[min(row, group - 1) * (HEAD_DIM / 8) + j * 4 + quarter];
+    for (int j = 0; j < HEAD_DIM / 32; j++) {
+        q[j] = f.s.q[min(row, group - 1) * (HEAD_DIM / 8) + k_vector<FP8>(j, quarter)];
+        if (FP8)
+            q[j] = huge_of<KIND_E4M3>(q[j]);
+    }
 #pragma unroll 1
     for (int unit = begin + warp * N; unit < end; unit += CONSUMERS * N) {
         const int n_keys = min(N, end - unit) * UNIT, last = kv_len - 1 - unit * UNIT;
 
+#pragma unroll 1
         for (; passed < (unit - begin) / EACH; passed++)
             ring_pass(f.ring);
         ring_wait_full(f.ring);
@@ -529,6 +569,7 @@ static __device__ __forceinline__ void attend_segment(struct frame &f, int layer
         ring_release(f.ring);
         passed++;
     }
+#pragma unroll 1
     for (; passed < n_stages; passed++)
         ring_pass(f.ring);
     s.sum += __shfl_xor_sync(ALL_LANES, s.sum, 1);
@@ -543,8 +584,9 @@ static __device__ __forceinline__ void attend_segment(struct frame &f, int layer
         if (quarter * 2 + i < group)
 #pragma unroll
             for (int j = 0; j < HEAD_DIM / 16; j += 2)
-                *(float4 *)(to + j / 4 * 64 + row * 8 + j % 4 * 2) =
-                    make_float4(s.o[j][i], s.o[j][2 + i], s.o[j + 1][i], s.o[j + 1][2 + i]);
+                *(float4 *)(to + v_vector<HEAD_DIM, FP8>(j / 4, row) * 8 + j % 4 * 2) =
+                    make_float4(s.o[j][i] * UNDO<FP8>, s.o[j][2 + i] * UNDO<FP8>,
+                                s.o[j + 1][i] * UNDO<FP8>, s.o[j + 1][2 + i] * UNDO<FP8>);
     }
     named_sync(ALL_CONSUMERS);
     send_segment<HEAD_DIM>(f, layer, g);
