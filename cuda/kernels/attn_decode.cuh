@@ -51,11 +51,6 @@ template <int HEAD_DIM, bool FP8> struct keys {
 template <int HEAD_DIM, bool FP8>
 static __device__ __forceinline__ int k_vector(int j, int quarter);
 
-template <int HEAD_DIM, bool FP8> static __device__ __forceinline__ int v_vector(int j, int group)
-{
-    return FP8 ? group * (HEAD_DIM / 64) + j : j * 8 + group;
-}
-
 /* N consecutive vectors with one load. */
 template <int N, typename V, typename Load>
 static __device__ __forceinline__ void load_vectors(V *to, const V *from, Load load)

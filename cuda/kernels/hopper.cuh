@@ -157,8 +157,8 @@ static __device__ __forceinline__ void copy_bytes(uint32_t to, const void *from,
                  : "memory");
 }
 
-// The phase is not over before what the thread has copied by copy_async() has arrived. It must
-// still lack an arrival, which comes after this.
+// The phase is not over before what the thread has copied by copy_async() has arrived. It must wait
+// for another arrival besides, which comes after this.
 static __device__ __forceinline__ void barrier_expect_async(uint32_t barrier)
 {
     asm volatile("cp.async.mbarrier.arrive.shared.b64 [%0];" ::"r"(barrier) : "memory");

@@ -20,6 +20,12 @@ static constexpr int NAN_EXPONENT = 255;
 // 8 elements of a row.
 template <bool FP8> using kv_vector = std::conditional_t<FP8, uint2, uint4>;
 
+// Which vector of a value a thread of a group of four lanes has as its number j.
+template <int HEAD_DIM, bool FP8> static __device__ __forceinline__ int v_vector(int j, int group)
+{
+    return FP8 ? group * (HEAD_DIM / 64) + j : j * 8 + group;
+}
+
 struct kv_row {
     uint16_t *data;    // elements
     uint8_t *exponent; // of E4M3

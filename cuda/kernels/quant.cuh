@@ -139,6 +139,9 @@ template <int KIND> static __device__ __forceinline__ uint4 tiny_unit(const uint
     }
 }
 
+/* The factor of e4m3's x, an exponent of two. */
+static constexpr int HUGE_LOG = 64;
+
 /* Undoes the factors of tiny_unit() and huge_of() in a sum of their products. */
 template <int KIND> static constexpr float OF_TINY = KIND == KIND_E4M3 ? 0x1p56f : 0x1p69f;
 
@@ -146,7 +149,8 @@ template <int KIND> static constexpr float OF_TINY = KIND == KIND_E4M3 ? 0x1p56f
  * times as large. An x of 2^64 or more becomes infinite. */
 template <int KIND> static __device__ __forceinline__ uint4 huge_of(const uint4 &x)
 {
-    static constexpr uint32_t EVEN = 0x5f805f80, ODD = KIND == KIND_E4M3 ? EVEN : 0x5d805d80;
+    static constexpr uint32_t EVEN = (127 + HUGE_LOG) * 0x00800080,
+                              ODD = KIND == KIND_E4M3 ? EVEN : 0x5d805d80;
 
     return make_uint4(bf16_product(x.x, EVEN), bf16_product(x.y, ODD), bf16_product(x.z, EVEN),
                       bf16_product(x.w, ODD));

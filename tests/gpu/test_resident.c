@@ -390,7 +390,7 @@ static void rig_of_quantized(struct rig *r, enum format format, bool fp8)
     c.ffn_dim = 6144;
     c.quant = format_of(format);
     rig_init(r, &c, false, fp8, 16, mixed_lengths);
-    ck_assert_int_eq(r->forward.resident_rows, fp8 ? RESIDENT_FP8_ROWS : 8);
+    ck_assert_int_eq(r->forward.resident_rows, RESIDENT_FEW_ROWS);
 }
 
 static void check_logits(const struct rig *r, const float *got, const float *expected, int n)

@@ -90,8 +90,8 @@ TEST(keys_of_e4m3_take_few_rows)
 {
     const struct quantization in_groups = rig_quantization(DTYPE_INT4, 1, 128, false);
 
-    ck_assert_int_eq(most_rows(6, 416, 992, 0, NULL, true), RESIDENT_FP8_ROWS);
-    ck_assert_int_eq(most_rows(8, 1024, 3072, 0, &in_groups, true), RESIDENT_FP8_ROWS);
+    ck_assert_int_eq(most_rows(6, 416, 992, 0, NULL, true), RESIDENT_FEW_ROWS);
+    ck_assert_int_eq(most_rows(8, 1024, 3072, 0, &in_groups, true), RESIDENT_FEW_ROWS);
     ck_assert_int_eq(most_rows(6, 416, 768, 128, NULL, true), 1);
     ck_assert_int_eq(most_rows(18, 416, 992, 0, NULL, true), 0);
 }

@@ -477,8 +477,8 @@ frame_of(const struct resident &a, struct resident_shared &s, unsigned char *mem
 
 #endif
 
-/* FP8: keys and values are. HALVES: 2 for more than 8 rows. WIDE: as is_wide(). TWINS: of two
- * ranks. KIND: of the projections; the LM head's is bf16. */
+/* FP8: keys and values are. HALVES: 2 for more than RESIDENT_FEW_ROWS. WIDE: as
+ * is_wide(). TWINS: of two ranks. KIND: of the projections; the LM head's is bf16. */
 template <bool FP8, int HALVES, int HEAD_DIM, bool WIDE, bool TWINS, int KIND = KIND_BF16>
 static __global__ void __launch_bounds__(THREADS, 1)
     resident_kernel(const __grid_constant__ struct resident a)
@@ -533,7 +533,7 @@ static resident_function *const quantized[2][2] = {
 
 static resident_function *function_of(const struct resident *r)
 {
-    const bool int4 = r->quant.element == ELEMENT_INT4, many = r->max_rows > 8;
+    const bool int4 = r->quant.element == ELEMENT_INT4, many = r->max_rows > RESIDENT_FEW_ROWS;
     const bool wide_head = r->kv.head_dim == 128, wide = is_wide(r);
 
     if (r->sums)
@@ -595,7 +595,7 @@ static bool supports_quant(const struct resident *r)
     const int rows = q->element == ELEMENT_E4M3 && !q->of_rows ? GROUP_COLS : COLS;
 
     return !is_quantized(r) ||
-           (r->n_experts == 0 && r->max_rows <= 8 && r->hidden % cols == 0 &&
+           (r->n_experts == 0 && r->max_rows <= RESIDENT_FEW_ROWS && r->hidden % cols == 0 &&
             attn_dim % cols == 0 && r->ffn % cols == 0 && r->hidden % rows == 0 &&
             attn_dim % rows == 0 && kv_dim % rows == 0 && r->ffn % rows == 0);
 }
@@ -611,7 +611,7 @@ extern "C" bool resident_supports(const struct resident *r)
            tiles_of_most(r->hidden, blocks) * COLS <= RESIDENT_MAX_COLUMNS &&
            tiles_of_most((r->n_heads + 2 * n_kv) * head_dim, blocks) * COLS <=
                RESIDENT_MAX_COLUMNS &&
-           (!r->kv.fp8 || r->max_rows <= RESIDENT_FP8_ROWS) && supports_experts(r) &&
+           (!r->kv.fp8 || r->max_rows <= RESIDENT_FEW_ROWS) && supports_experts(r) &&
            supports_quant(r) && layout_of(r).n_stages >= LEAST_STAGES;
 }
 

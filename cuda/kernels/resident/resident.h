@@ -18,7 +18,7 @@ enum {
     RESIDENT_MAX_GROUP = 8,     /* query heads of a KV head */
     RESIDENT_MAX_COLUMNS = 128, /* of q, k, v or of the residual that one block computes */
     RESIDENT_COPIES = 4,        /* of exchanged data, so that fewer blocks poll one line of L2 */
-    RESIDENT_FP8_ROWS = 8,      /* with keys of E4M3: see resident_supports() */
+    RESIDENT_FEW_ROWS = 8,      /* with quantized weights or keys of fp8: x is the 8-wide operand */
     RESIDENT_MAX_RANKS = 2,
     RESIDENT_MAX_EXPERTS = 128,
     RESIDENT_MAX_PICKS = 16,
@@ -87,15 +87,15 @@ size_t resident_sentinel_bytes(const struct resident *r);
 
 /* Whether the kernel can compute steps of up to r->max_rows rows: the model's shape, and whether
  * activations of so many rows leave shared memory for the weights on their way. With experts one
- * row: several would go through different ones. Quantized: no experts, at most 8 rows, as x is the
- * 8-wide operand; columns in multiples of 512 (E4M3 in blocks; rows in multiples of 128), 64 (E4M3
- * with a scale for each row), 1,024 (INT4) or 2,048 (INT4 with zeros), as scales and zeros of a row
- * are copied in multiples of 16 bytes. Experts, quantized weights and keys of fp8 are for one rank
- * alone: the caller sees to that.
+ * row: several would go through different ones. Quantized: no experts, at most RESIDENT_FEW_ROWS;
+ * columns in multiples of 512 (E4M3 in blocks; rows in multiples of 128), 64 (E4M3 with a scale for
+ * each row), 1,024 (INT4) or 2,048 (INT4 with zeros), as scales and zeros of a row are copied in
+ * multiples of 16 bytes. Experts, quantized weights and keys of fp8 are for one rank alone: the
+ * caller sees to that.
  *
- * With keys of fp8 at most RESIDENT_FP8_ROWS, for which it is compiled. (A step of 0.6B with 5 and
- * 8 rows takes 0.74 and 0.77 of the chain's time with 512 keys each, 0.78 and 0.82 with 2,048, 0.91
- * and 0.92 with 8,192, 0.97 with 30,000: H200, 2026-11-30.) */
+ * With keys of fp8 at most RESIDENT_FEW_ROWS, too. (A step of 0.6B with 5 and 8 rows takes 0.74 and
+ * 0.77 of the chain's time with 512 keys each, 0.78 and 0.82 with 2,048, 0.91 and 0.92 with 8,192,
+ * 0.97 with 30,000: H200, 2026-11-30.) */
 bool resident_supports(const struct resident *r);
 
 /* Tags for a run: counts->tag is the one after *last, 0 at first, and each layer takes one. No tag

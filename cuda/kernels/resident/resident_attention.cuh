@@ -2,7 +2,7 @@
 // one KV head, to a share of all sequences' keys; then the parts of a sequence are joined.
 //
 // Keys and values of earlier steps come through the ring before q is there. The step's own key and
-// value, which the block of a sequence's last keys stores, are taken from shared memory. Every
+// value, which the block of a sequence's last keys stores, are put in their place in a stage. Every
 // block that needs q and k norms and rotates them itself: that costs less than another exchange.
 #ifndef NVLLM_CUDA_KERNELS_RESIDENT_RESIDENT_ATTENTION_CUH
 #define NVLLM_CUDA_KERNELS_RESIDENT_RESIDENT_ATTENTION_CUH
@@ -21,15 +21,16 @@ static __host__ __device__ __forceinline__ int part_length(int head_dim)
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
-// A thread's online softmax: max and sum of query head `lane / 4`, over the keys that the thread
-// has seen; o of heads `lane % 4 * 2` and the next, of two dimensions each.
+// A thread's online softmax: of query head `lane / 4` the maximum over the warp's keys and the sum
+// over the thread's own; of heads `lane % 4 * 2` and the next, o over the warp's keys, two
+// dimensions at a time.
 template <int HEAD_DIM> struct softmax {
     float max, sum;
     float o[HEAD_DIM / 16][4]; /* a dimension of both heads, then the other */
 };
 
-// Adds the keys of N / 2 units: p are a thread's scores, in powers of two and -INFINITY where there
-// is no key, max the greatest of these and s.max; x its share of the values, of E4M3 to be
+// Adds the keys of N / 2 units: p are a thread's scores, exponents of two, and -INFINITY where
+// there is no key, max the greatest of these and s.max; x its share of the values, of E4M3 to be
 // multiplied by scales.
 template <int HEAD_DIM, bool FP8, int N>
 static __device__ __forceinline__ void
@@ -133,13 +134,14 @@ static __device__ void plan_segments(struct resident_shared &s, const struct res
 
 // A stage of keys is made of eight pieces, which lie in it as rows of weights do: rows of a unit's
 // keys or values, 2 KiB of them at most, and a pad. The pieces of a unit are those of its keys, one
-// or two, and then those of its values. In the pad lie exponents, if it is E4M3.
+// or two, and then those of its values. In the pad lie exponents, if it is E4M3. (Of heads of 64
+// with E4M3 a piece is 1 KiB, so half of a stage is unused.)
 //
-// A bulk copy takes the producer 60 clocks, as long as memory takes for 1 KiB. So exponents come by
-// copies that all lanes issue at once (a step of 0.6B with four times 30,000 keys takes 2,548 us,
-// by bulk copies 3,154), and there are no pieces of two rows, of which no two would be in the same
-// banks. Bulk tensor copies, which could swizzle the rows, made all copies of the kernel 4 %
-// slower. (H200, 2026-11-30.)
+// A bulk copy takes the producer 60 clocks, as long as memory takes for 1 KiB. So there are no more
+// pieces, though smaller ones with a pad each would have no bank conflicts, and exponents come by
+// cp.async, one instruction for all eight pieces. (A step of 0.6B with four times 30,000 keys takes
+// 2,548 us, with bulk copies of exponents 3,120. Bulk tensor copies, which could swizzle the rows,
+// made all copies of the kernel 4 % slower. H200, 2026-11-30.)
 static constexpr int PIECES_OF_STAGE = COLS;
 template <int HEAD_DIM, bool FP8> static constexpr int ROW = HEAD_DIM *(FP8 ? 1 : 2);
 template <int HEAD_DIM, bool FP8>
@@ -149,10 +151,9 @@ template <int HEAD_DIM, bool FP8>
 static constexpr int UNITS_OF_STAGE = PIECES_OF_STAGE / (2 * PIECES<HEAD_DIM, FP8>);
 static_assert(CHUNK * 2 + UNIT <= ROW_BYTES, "exponents have room");
 
-// A warp takes SPAN units at once: of E4M3, whose rows must be converted, two hide more of the
-// latency, though not where a warp has no second one. (A step of 0.6B with 32,768 and 512 keys on
-// an H200, 2026-11-29: 1,286 and 553 us; one at a time and two in a stage, in a build that also had
-// a branch where FP8 is a template's, 1,466 and 521.)
+// A warp takes SPAN units at once. (A step of 0.6B with 1, 4 and 8 rows of E4M3 keys on an H200,
+// 2026-11-30: with 30,000 keys each 989, 2,545 and 4,420 us, one unit at a time 982, 2,554 and
+// 4,507; with 512 keys 532, 570 and 645, one at a time 518, 562 and 645.)
 template <bool FP8> static constexpr int SPAN = FP8 ? 2 : 1;
 
 // The producer's side.
@@ -345,9 +346,9 @@ static __device__ __forceinline__ struct row_in_stage row_in(uint32_t rows, uint
     return {unit + row / N * ROW_BYTES + row % N * ROW<HEAD_DIM, FP8>, unit + CHUNK * 2 + row};
 }
 
-// Which key of a span is in a column of the i-th eight of a product. Rows of a piece have the same
-// banks. So where a unit's keys are two pieces neighbouring columns, whose keys are read at once,
-// are of both, as are all even columns and all odd ones, whose values are.
+// Which key of a span is in a column of the i-th eight of a product. Rows of 256 bytes of a piece
+// have the same banks. So neighbouring columns, whose keys are read at once, are of both pieces of
+// a unit, as are the even columns and the odd ones, whose values are.
 static __device__ __forceinline__ int key_in(int i, int column)
 {
     return i / 2 * UNIT + (column / 2 + column) % 2 * 8 + column / 2 * 2 + i % 2;
@@ -356,12 +357,11 @@ static __device__ __forceinline__ int key_in(int i, int column)
 // E4M3 is multiplied as tiny bf16, queries and the weights of values beside it are huge: see
 // quant.cuh. The scales of its rows, powers of two, are left to scores and to the weights of
 // values.
-static constexpr int HUGE = 64;
 template <bool FP8> static constexpr float UNDO = FP8 ? OF_TINY<KIND_E4M3> : 1.0f;
 
-static __device__ __forceinline__ float scale_of_row(uint32_t exponent, int more)
+static __device__ __forceinline__ float scale_of_row(uint32_t at, int more)
 {
-    const int e = (int)ld_shared_u8(exponent);
+    const int e = (int)ld_shared_u8(at);
 
     return e == NAN_EXPONENT ? NAN : __uint_as_float((uint32_t)(e + more) << 23);
 }
@@ -389,15 +389,10 @@ static __device__ __forceinline__ void load_eights(uint4 (&to)[N], uint32_t at, 
     }
 }
 
-// Which eights of a row these are: of a key, by the thread's quarter, of a value, by its group.
+// Which eights of a key these are, by the thread's quarter; of a value, see v_vector().
 template <bool FP8> static __device__ __forceinline__ int k_vector(int j, int quarter)
 {
     return FP8 ? (j / 2 * 4 + quarter) * 2 + j % 2 : j * 4 + quarter;
-}
-
-template <int HEAD_DIM, bool FP8> static __device__ __forceinline__ int v_vector(int j, int group)
-{
-    return FP8 ? group * (HEAD_DIM / 64) + j : j * 8 + group;
 }
 
 // Puts the step's own key and value in their place in a span, by one warp.
@@ -431,7 +426,7 @@ static __device__ __forceinline__ void attend(struct softmax<HEAD_DIM> &s,
     static constexpr int OF_VALUE = FP8 ? HEAD_DIM / 8 : 16; /* bytes of a thread, side by side */
 
     const int lane = (int)threadIdx.x % WARP, group = lane / 4, quarter = lane % 4;
-    float p[N][2], even_sum[N][4] = {}, odd_sum[N][4] = {}; /* of heads, and of none */
+    float p[N][2], even_sum[N][4] = {}, odd_sum[N][4] = {}; /* the last two are of no head */
     float k_scales[N * 2] = {}, v_scales[N * 2] = {};       /* of E4M3 */
     uint4 k[N][HEAD_DIM / 32], x[N * 2][HEAD_DIM / 64];
 
@@ -456,7 +451,7 @@ static __device__ __forceinline__ void attend(struct softmax<HEAD_DIM> &s,
         load_eights<FP8>(x[i], row.at + EXTENT<HEAD_DIM, FP8> + (uint32_t)(group * OF_VALUE), 128);
         if (FP8) {
             k_scales[i] = scale_of_row(row.exponent, 0);
-            v_scales[i] = scale_of_row(row.exponent + EXTENT<HEAD_DIM, FP8>, HUGE);
+            v_scales[i] = scale_of_row(row.exponent + EXTENT<HEAD_DIM, FP8>, HUGE_LOG);
         }
     }
     float max = s.max;
@@ -522,14 +517,15 @@ static __device__ __forceinline__ void send_segment(const struct frame &f, int l
     }
 }
 
-// A warp takes every eighth span, and passes by the stages between these in a loop of its own: each
-// of its turns is latency that nothing hides.
+// A warp attends to every eighth span. It passes by the other stages in a small loop of their own,
+// since nothing hides the latency of a turn of the larger one.
 template <int HEAD_DIM, bool FP8>
 static __device__ __forceinline__ void attend_segment(struct frame &f, int layer,
                                                       const struct segment &g)
 {
     static constexpr int EACH = UNITS_OF_STAGE<HEAD_DIM, FP8>, N = SPAN<FP8>;
-    static_assert(EACH <= CONSUMERS * N, "a warp has one span of a stage at most");
+    static_assert(EACH <= CONSUMERS * N && EACH % N == 0, "a warp has one span of a stage at most");
+    static_assert(!FP8 || PIECES<HEAD_DIM, FP8> == 1, "exponents lie in the first piece");
 
     const int warp = warp_of(f), lane = lane_of(f), row = lane / 4, quarter = lane % 4;
     const int group = f.s.group, kv_len = f.s.kv_len[g.seq], begin = g.begin, end = g.end;

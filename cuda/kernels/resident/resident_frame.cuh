@@ -23,9 +23,10 @@ static constexpr int SCALES_OF_STAGE = COLS * MAX_GROUPS_OF_ROW * 2;
 static constexpr int ZEROS_OF_STAGE = COLS * MAX_GROUPS_OF_ROW;
 
 // The ring of stages in shared memory through which a block reads weights, keys and values: filled
-// by bulk copies, far ahead of their use. A stage holds eight rows of up to CHUNK weights of 16
-// bits, or as many bytes of quantized ones, or keys and values. One warp fills stages and eight
-// empty them, in the same order, so they share nothing but two mbarriers a stage.
+// by bulk copies (exponents of keys by cp.async), far ahead of their use. A stage holds eight rows
+// of up to CHUNK weights of 16 bits, or as many bytes of quantized ones, or keys and values. One
+// warp fills stages and eight empty them, in the same order, so they share nothing but two
+// mbarriers a stage.
 struct ring {
     uint32_t memory, full, empty; // addresses in shared memory
     int n;                        // stages
@@ -152,8 +153,9 @@ static __device__ __forceinline__ void ring_next(struct ring &r)
     }
 }
 
-// The producer's: waits until the stage is empty. The fence orders the consumers' loads, of the
-// generic proxy, before the bulk copies that follow, of the async proxy.
+// The producer's: waits until the stage is empty. The fence orders what consumers and copies of
+// exponents did there, of the generic proxy, before the bulk copies that follow, of the async
+// proxy.
 static __device__ __forceinline__ void ring_wait_empty(const struct ring &r)
 {
     barrier_wait(r.empty + (uint32_t)r.at * 8, r.parity ^ 1);
