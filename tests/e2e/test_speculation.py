@@ -175,7 +175,7 @@ class Speculation(Case):
         """Each draft is held to the mask of its own place; where one token can come it is drafted."""
         rng = random.Random(3)
         requests = []
-        for i, format_ in enumerate(formats() * scaled(3, 1)):
+        for i, format_ in enumerate(formats() * scaled(3, 2)):
             request = {**ask(format_, i, prompt=f"Say {i}: " + text_of(rng, 6)), "max_tokens": 200}
             if i % 4 == 3:
                 request["sampling"] = {**request["sampling"], "presence_penalty": 0.5}
