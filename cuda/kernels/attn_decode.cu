@@ -11,10 +11,9 @@
  * lies a copy that waits for all of the first and that all of the second waits for. */
 #include "cuda/kernels/attn_decode.cuh"
 
-/* Of E4M3 neighbours, which one load brings. */
 template <int HEAD_DIM, bool FP8> static __device__ __forceinline__ int k_vector(int j, int quarter)
 {
-    return FP8 ? (j / 2 * 4 + quarter) * 2 + j % 2 : j * 4 + quarter;
+    return plain_k_vector<FP8>(j, quarter);
 }
 
 template <int HEAD_DIM, bool FP8>

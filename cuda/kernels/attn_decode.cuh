@@ -46,8 +46,7 @@ template <int HEAD_DIM, bool FP8> struct keys {
     [[maybe_unused]] uint16_t v_exponents[2]; /* of two neighbours */
 };
 
-/* Which vector of a row a thread has as its number j. A kernel chooses for keys, as it loads them.
- */
+/* Which vector of a key a thread has as its number j: a kernel chooses, as it loads them. */
 template <int HEAD_DIM, bool FP8>
 static __device__ __forceinline__ int k_vector(int j, int quarter);
 

@@ -20,7 +20,13 @@ static constexpr int NAN_EXPONENT = 255;
 // 8 elements of a row.
 template <bool FP8> using kv_vector = std::conditional_t<FP8, uint2, uint4>;
 
-// Which vector of a value a thread of a group of four lanes has as its number j.
+// Which vector of a row a thread has as its number j: of a key, by its quarter, where the rows are
+// not swizzled; of a value, by its group of four lanes. Of E4M3 neighbours, which one load brings.
+template <bool FP8> static __device__ __forceinline__ int plain_k_vector(int j, int quarter)
+{
+    return FP8 ? (j / 2 * 4 + quarter) * 2 + j % 2 : j * 4 + quarter;
+}
+
 template <int HEAD_DIM, bool FP8> static __device__ __forceinline__ int v_vector(int j, int group)
 {
     return FP8 ? group * (HEAD_DIM / 64) + j : j * 8 + group;

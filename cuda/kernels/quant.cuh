@@ -123,7 +123,8 @@ static __device__ __forceinline__ uint32_t int4_tiny(uint32_t eight, int i)
 }
 
 /* The 8 weights of unit u as tiny bf16, which take fewer instructions and which the matrix unit
- * multiplies as exactly: those of e4m3 times 2^-120, those of 4 bits as int4_tiny() has them. */
+ * multiplies as exactly: those of e4m3 times 2^-120, those of 4 bits as int4_tiny() has them. Keys
+ * and values of e4m3 are read so, too. */
 template <int KIND> static __device__ __forceinline__ uint4 tiny_unit(const uint4 &v, int u)
 {
     static_assert(KIND != KIND_BF16);
@@ -139,7 +140,7 @@ template <int KIND> static __device__ __forceinline__ uint4 tiny_unit(const uint
     }
 }
 
-/* The factor of e4m3's x, an exponent of two. */
+/* The factor of x beside tiny weights, an exponent of two. */
 static constexpr int HUGE_LOG = 64;
 
 /* Undoes the factors of tiny_unit() and huge_of() in a sum of their products. */

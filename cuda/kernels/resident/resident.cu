@@ -477,8 +477,8 @@ frame_of(const struct resident &a, struct resident_shared &s, unsigned char *mem
 
 #endif
 
-/* FP8: keys and values are. HALVES: 2 for more than RESIDENT_FEW_ROWS. WIDE: as
- * is_wide(). TWINS: of two ranks. KIND: of the projections; the LM head's is bf16. */
+/* FP8: keys and values are. HALVES: 2 for more than RESIDENT_FEW_ROWS. WIDE: as is_wide().
+ * TWINS: of two ranks. KIND: of the projections; the LM head's is bf16. */
 template <bool FP8, int HALVES, int HEAD_DIM, bool WIDE, bool TWINS, int KIND = KIND_BF16>
 static __global__ void __launch_bounds__(THREADS, 1)
     resident_kernel(const __grid_constant__ struct resident a)

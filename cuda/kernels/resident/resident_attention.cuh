@@ -366,7 +366,8 @@ static __device__ __forceinline__ float scale_of_row(uint32_t at, int more)
     return e == NAN_EXPONENT ? NAN : __uint_as_float((uint32_t)(e + more) << 23);
 }
 
-// N times eight elements of a row, from vectors of 16 bytes that are `stride` apart.
+// N times eight elements of a row, as plain_k_vector() and v_vector() number them: by 16 bytes at a
+// time, `stride` apart.
 template <bool FP8, int N>
 static __device__ __forceinline__ void load_eights(uint4 (&to)[N], uint32_t at, uint32_t stride)
 {
@@ -387,12 +388,6 @@ static __device__ __forceinline__ void load_eights(uint4 (&to)[N], uint32_t at, 
             to[j + 1] = tiny_unit<KIND_E4M3>(v, 1);
         }
     }
-}
-
-// Which eights of a key these are, by the thread's quarter; of a value, see v_vector().
-template <bool FP8> static __device__ __forceinline__ int k_vector(int j, int quarter)
-{
-    return FP8 ? (j / 2 * 4 + quarter) * 2 + j % 2 : j * 4 + quarter;
 }
 
 // Puts the step's own key and value in their place in a span, by one warp.
@@ -545,7 +540,7 @@ static __device__ __forceinline__ void attend_segment(struct frame &f, int layer
     /* rows past the group repeat its last head; their results are not used */
 #pragma unroll
     for (int j = 0; j < HEAD_DIM / 32; j++) {
-        q[j] = f.s.q[min(row, group - 1) * (HEAD_DIM / 8) + k_vector<FP8>(j, quarter)];
+        q[j] = f.s.q[min(row, group - 1) * (HEAD_DIM / 8) + plain_k_vector<FP8>(j, quarter)];
         if (FP8)
             q[j] = huge_of<KIND_E4M3>(q[j]);
     }

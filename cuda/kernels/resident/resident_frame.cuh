@@ -11,7 +11,8 @@ static constexpr int CONSUMERS = 8; // warps that compute
 static constexpr int COLS = 8;      // rows of weights of a tile: columns of y
 static constexpr int K_STEP = 32;  // words of 16 bits of a row in a step: k of two products of bf16
 static constexpr int CHUNK = 1024; // such words in a stage
-// Padded against bank conflicts. In the first row's pad lie scales of FP8.
+// Padded against bank conflicts. In pads lie scales of FP8, in the first row's, and exponents of
+// keys.
 static constexpr int ROW_BYTES = CHUNK * 2 + 64;
 static constexpr int STAGE_BYTES = COLS * ROW_BYTES; // for keys see PIECES_OF_STAGE
 static constexpr int MAX_STAGES = 14;
