@@ -29,13 +29,13 @@ template <int HEAD_DIM> struct softmax {
     float o[HEAD_DIM / 16][4]; /* a dimension of both heads, then the other */
 };
 
-// Adds the keys of N / 2 units: p are a thread's scores, exponents of two, and -INFINITY where
-// there is no key, max the greatest of these and s.max; x its share of the values, of E4M3 to be
-// multiplied by scales.
-template <int HEAD_DIM, bool FP8, int N>
-static __device__ __forceinline__ void
-softmax_add(struct softmax<HEAD_DIM> &s, float (&p)[N][2], float max,
-            const uint4 (&x)[N * 2][HEAD_DIM / 64], const float (&scales)[N * 2])
+// Adds the keys of a unit: p are a thread's scores, exponents of two, and -INFINITY where there is
+// no key, max the greatest of these and s.max; x its share of the values, of E4M3 to be multiplied
+// by scales.
+template <int HEAD_DIM, bool FP8>
+static __device__ __forceinline__ void softmax_add(struct softmax<HEAD_DIM> &s, float (&p)[4],
+                                                   float max, const uint4 (&x)[4][HEAD_DIM / 64],
+                                                   const float (&scales)[4])
 {
     const int quarter = (int)threadIdx.x % 4;
 
@@ -47,33 +47,26 @@ softmax_add(struct softmax<HEAD_DIM> &s, float (&p)[N][2], float max,
     s.max = max;
     s.sum *= shrink;
 #pragma unroll
-    for (int i = 0; i < N * 2; i++) {
-        float &score = p[i / 2][i % 2];
-
-        score = exp2_fast(score - max);
-        s.sum += score;
+    for (int i = 0; i < 4; i++) {
+        p[i] = exp2_fast(p[i] - max);
+        s.sum += p[i];
         if (FP8)
-            score *= scales[i];
+            p[i] *= scales[i];
     }
 #pragma unroll
     for (int i = 0; i < HEAD_DIM / 16; i++) {
         s.o[i][0] *= first, s.o[i][1] *= second;
         s.o[i][2] *= first, s.o[i][3] *= second;
     }
+    const uint32_t p0 = bf16_pair(p[0], p[1]), p1 = bf16_pair(p[2], p[3]);
 #pragma unroll
-    for (int k = 0; k < N; k += 2) {
-        const uint32_t p0 = bf16_pair(p[k][0], p[k][1]), p1 = bf16_pair(p[k + 1][0], p[k + 1][1]);
+    for (int j = 0; j < HEAD_DIM / 64; j++) {
+        const uint32_t *v0 = &x[0][j].x, *v1 = &x[1][j].x, *v2 = &x[2][j].x, *v3 = &x[3][j].x;
 
 #pragma unroll
-        for (int j = 0; j < HEAD_DIM / 64; j++) {
-            const uint32_t *v0 = &x[k * 2][j].x, *v1 = &x[k * 2 + 1][j].x;
-            const uint32_t *v2 = &x[k * 2 + 2][j].x, *v3 = &x[k * 2 + 3][j].x;
-
-#pragma unroll
-            for (int i = 0; i < 4; i++)
-                mma_16816(s.o[j * 4 + i], low_halves(v0[i], v1[i]), high_halves(v0[i], v1[i]),
-                          low_halves(v2[i], v3[i]), high_halves(v2[i], v3[i]), p0, p1);
-        }
+        for (int i = 0; i < 4; i++)
+            mma_16816(s.o[j * 4 + i], low_halves(v0[i], v1[i]), high_halves(v0[i], v1[i]),
+                      low_halves(v2[i], v3[i]), high_halves(v2[i], v3[i]), p0, p1);
     }
 }
 
@@ -150,11 +143,6 @@ template <int HEAD_DIM, bool FP8> static constexpr int ROWS = UNIT / PIECES<HEAD
 template <int HEAD_DIM, bool FP8>
 static constexpr int UNITS_OF_STAGE = PIECES_OF_STAGE / (2 * PIECES<HEAD_DIM, FP8>);
 static_assert(CHUNK * 2 + UNIT <= ROW_BYTES, "exponents have room");
-
-// A warp takes SPAN units at once. (A step of 0.6B with 1, 4 and 8 rows of E4M3 keys on an H200,
-// 2026-11-30: with 30,000 keys each 989, 2,545 and 4,420 us, one unit at a time 982, 2,554 and
-// 4,507; with 512 keys 532, 570 and 645, one at a time 518, 562 and 645.)
-template <bool FP8> static constexpr int SPAN = FP8 ? 2 : 1;
 
 // The producer's side.
 template <int HEAD_DIM, bool FP8>
@@ -334,24 +322,21 @@ struct row_in_stage {
     uint32_t at, exponent; // where they are
 };
 
-// Row i of a span, whose keys or values begin at `rows`.
+// Row i of a unit, whose keys or values begin at `rows`.
 template <int HEAD_DIM, bool FP8>
 static __device__ __forceinline__ struct row_in_stage row_in(uint32_t rows, uint32_t i)
 {
     static constexpr uint32_t N = ROWS<HEAD_DIM, FP8>;
 
-    const uint32_t unit = rows + (SPAN<FP8> > 1 ? i / UNIT * 2 * EXTENT<HEAD_DIM, FP8> : 0);
-    const uint32_t row = SPAN<FP8> > 1 ? i % UNIT : i;
-
-    return {unit + row / N * ROW_BYTES + row % N * ROW<HEAD_DIM, FP8>, unit + CHUNK * 2 + row};
+    return {rows + i / N * ROW_BYTES + i % N * ROW<HEAD_DIM, FP8>, rows + CHUNK * 2 + i};
 }
 
-// Which key of a span is in a column of the i-th eight of a product. Rows of 256 bytes of a piece
+// Which key of a unit is in a column of the i-th eight of a product. Rows of 256 bytes of a piece
 // have the same banks. So neighbouring columns, whose keys are read at once, are of both pieces of
 // a unit, as are the even columns and the odd ones, whose values are.
 static __device__ __forceinline__ int key_in(int i, int column)
 {
-    return i / 2 * UNIT + (column / 2 + column) % 2 * 8 + column / 2 * 2 + i % 2;
+    return (column / 2 + column) % 2 * 8 + column / 2 * 2 + i;
 }
 
 // E4M3 is multiplied as tiny bf16, queries and the weights of values beside it are huge: see
@@ -390,7 +375,7 @@ static __device__ __forceinline__ void load_eights(uint4 (&to)[N], uint32_t at, 
     }
 }
 
-// Puts the step's own key and value in their place in a span, by one warp.
+// Puts the step's own key and value in their place in a unit, by one warp.
 template <int HEAD_DIM, bool FP8>
 static __device__ __forceinline__ void put_newest(const struct frame &f, uint32_t keys, int i)
 {
@@ -410,19 +395,19 @@ static __device__ __forceinline__ void put_newest(const struct frame &f, uint32_
     __syncwarp();
 }
 
-// Adds a span of keys and values, of which 0 .. last are the sequence's; the last stands in for the
+// Adds a unit of keys and values, of which 0 .. last are the sequence's; the last stands in for the
 // others, whose memory may hold NaN.
 template <int HEAD_DIM, bool FP8>
 static __device__ __forceinline__ void attend(struct softmax<HEAD_DIM> &s,
                                               const uint4 (&q)[HEAD_DIM / 32], uint32_t keys,
                                               int last, float scale)
 {
-    static constexpr int N = SPAN<FP8> * 2; /* keys of a thread's products, in eights */
+    static constexpr int N = UNIT / 8; /* products: each of eight keys, of which a thread has two */
     static constexpr int OF_VALUE = FP8 ? HEAD_DIM / 8 : 16; /* bytes of a thread, side by side */
 
     const int lane = (int)threadIdx.x % WARP, group = lane / 4, quarter = lane % 4;
-    float p[N][2], even_sum[N][4] = {}, odd_sum[N][4] = {}; /* the last two are of no head */
-    float k_scales[N * 2] = {}, v_scales[N * 2] = {};       /* of E4M3 */
+    float p[N * 2], even_sum[N][4] = {}, odd_sum[N][4] = {}; /* the last two are of no head */
+    float k_scales[N * 2] = {}, v_scales[N * 2] = {};        /* of E4M3 */
     uint4 k[N][HEAD_DIM / 32], x[N * 2][HEAD_DIM / 64];
 
 #pragma unroll
@@ -452,13 +437,12 @@ static __device__ __forceinline__ void attend(struct softmax<HEAD_DIM> &s,
     float max = s.max;
 #pragma unroll
     for (int i = 0; i < N * 2; i++) {
-        float &score = p[i / 2][i % 2];
         const float sum = even_sum[i / 2][i % 2] + odd_sum[i / 2][i % 2];
 
-        score = key_in(i / 2, quarter * 2 + i % 2) <= last
-                    ? sum * (FP8 ? k_scales[i] * scale : scale)
-                    : -INFINITY;
-        max = fmaxf(max, score);
+        p[i] = key_in(i / 2, quarter * 2 + i % 2) <= last
+                   ? sum * (FP8 ? k_scales[i] * scale : scale)
+                   : -INFINITY;
+        max = fmaxf(max, p[i]);
     }
     softmax_add<HEAD_DIM, FP8>(s, p, max, x, v_scales);
 }
@@ -512,14 +496,14 @@ static __device__ __forceinline__ void send_segment(const struct frame &f, int l
     }
 }
 
-// A warp attends to every eighth span. It passes by the other stages in a small loop of their own,
+// A warp attends to every eighth unit. It passes by the other stages in a small loop of their own,
 // since nothing hides the latency of a turn of the larger one.
 template <int HEAD_DIM, bool FP8>
 static __device__ __forceinline__ void attend_segment(struct frame &f, int layer,
                                                       const struct segment &g)
 {
-    static constexpr int EACH = UNITS_OF_STAGE<HEAD_DIM, FP8>, N = SPAN<FP8>;
-    static_assert(EACH <= CONSUMERS * N && EACH % N == 0, "a warp has one span of a stage at most");
+    static constexpr int EACH = UNITS_OF_STAGE<HEAD_DIM, FP8>;
+    static_assert(EACH <= CONSUMERS, "a warp has one unit of a stage at most");
     static_assert(!FP8 || PIECES<HEAD_DIM, FP8> == 1, "exponents lie in the first piece");
 
     const int warp = warp_of(f), lane = lane_of(f), row = lane / 4, quarter = lane % 4;
@@ -545,8 +529,8 @@ static __device__ __forceinline__ void attend_segment(struct frame &f, int layer
             q[j] = huge_of<KIND_E4M3>(q[j]);
     }
 #pragma unroll 1
-    for (int unit = begin + warp * N; unit < end; unit += CONSUMERS * N) {
-        const int n_keys = min(N, end - unit) * UNIT, last = kv_len - 1 - unit * UNIT;
+    for (int unit = begin + warp; unit < end; unit += CONSUMERS) {
+        const int last = kv_len - 1 - unit * UNIT; /* key, from the unit's first */
 
 #pragma unroll 1
         for (; passed < (unit - begin) / EACH; passed++)
@@ -554,9 +538,9 @@ static __device__ __forceinline__ void attend_segment(struct frame &f, int layer
         ring_wait_full(f.ring);
         const uint32_t keys =
             ring_stage(f.ring) + (uint32_t)((unit - begin) % EACH) * 2 * EXTENT<HEAD_DIM, FP8>;
-        if (last < n_keys)
+        if (last < UNIT)
             put_newest<HEAD_DIM, FP8>(f, keys, last);
-        attend<HEAD_DIM, FP8>(s, q, keys, min(last, n_keys - 1), scale);
+        attend<HEAD_DIM, FP8>(s, q, keys, min(last, UNIT - 1), scale);
         ring_release(f.ring);
         passed++;
     }
@@ -610,7 +594,6 @@ static __device__ __forceinline__ void join_item(const struct frame &f, int laye
         o.x = o.x * a + other.x * b;
         o.y = o.y * a + other.y * b;
     };
-
 #pragma unroll 1
     for (int base = 0; base < n; base += 4 * BATCH) {
         int at[2 * BATCH];
