@@ -142,7 +142,16 @@ static void make_sampler(struct rig *r)
         cuda_must(cudaMemcpy(m->states + i, &greedy, sizeof(greedy), cudaMemcpyHostToDevice));
 }
 
-/* All rows of keys and values: up to about 3. */
+/* The exponent of a row's scale. Most rows are of numbers up to about 3, one in eight is smaller,
+ * down to nothing beside the others. Values of each second sequence are larger by 2^14, up to the
+ * most that rows have: what such a sequence gives is attention's alone. */
+static uint8_t exponent_of_row(int seq, bool is_v)
+{
+    const uint32_t less = random_bits() % 8 == 0 ? random_bits() % 58 : 0;
+
+    return (uint8_t)(118 + random_bits() % 3 - less + (is_v && seq % 2 ? 14 : 0));
+}
+
 static void fill_e4m3_keys(const struct rig *r, size_t pool_bytes)
 {
     const struct kv_pool *kv = &r->forward.kv;
@@ -151,13 +160,15 @@ static void fill_e4m3_keys(const struct rig *r, size_t pool_bytes)
 
     for (size_t i = 0; i < pool_bytes; i++)
         pool[i] = (uint8_t)(random_bits() % 2 * 128 + random_bits() % 127);
-    for (int i = 0; i < r->n_blocks * planes; i++) {
-        uint16_t *block = (uint16_t *)(void *)pool + i / planes * kv->block_stride;
-        uint8_t *exponents = kv_twin_of(kv, block, i % planes / 2, 0, 0, i % 2).exponent;
+    for (int seq = 0; seq < RIG_ROWS; seq++)
+        for (int i = 0; i < r->n_held[seq] * planes; i++) {
+            const int id = r->block_table[seq * r->limits.max_blocks + i / planes];
+            uint16_t *block = (uint16_t *)(void *)pool + id * kv->block_stride;
+            uint8_t *exponents = kv_twin_of(kv, block, i % planes / 2, 0, 0, i % 2).exponent;
 
-        for (int j = 0; j < rows; j++)
-            exponents[j] = (uint8_t)(118 + random_bits() % 3);
-    }
+            for (int j = 0; j < rows; j++)
+                exponents[j] = exponent_of_row(seq, i % 2);
+        }
     cuda_must(cudaMemcpy(kv->base, pool, pool_bytes, cudaMemcpyHostToDevice));
 }
 
@@ -185,14 +196,14 @@ static void make_blocks(struct rig *r, bool fp8, const int *max_len)
                                      .head_dim = c->head_dim,
                                      .n_blocks = r->n_blocks,
                                      .fp8 = fp8};
-    if (fp8)
-        fill_e4m3_keys(r, (size_t)n * (size_t)r->block_elements * 2);
-    else
-        fill_noise(r->forward.kv.base, (size_t)n * (size_t)r->block_elements, 0.0f, 1.0f);
     r->block_table = host_new((size_t)(RIG_ROWS * max_blocks), sizeof(int32_t));
     for (int i = 0; i < RIG_ROWS; i++)
         for (int j = 0; j < max_blocks; j++)
             r->block_table[i * max_blocks + j] = j < r->n_held[i] ? scattered(used++, n) : -1;
+    if (fp8)
+        fill_e4m3_keys(r, (size_t)n * (size_t)r->block_elements * 2);
+    else
+        fill_noise(r->forward.kv.base, (size_t)n * (size_t)r->block_elements, 0.0f, 1.0f);
 }
 
 void rig_init(struct rig *r, const struct model_config *c, bool bias, bool fp8, int block_len,

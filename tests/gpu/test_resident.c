@@ -282,6 +282,8 @@ static const struct {
     {2, 6, 2, 128, 416, 992, 1004, false, false, 16, 8, 0, 0, false, BF16, true},
     {2, 14, 2, 64, 896, 1216, 1004, false, true, 32, 8, 0, 0, false, BF16, true},
     {2, 16, 8, 128, 1024, 3072, 12004, true, false, 64, 8, 0, 0, false, BF16, true},
+    /* so many KV heads that a block attends to several sequences */
+    {2, 16, 16, 128, 416, 992, 1004, false, false, 16, 8, 0, 0, false, BF16, true},
     {2, 6, 2, 128, 416, 256, 1004, false, false, 16, 1, 6, 3, true, BF16, true},
     {2, 4, 2, 128, 512, 2560, 1004, false, false, 16, 8, 0, 0, false, IN_BLOCKS, true},
     {2, 32, 4, 64, 2048, 6144, 1004, false, true, 16, 8, 0, 0, false, WITH_ZEROS, true},
@@ -534,6 +536,49 @@ TEST(no_number_stays_in_its_row, .n = N_FORMATS)
         check_logits(&r, got, expected, 2);
         for (int j = 0; j < small.vocab_size; j++)
             ck_assert(isnan(got[2 * stride + j]));
+        ck_assert(buffers_are_reset(&r));
+    }
+    rig_deinit(&r);
+}
+END_TEST
+
+/* A sequence with NaN in a stored key or value ends in NaN; the others keep their bits. With 16 KV
+ * heads the last key spoiled is of a block that attends to five more sequences after it. */
+TEST(keys_of_no_number_stay_in_their_sequence, .n = 2 * 2)
+{
+    static const int keys[] = {700, 1190}; /* of 1,200 */
+    const int n = 8, seq = 2;
+    struct model_config c = small;
+    size_t bytes;
+    struct rig r;
+
+    c.n_kv_heads = _i / 2 ? 16 : 2;
+    c.n_heads = _i / 2 ? 16 : 6;
+    rig_init(&r, &c, false, _i % 2, 16, mixed_lengths);
+    ck_assert_int_ge(r.forward.resident_rows, n);
+    bytes = (size_t)r.n_blocks * (size_t)r.block_elements * 2;
+    for (int i = 0; i < 2 * 2 * N(keys); i++) { /* of either layer, a key or a value */
+        const int plane = (i / 2 % 2 * c.n_kv_heads + i % c.n_kv_heads) * 2 + i % 2;
+        const float *expected = logits_of(&r, n, true), *got;
+        const uint16_t *old = host_of(r.forward.kv.base, bytes);
+        uint16_t *pool = host_of(r.forward.kv.base, bytes);
+        const struct kv_twin row = row_of(&r, pool, seq, keys[i / 4], plane);
+
+        if (row.e4m3)
+            *row.exponent = 0xff;
+        else
+            memset(row.bf16, 0xff, (size_t)c.head_dim * 2);
+        cuda_must(cudaMemcpy(r.forward.kv.base, pool, bytes, cudaMemcpyHostToDevice));
+        got = logits_of(&r, n, false);
+        cuda_must(cudaMemcpy(r.forward.kv.base, old, bytes, cudaMemcpyHostToDevice));
+        for (int at = 0; at < n; at++) {
+            const size_t first = (size_t)at * (size_t)r.forward.sampler.logits_stride;
+
+            if (at != seq)
+                check_logits(&r, got + first, expected + first, 1);
+            for (int j = 0; at == seq && j < small.vocab_size; j++)
+                ck_assert(isnan(got[first + (size_t)j]));
+        }
         ck_assert(buffers_are_reset(&r));
     }
     rig_deinit(&r);
