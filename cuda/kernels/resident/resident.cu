@@ -162,7 +162,7 @@ static __device__ __forceinline__ void choose(struct frame &f)
     struct tagged_pair got[PAIRS];
     float score[RESIDENT_MAX_EXPERTS / WARP];
 
-    if (f.s.mine[GATE_UP] == 0 && f.s.mine[DOWN] == 0)
+    if (f.s.jobs[GATE_UP].mine == 0 && f.s.jobs[DOWN].mine == 0)
         return;
     receive(
         got, f.tag, [&](int i) { return (i * WARP + lane) * 2 < n; },
@@ -185,14 +185,12 @@ static __device__ __forceinline__ void choose(struct frame &f)
 }
 
 template <bool FP8, int HEAD_DIM, int KIND, bool EXPERTS>
-static __device__ __forceinline__ void produce(struct frame &f, int n_jobs)
+static __device__ __forceinline__ void produce(struct frame &f)
 {
     const uint64_t policy = stream_policy();
+    struct job j = job_of(f, QKV, 0);
 
-#pragma unroll 1
-    for (int i = 0; i < n_jobs; i++) {
-        const struct job j = job_of(f, i);
-
+    do {
         if (EXPERTS && j.kind == GATE_UP && f.a.n_experts > 0)
             choose(f);
         if (KIND == KIND_BF16 || j.kind == LM_HEAD)
@@ -202,7 +200,7 @@ static __device__ __forceinline__ void produce(struct frame &f, int n_jobs)
         if (j.kind == QKV)
             stream_keys<HEAD_DIM, FP8>(f, j.layer, policy);
         f.tag += EXPERTS && j.kind == DOWN;
-    }
+    } while (next_job(f, j));
 }
 
 /* How packet buffers come to be used again: one helper warp writes sentinels into the packets of
@@ -299,7 +297,7 @@ static __device__ __forceinline__ void reset_layer(const struct frame &f, int la
         uint4 *const buffer =
             buffers + rotation(layer) * packets_of_buffer(i < 2 ? f.a.hidden : f.a.ffn);
 
-        reset_tiles(f, layer < 0 ? b.x_head : buffer, f.s.mine[i < 2 ? DOWN : GATE_UP],
+        reset_tiles(f, layer < 0 ? b.x_head : buffer, f.s.jobs[i < 2 ? DOWN : GATE_UP].mine,
                     layer < 0 ? (int)RESIDENT_MAX_ROWS : rows);
     }
 }
@@ -307,15 +305,13 @@ static __device__ __forceinline__ void reset_layer(const struct frame &f, int la
 /* The helpers' side: operands and scales of each product before its sums are there, and by the
  * first warp the layer's grid barrier. The LM head's x may be loaded once the barrier of the last
  * layer is passed. */
-static __device__ __forceinline__ void help(struct frame &f, int n_jobs, int n_rows)
+static __device__ __forceinline__ void help(struct frame &f, int n_rows)
 {
     const bool resets = helper_thread(f) < WARP;
     const int m = f.m, last = f.a.n_layers;
+    struct job j = job_of(f, QKV, 0);
 
-#pragma unroll 1
-    for (int i = 0; i < n_jobs; i++) {
-        const struct job j = job_of(f, i);
-
+    do {
         if (resets && (j.kind == OUT || j.kind == LM_HEAD)) {
             if (j.layer > 0)
                 grid_wait(f, f.tag - 1);
@@ -333,7 +329,7 @@ static __device__ __forceinline__ void help(struct frame &f, int n_jobs, int n_r
         named_sync(CONSUMERS_AND_HELPERS);
         f.half ^= 1;
         f.tag += j.kind == DOWN;
-    }
+    } while (next_job(f, j));
     if (!resets)
         return;
     grid_wait(f, f.tag); /* all blocks are done with the layers */
@@ -341,11 +337,12 @@ static __device__ __forceinline__ void help(struct frame &f, int n_jobs, int n_r
     reset_layer(f, last - 1, m);
 }
 
-/* The first layer's residual, by the blocks that own its columns, as if after a layer. */
+/* The first layer's residual, by the blocks that own its columns, as if after layer -1, of which
+ * nothing else is read. */
 template <bool TWINS> static __device__ __forceinline__ void load_embedding(const struct frame &f)
 {
     const struct resident &a = f.a;
-    const struct job j = {DOWN, -1, nullptr, a.hidden, 0, f.s.mine[DOWN], CHUNK};
+    const struct job j = job_of(f, DOWN, -1);
     const int all = (j.mine << (f.rows_log + 2)) + WARP - 1 & ~(WARP - 1);
 
 #pragma unroll 1
@@ -373,14 +370,12 @@ template <bool TWINS> static __device__ __forceinline__ void load_embedding(cons
 }
 
 template <bool FP8, int HALVES, int HEAD_DIM, int KIND, bool WIDE, bool TWINS, bool EXPERTS>
-static __device__ __forceinline__ void consume(struct frame &f, int n_jobs, int n_rows)
+static __device__ __forceinline__ void consume(struct frame &f, int n_rows)
 {
     mark(f);
     load_embedding<TWINS>(f);
-#pragma unroll 1
-    for (int i = 0; i < n_jobs; i++) {
-        const struct job j = job_of(f, i);
-
+    struct job j = job_of(f, QKV, 0);
+    do {
         refresh_thread(f);
         if (j.kind == LM_HEAD)
             f.m = n_rows;
@@ -397,30 +392,16 @@ static __device__ __forceinline__ void consume(struct frame &f, int n_jobs, int 
             attention<HEAD_DIM, FP8>(f, j.layer);
             mark(f);
         }
-    }
+    } while (next_job(f, j));
     mark(f);
 }
 
 /* Fills what the roles share, by all threads. */
-template <int HEAD_DIM>
 static __device__ __forceinline__ void prepare(struct resident_shared &s, const struct resident &a)
 {
     const int warp = (int)threadIdx.x / WARP, lane = (int)threadIdx.x % WARP;
     const int m = __ldcg(&a.step.counts->n_tokens), n_rows = __ldcg(&a.step.counts->n_rows);
 
-    if (threadIdx.x < N_KINDS) { /* tiles b, b + n_blocks, ... of each matrix */
-        const int attn_dim = a.n_heads * HEAD_DIM;
-        const int n = threadIdx.x == QKV       ? attn_dim + 2 * a.kv.n_kv_heads * HEAD_DIM
-                      : threadIdx.x == ROUTER  ? a.n_experts
-                      : threadIdx.x == GATE_UP ? a.ffn
-                      : threadIdx.x == LM_HEAD ? a.n_logits
-                                               : a.hidden;
-
-        s.mine[threadIdx.x] =
-            threadIdx.x == LM_HEAD && n_rows == 0
-                ? 0
-                : ((n + COLS - 1) / COLS - (int)blockIdx.x + (int)gridDim.x - 1) / (int)gridDim.x;
-    }
     if (warp == 0)
         plan_segments(s, a, m);
     if (warp == 1 && lane < RESIDENT_MAX_ROWS)
@@ -444,6 +425,9 @@ static __device__ __forceinline__ void prepare(struct resident_shared &s, const 
         }
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
+    __syncthreads();
+    if (threadIdx.x < N_KINDS)
+        s.jobs[threadIdx.x] = first_job(s, a, (int)threadIdx.x);
     __syncthreads();
 }
 
@@ -487,9 +471,9 @@ static __global__ void __launch_bounds__(THREADS, 1)
     static constexpr bool EXPERTS = HALVES == 1 && KIND == KIND_BF16 && WIDE && !TWINS;
     extern __shared__ __align__(128) unsigned char memory[];
     __shared__ struct resident_shared s;
-    const int warp = (int)threadIdx.x / WARP, n_jobs = jobs_of_layer(a) * a.n_layers + 1;
+    const int warp = (int)threadIdx.x / WARP;
 
-    prepare<HEAD_DIM>(s, a);
+    prepare(s, a);
     if (KIND != KIND_BF16)
         clear_x(frame_of(a, s, memory).x, s.layout.x);
     /* Consumers take registers from the others: what spills goes to local memory, of which L1
@@ -500,14 +484,14 @@ static __global__ void __launch_bounds__(THREADS, 1)
         struct frame f = frame_of(a, s, memory);
 
         if (warp == PRODUCER)
-            produce<FP8, HEAD_DIM, KIND, EXPERTS>(f, n_jobs);
+            produce<FP8, HEAD_DIM, KIND, EXPERTS>(f);
         else if (warp < HELPER + HELPERS)
-            help(f, n_jobs, s.n_rows);
+            help(f, s.n_rows);
     } else {
         registers_grow<208>();
         struct frame f = frame_of(a, s, memory);
 
-        consume<FP8, HALVES, HEAD_DIM, KIND, WIDE, TWINS, EXPERTS>(f, n_jobs, s.n_rows);
+        consume<FP8, HALVES, HEAD_DIM, KIND, WIDE, TWINS, EXPERTS>(f, s.n_rows);
     }
 #endif
 }

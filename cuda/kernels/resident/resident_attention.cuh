@@ -594,6 +594,8 @@ static __device__ __forceinline__ void join_item(const struct frame &f, int laye
         o.x = o.x * a + other.x * b;
         o.y = o.y * a + other.y * b;
     };
+
+    wait_pair(from + HEAD_DIM, f.tag);
 #pragma unroll 1
     for (int base = 0; base < n; base += 4 * BATCH) {
         int at[2 * BATCH];

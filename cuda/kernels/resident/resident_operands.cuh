@@ -182,36 +182,44 @@ static __device__ __forceinline__ int source_of(const struct frame &f, const str
     return j.kind == LM_HEAD && row < f.m ? f.s.source[row] : row;
 }
 
-// With several rows a warp polls one packet before it loads all.
-static __device__ __forceinline__ void wait_first(const struct frame &f, const uint4 *from)
+// With several rows a warp polls one packet before it loads all, see wait_pair(). load_first()
+// issues the first load, so that other work can overlap it. n: this warp's steps.
+static __device__ __forceinline__ uint4 load_first(const struct frame &f, const uint4 *from, int n)
+{
+    return f.m > 1 && n > 0 ? load_packet(from) : make_uint4(0, 0, 0, 0);
+}
+
+static __device__ __forceinline__ void wait_first(uint4 seen, const uint4 *from)
 {
     uint32_t polls = 0;
 
-    if (f.m > 1) {
-        if (lane_of(f) == 0)
-            while (is_sentinel(load_packet(from)))
-                count_poll(polls);
-        __syncwarp();
+    while (is_sentinel(seen)) {
+        count_poll(polls);
+        seen = load_packet(from);
     }
+    __syncwarp();
 }
 
 // This warp's k steps of the rows of x, to registers. Missing rows and steps past the end are zero.
-template <int HALVES, int STAGES>
+// meanwhile() runs while loads are in flight: nothing else hides its latency.
+template <int HALVES, int STAGES, typename Meanwhile>
 static __device__ __forceinline__ void receive_registers(struct x_part<HALVES> (&x)[STAGES],
-                                                         const struct frame &f, const struct job &j)
+                                                         const struct frame &f, const struct job &j,
+                                                         const Meanwhile &meanwhile)
 {
     static constexpr int STEP = CONSUMERS * RESIDENT_MAX_ROWS * 4; // from a k step to the next
 
     const int warp = warp_of(f), lane = lane_of(f);
     const int n = k_steps_of_warp(f, j.k);
+    const uint4 *const first_packet = j.x + packet_at(source_of(f, j, 0), warp * K_STEP);
+    const uint4 seen = load_first(f, first_packet, n);
     const uint4 *from[HALVES];
-    uint32_t polls = 0;
 
 #pragma unroll
     for (int h = 0; h < HALVES; h++) {
         const int row = lane / 4 + h * 8;
 
-        from[h] = buffer_of_x(f, j) + packet_at(source_of(f, j, row), warp * K_STEP) + lane % 4;
+        from[h] = j.x + packet_at(source_of(f, j, row), warp * K_STEP) + lane % 4;
 #pragma unroll
         for (int c = 0; c < STAGES; c++)
 #pragma unroll
@@ -219,18 +227,19 @@ static __device__ __forceinline__ void receive_registers(struct x_part<HALVES> (
                 x[c].v[h][i] =
                     row < f.m && c * K_STEPS + i < n ? sentinel() : make_uint4(0, 0, 0, 0);
     }
-    if (n > 0)
-        wait_first(f, from[0]);
-    receive_packets(polls, [&](auto visit) {
+    wait_first(seen, first_packet);
+    receive_packets(
+        [&](auto visit) {
 #pragma unroll
-        for (int c = 0; c < STAGES; c++)
-            if (c * CHUNK < j.k)
+            for (int c = 0; c < STAGES; c++)
+                if (c * CHUNK < j.k)
 #pragma unroll
-                for (int i = 0; i < K_STEPS; i++)
+                    for (int i = 0; i < K_STEPS; i++)
 #pragma unroll
-                    for (int h = 0; h < HALVES; h++)
-                        visit(x[c].v[h][i], from[h] + (c * K_STEPS + i) * STEP);
-    });
+                        for (int h = 0; h < HALVES; h++)
+                            visit(x[c].v[h][i], from[h] + (c * K_STEPS + i) * STEP);
+        },
+        meanwhile);
     __syncwarp();
 }
 
@@ -243,16 +252,18 @@ static __device__ __forceinline__ int x_at(const struct frame &f, int step, int 
     return ((step << f.rows_log) + row) * 64 + swizzled * 16;
 }
 
-// The same to shared memory, where x is too long for registers: [K_STEP, row, 64 bytes].
-template <int KIND>
-static __device__ __forceinline__ void receive_shared(const struct frame &f, const struct job &j)
+// The same to shared memory, where x is too long for registers: [K_STEP, row, 64 bytes]. With one
+// row no load is in flight yet when meanwhile() runs.
+template <int KIND, typename Meanwhile>
+static __device__ __forceinline__ void receive_shared(const struct frame &f, const struct job &j,
+                                                      const Meanwhile &meanwhile)
 {
     static constexpr int BATCH = 8, UNITS = UNITS_OF<KIND>;
 
     const int warp = warp_of(f), lane = lane_of(f), last_row = (1 << f.rows_log) - 1;
     const int n = k_steps_of_warp(f, words_of<KIND>(j.k)) * UNITS * 4 << f.rows_log;
-    const uint4 *from = buffer_of_x(f, j);
-    uint32_t polls = 0;
+    const uint4 *const first_packet = j.x + packet_at(source_of(f, j, 0), warp * UNITS * K_STEP);
+    const uint4 seen = load_first(f, first_packet, n);
     /* the K_STEP of this warp's piece u */
     auto step_of = [&](int u) {
         const int i = u >> (f.rows_log + 2);
@@ -260,8 +271,8 @@ static __device__ __forceinline__ void receive_shared(const struct frame &f, con
         return (warp + i / UNITS * CONSUMERS) * UNITS + i % UNITS;
     };
 
-    if (n > 0)
-        wait_first(f, from + packet_at(source_of(f, j, 0), warp * UNITS * K_STEP));
+    meanwhile();
+    wait_first(seen, first_packet);
 #pragma unroll 1
     for (int first = lane; first < n; first += WARP * BATCH) {
         int at[BATCH];
@@ -274,11 +285,13 @@ static __device__ __forceinline__ void receive_shared(const struct frame &f, con
             got[i] = u < n && row < f.m ? sentinel() : make_uint4(0, 0, 0, 0);
             at[i] = (step_of(u) * RESIDENT_MAX_ROWS + source_of(f, j, row)) * 4 + u % 4;
         }
-        receive_packets(polls, [&](auto visit) {
+        receive_packets(
+            [&](auto visit) {
 #pragma unroll
-            for (int i = 0; i < BATCH; i++)
-                visit(got[i], from + at[i]);
-        });
+                for (int i = 0; i < BATCH; i++)
+                    visit(got[i], j.x + at[i]);
+            },
+            [] {});
 #pragma unroll
         for (int i = 0; i < BATCH; i++) {
             const int u = first + i * WARP, row = u >> 2 & last_row;

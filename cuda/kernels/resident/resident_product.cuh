@@ -194,7 +194,7 @@ static __device__ __forceinline__ struct place place_of(const struct frame &f, c
                           pair * 2};
 
     if (j.kind == OUT || j.kind == GATE_UP || j.kind == DOWN)
-        p.packet = copy_of_lane(f, buffer_of_y(f, j)) + packet_at(row, column);
+        p.packet = copy_of_lane(f, j.y) + packet_at(row, column);
     if (j.kind == OUT || j.kind == DOWN)
         p.square = (j.kind == OUT ? f.s.out.squares_mlp : f.s.out.squares_attn) +
                    pair * f.s.copy_stride + (row * j.n + column) / COLS;
@@ -313,7 +313,8 @@ static __device__ __forceinline__ void product(struct frame &f, const struct job
     const int both = j.kind == GATE_UP, n_tiles = j.mine << both, chunk = WIDE ? j.chunk : CHUNK;
     struct x_part<HALVES> x[WIDE ? 1 : REGISTER_STAGES];
     int at = 0, i = (int)f.thread;
-    struct place p = place_of(f, j, i, 0, min(GROUP, n_tiles) >> both);
+    struct place p;
+    const auto place_first = [&] { p = place_of(f, j, i, 0, min(GROUP, n_tiles) >> both); };
 
     if (j.kind == LM_HEAD) /* its x may be loaded once the helpers have passed the grid barrier */
         named_sync(CONSUMERS_AND_HELPERS);
@@ -323,9 +324,9 @@ static __device__ __forceinline__ void product(struct frame &f, const struct job
         return;
     }
     if (WIDE)
-        receive_shared<KIND>(f, j);
+        receive_shared<KIND>(f, j, place_first);
     else
-        receive_registers<HALVES>(x, f, j);
+        receive_registers<HALVES>(x, f, j, place_first);
     mark(f);
     if constexpr (KIND == KIND_INT4)
         sum_steps(f, words_of<KIND>(j.k));
@@ -386,6 +387,7 @@ static __device__ __forceinline__ void compute_scales(const struct frame &f, con
         const tagged_word *from = squares + (int64_t)source_of(f, j, row) * pairs * 2;
         float sum = 0.0f;
 
+        wait_pair(from, f.tag);
 #pragma unroll 1
         for (int at = lane % LANES; at < end; at += LANES * BATCH) {
             struct tagged_pair got[BATCH];
