@@ -95,7 +95,7 @@ size_t resident_sentinel_bytes(const struct resident *r);
  *
  * With keys of fp8 at most RESIDENT_FEW_ROWS, too. (A step of 0.6B with 5 and 8 rows takes 0.74 and
  * 0.77 of the chain's time with 512 keys each, 0.78 and 0.82 with 2,048, 0.91 and 0.92 with 8,192,
- * 0.97 with 30,000: H200, 2026-11-30.) */
+ * 0.97 with 30,000; with 16 rows it would take 0.87, 0.95, 1.02, 1.08: H200, 2026-11-30.) */
 bool resident_supports(const struct resident *r);
 
 /* Tags for a run: counts->tag is the one after *last, 0 at first, and each layer takes one. No tag
