@@ -371,43 +371,41 @@ static __device__ __forceinline__ void product(struct frame &f, const struct job
     mark(f);
 }
 
-// A helper's: 1 / rms of each row, where the input is the normed residual. Eight lanes per row.
+// A helper's: 1 / rms of each row, where the input is the normed residual. The helpers take all
+// rows at once, the first eight and the others, four lanes per row.
 static __device__ __forceinline__ void compute_scales(const struct frame &f, const struct job &j)
 {
-    static constexpr int BATCH = 8, LANES = 8, ROWS = WARP / LANES;
+    static constexpr int ROWS = RESIDENT_MAX_ROWS / HELPERS, LANES = WARP / ROWS, BATCH = 16;
 
-    const int lane = lane_of(f), helper = (int)(f.thread / WARP % HELPERS);
-    const int pairs = f.a.hidden / (2 * COLS);
+    const int lane = lane_of(f), first = (int)(f.thread / WARP % HELPERS) * ROWS;
+    const int row = first + lane / LANES, pairs = f.a.hidden / (2 * COLS);
+    const int end = row < f.m ? pairs : 0;
     const tagged_word *squares =
         j.kind == ROUTER || j.kind == GATE_UP ? f.s.in.squares_mlp : f.s.in.squares_attn;
+    const tagged_word *from = squares + (int64_t)source_of(f, j, row) * pairs * 2;
+    float sum = 0.0f;
 
+    if (first >= f.m)
+        return;
+    wait_pair(from, f.tag);
 #pragma unroll 1
-    for (int first = helper * ROWS; first < f.m; first += HELPERS * ROWS) {
-        const int row = first + lane / LANES, end = row < f.m ? pairs : 0;
-        const tagged_word *from = squares + (int64_t)source_of(f, j, row) * pairs * 2;
-        float sum = 0.0f;
+    for (int at = lane % LANES; at < end; at += LANES * BATCH) {
+        const int n = (end - at + LANES - 1) / LANES;
+        struct tagged_pair got[BATCH];
 
-        wait_pair(from, f.tag);
-#pragma unroll 1
-        for (int at = lane % LANES; at < end; at += LANES * BATCH) {
-            struct tagged_pair got[BATCH];
-
-            const int n = (end - at + LANES - 1) / LANES;
-
-            receive(
-                got, f.tag, [&](int i) { return i < n; },
-                [&](int i) { return from + at * 2 + i * LANES * 2; });
+        receive(
+            got, f.tag, [&](int i) { return i < n; },
+            [&](int i) { return from + at * 2 + i * LANES * 2; });
 #pragma unroll
-            for (int i = 0; i < BATCH; i++)
-                sum += float_of(got[i].a) + float_of(got[i].b);
-        }
-        __syncwarp();
-#pragma unroll
-        for (int i = LANES / 2; i > 0; i /= 2)
-            sum += __shfl_xor_sync(ALL_LANES, sum, i);
-        if (row < f.m && lane % LANES == 0)
-            f.s.scale[f.half][row] = rsqrtf(__fdividef(sum, (float)f.a.hidden) + f.a.eps);
+        for (int i = 0; i < BATCH; i++)
+            sum += float_of(got[i].a) + float_of(got[i].b);
     }
+    __syncwarp();
+#pragma unroll
+    for (int i = LANES / 2; i > 0; i /= 2)
+        sum += __shfl_xor_sync(ALL_LANES, sum, i);
+    if (row < f.m && lane % LANES == 0)
+        f.s.scale[f.half][row] = rsqrtf(__fdividef(sum, (float)f.a.hidden) + f.a.eps);
 }
 
 // A helper's: the operand of each column of this block's tiles, before the sums are there.
