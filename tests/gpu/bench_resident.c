@@ -119,7 +119,8 @@ static const char *const spans[] = {"qkv_wait",  "qkv_product",  "qkv_post",    
                                     "down_wait", "down_product", "down_post",    "next"};
 enum { N_SPANS = sizeof(spans) / sizeof(*spans) };
 
-/* Clocks of each span, the mean over layers and over the blocks that attend. */
+/* Clocks of each span, the mean over layers and over the blocks that have a KV head, some of which
+ * may have no keys. */
 static void profile_step(struct rig *r, const struct step_view *v, int n)
 {
     struct resident run = r->forward.resident;
