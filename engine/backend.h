@@ -137,10 +137,11 @@ struct backend_ops {
     int (*mask)(struct backend *b, const uint32_t *const *masks, struct err *e);
     /* Waits for the oldest step under way. */
     int (*wait)(struct backend *b, struct step_result *out, struct err *e);
-    /* Called again and again while no step is under way and none is to come: a piece of work for
-     * later steps or the next start, a few milliseconds, and 0.1 s the first time. 1 while there is
-     * more, 0 when there is none, or a negative errno as from wait. NULL: never any. While asleep
-     * it is called only where backend_info says so. */
+    /* Called again and again while no step is under way, none is to come and the last one was a
+     * while ago, or sooner where idle_s is set: a piece of work for later steps or the next start,
+     * a few milliseconds, and 0.1 s the first time. 1 while there is more, 0 when there is none, or
+     * a negative errno as from wait. NULL: never any. While asleep it is called only where
+     * backend_info says so. */
     int (*idle)(struct backend *b, struct err *e);
     /* Gives back the memory of weights, of a device also that of workspaces and, unless
      * keep_blocks, of the device tier, whose blocks are lost. No step is under way; until wake()

@@ -247,6 +247,20 @@ int engine_store_down(struct engine *g, bool to_sleep, uint64_t until_us, struct
     return r < 0 ? r : next == CORE_IDLE;
 }
 
+/* A piece of idle work of the model's backend, and when there is none of the draft model's; a
+ * request that comes meanwhile waits for it. 1 while there is more, 0, or a negative errno. */
+static int idle_work(struct engine *g, struct err *e)
+{
+    const struct backend_ops *ops = g->options.backend;
+    int r = 0;
+
+    if (ops->idle && (!g->asleep || g->status.backend.idle_s))
+        r = ops->idle(g->backend, e);
+    if (r == 0 && g->drafter && !g->asleep)
+        r = drafter_idle(g->drafter, e);
+    return r;
+}
+
 /* With nothing to do: until a request, a cancel, a deadline or the end, or the time to sleep. */
 static int rest(struct engine *g, uint64_t deadline_us, struct err *e)
 {
@@ -269,7 +283,7 @@ static int iterate(struct engine *g, struct err *e)
 {
     const struct backend_ops *ops = g->options.backend;
     const struct batch *batch;
-    uint64_t deadline_us;
+    uint64_t deadline_us, quiet_us;
     bool restored;
     int next = CORE_WAIT, answered, r;
 
@@ -308,13 +322,13 @@ static int iterate(struct engine *g, struct err *e)
         return finish_oldest(g, e);
     if (next == CORE_OK || restored)
         return 0;
-    if (answered) /* the core may say something else by now */
+    if (answered) /* the core may say something else by now; beats do not wait for a pause */
         return g->status.backend.idle_s ? ops->idle(g->backend, e) : 0;
     must(next == CORE_IDLE); /* with nothing in flight, what fits runs */
-    if (ops->idle && (!g->asleep || g->status.backend.idle_s))
-        r = ops->idle(g->backend, e);
-    if (r == 0 && g->drafter && !g->asleep)
-        r = drafter_idle(g->drafter, e);
+    quiet_us = g->committed_us + ENGINE_QUIET_US;
+    if (clock_us() < quiet_us)
+        return rest(g, deadline_us && deadline_us < quiet_us ? deadline_us : quiet_us, e);
+    r = idle_work(g, e);
     if (r == 0) {
         engine_read_memory(g);
         r = rest(g, deadline_us, e);

@@ -482,7 +482,8 @@ TEST(requests_are_counted_at_any_time)
     ck_assert_int_eq(atomic_load(&n_uncounted), 0);
 }
 
-static atomic_int n_idle, n_flying, n_idle_beside_steps;
+static atomic_int n_idle, n_flying, n_idle_beside_steps, n_idle_too_soon;
+static _Atomic uint64_t landed_us;
 
 static int flying_submit(struct backend *b, const struct batch *batch, struct err *e)
 {
@@ -492,8 +493,12 @@ static int flying_submit(struct backend *b, const struct batch *batch, struct er
 
 static int landing_wait(struct backend *b, struct step_result *out, struct err *e)
 {
+    int r;
+
     atomic_fetch_sub(&n_flying, 1);
-    return cpu_backend.wait(b, out, e);
+    r = cpu_backend.wait(b, out, e);
+    atomic_store(&landed_us, clock_us());
+    return r;
 }
 
 /* There are two pieces of idle work after steps have run; the third call finds none. */
@@ -501,6 +506,7 @@ static int idle_work(struct backend *b, struct err *e)
 {
     (void)b, (void)e;
     atomic_fetch_add(&n_idle_beside_steps, atomic_load(&n_flying) != 0);
+    atomic_fetch_add(&n_idle_too_soon, clock_us() < atomic_load(&landed_us) + ENGINE_QUIET_US);
     return atomic_fetch_add(&n_idle, 1) % 3 < 2;
 }
 
@@ -508,11 +514,12 @@ static void wait_idle(int n)
 {
     for (int i = 0; i < 3000 && atomic_load(&n_idle) < n; i++)
         usleep(10000);
-    usleep(50000);
+    usleep(2 * ENGINE_QUIET_US);
     ck_assert_int_eq(atomic_load(&n_idle), n); /* and no more */
 }
 
-/* Idle work runs while no step is in flight, until none is left, and again after later steps. */
+/* Idle work runs while no step is in flight, until none is left, and again after later steps, but
+ * not right after one or the start. */
 TEST(idle_work_runs_between_steps)
 {
     struct engine_request r = request(1, "Once upon a time");
@@ -522,6 +529,7 @@ TEST(idle_work_runs_between_steps)
     ops.submit = flying_submit;
     ops.wait = landing_wait;
     ops.idle = idle_work;
+    atomic_store(&landed_us, clock_us());
     g = start();
     wait_idle(3);
     r.max_tokens = 4;
@@ -529,6 +537,7 @@ TEST(idle_work_runs_between_steps)
     ck_assert_uint_eq(a.n_ids, 4);
     wait_idle(6);
     ck_assert_int_eq(atomic_load(&n_idle_beside_steps), 0);
+    ck_assert_int_eq(atomic_load(&n_idle_too_soon), 0);
 }
 
 static struct backend *_Atomic idle_first, *_Atomic idle_last;
