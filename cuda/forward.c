@@ -4,10 +4,10 @@
  * other two go layer by layer. Skinny: every product is a skinny_gemm that norms its input (where
  * that is short) and adds to or gates its output by itself, five kernels a layer. Gemm: norms are
  * kernels of their own, which leave what they norm as E4M3 where a product takes that. Products are
- * stream_gemm up to STREAM_MAX_ROWS rows of bf16 and of E4M3 by blocks, and int4_gemm up to
- * INT4_ROWS rows of 4 bits; of bf16 and 4 bits both gate by themselves. All else is cuBLASLt, which
- * can only add. A product with few tiles for the machine leaves sums over parts of k, and the norm
- * after it adds these.
+ * stream_gemm up to STREAM_SLICE_ROWS rows of bf16 and of E4M3 by blocks, or STREAM_MAX_ROWS of
+ * bf16 where weights are few (SLICED_WEIGHTS), and int4_gemm up to INT4_ROWS rows of 4 bits; of
+ * bf16 and 4 bits both gate by themselves. All else is cuBLASLt, which can only add. A product with
+ * few tiles for the machine leaves sums over parts of k, and the norm after it adds these.
  *
  * The FFN of a mixture of experts is that of experts.h on both.
  *

@@ -16,7 +16,7 @@ enum {
     FORWARD_SPARE_ROWS = 128, /* of an invariant pass: its prompts begin at any row, and are
                                * computed as a rounded number of rows */
     FORWARD_FEW_ROWS = 128,   /* the most that few_rows may be */
-    FORWARD_PART_FLOATS = STREAM_PART_TILES * 64 * STREAM_MAX_ROWS, /* all parts of a product */
+    FORWARD_PART_FLOATS = STREAM_PART_TILES * 64 * STREAM_SLICE_ROWS, /* all parts of a product */
 };
 
 /* How a step of few rows is computed; of more than the forward's few_rows always PATH_GEMM. */

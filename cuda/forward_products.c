@@ -6,13 +6,23 @@ _Static_assert(GEMM_BLOCKS_K % 256 == 0, "stream_gemm() takes all that cuBLASLt 
 _Static_assert((int)GEMM_PART_FLOATS <= (int)FORWARD_PART_FLOATS,
                "whichever kernel leaves parts, there is room");
 
+/* Weights of bf16 that stream with more rows than a slice has, at most, of a model on one device.
+ * Where they are few, blocks that had no tile take the second slice, and copies overlap the kernels
+ * around the product, which those of cuBLASLt do not. (A step of 160 and 256 decodes at 512 to 656
+ * tokens on an H200, 2026-11-30, and by cuBLASLt: 0.6B 3.43 and 4.95 ms, 3.76 and 5.28; 1.7B but
+ * for its FFN, which makes no difference, 4.40 and 6.01, 4.54 and 6.14; 4B with qkv and o 7.43 and
+ * 10.02, 6.98 and 9.52. Ranks were not measured.) */
+enum { SLICED_WEIGHTS = 8 << 20 };
+
 /* Whether stream_gemm() multiplies n_rows rows with w. */
 static bool streams(const struct forward *f, const struct matrix *w, const struct matrix *bias,
                     int n_rows)
 {
     const bool e4m3 = forward_gemm_in(f, w, bias) == GEMM_OF_E4M3_BLOCKS;
+    const bool sliced = !e4m3 && f->peers.n == 1 && (int64_t)w->n * w->k <= SLICED_WEIGHTS;
 
-    return f->streams && !f->invariant && (e4m3 || !w->scales) && n_rows <= STREAM_MAX_ROWS;
+    return f->streams && !f->invariant && (e4m3 || !w->scales) &&
+           n_rows <= (sliced ? STREAM_MAX_ROWS : STREAM_SLICE_ROWS);
 }
 
 /* stream_gemm() of E4M3 cannot, and quantize() gates by itself. */

@@ -449,17 +449,18 @@ struct kv_prefetch {
  *
  * Of STREAM_MAX_ROWS rows at most. Of bf16 weights, k a multiple of 8 and of SKINNY_SILU_MUL n as
  * well; y of bf16 at a multiple of 4 bytes, y_stride and n even. Or of weights and x of e4m3, those
- * with scales of blocks of 128 x 128, k a multiple of 256 and m of 4; not SKINNY_SILU_MUL. n_parts:
- * 1, or of SKINNY_F32 stream_parts(): y [n_parts, m, n] are sums over equal parts of k, not yet
- * added. With the same n_parts a row's result does not depend on how many rows there are. prefetch:
- * NULL is none. gemm_rows() leaves STREAM_MAX_ROWS as it is. */
-enum { STREAM_MAX_ROWS = 128, STREAM_PART_TILES = 128 };
+ * with scales of blocks of 128 x 128, k a multiple of 256 and m of 4, up to STREAM_SLICE_ROWS; not
+ * SKINNY_SILU_MUL. n_parts: 1, or of SKINNY_F32 stream_parts(): y [n_parts, m, n] are sums over
+ * equal parts of k, not yet added. With the same n_parts a row's result does not depend on how many
+ * rows there are. prefetch: NULL is none. gemm_rows() leaves both numbers of rows as they are. */
+enum { STREAM_MAX_ROWS = 256, STREAM_SLICE_ROWS = 128, STREAM_PART_TILES = 128 };
 cudaError_t stream_gemm(const struct launch *l, const struct skinny *s, int n_parts,
                         const struct kv_prefetch *prefetch);
 cudaError_t stream_gemm_init(bool *usable);
 
 /* Where tiles of all rows of w are too few for the machine, parts of k make them more: as many as
- * leave STREAM_PART_TILES tiles at most, and of many rows fewer. */
+ * leave STREAM_PART_TILES tiles at most, each counted once a slice of x, and of many rows fewer. So
+ * y has STREAM_PART_TILES * 64 * STREAM_SLICE_ROWS floats at most where there are parts. */
 int stream_parts(int m, int n, int k, bool e4m3);
 
 /* Of weights of 4 bits and many rows; n and y_stride even. Scales and zeros lie at multiples of 4

@@ -16,6 +16,10 @@
  * uniform. (0.6B with 32 streams on an H200, 2026-11-28: 1.27 ms a decode step; without, and with
  * half as much k in a stage, 1.32.)
  *
+ * More than 128 rows are sliced: each slice of a tile is an item of its own. Neighbouring blocks
+ * have those of a tile at the same time, and one of them should find its weights in L2. That pays
+ * where weights are few and other blocks would have no tile.
+ *
  * Of a gated product, 8 rows of gate and 8 of up lie in turn in a tile, so that both sums of a
  * result are in one thread.
  *
@@ -72,7 +76,8 @@ struct stream_args {
     struct kv_prefetch prefetch;
     int n_parts, part_k; /* parts of k, and k of each */
     int n_steps;         /* of a part */
-    int n_items;         /* tiles times parts */
+    int n_slices;        /* of the rows of x, of X_ROWS each */
+    int n_items;         /* tiles times parts times slices */
 };
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
@@ -96,14 +101,16 @@ static __device__ __forceinline__ uint32_t empty_of(const struct ring &r, int st
     return r.empty + (uint32_t)stage * 8;
 }
 
-/* Where a block is: an item, which is a part of k of a tile, and a step of it. */
+/* Where a block is: an item, which is a part of k of a tile and a slice of x, and a step of it. */
 struct place {
-    int item, tile, part, step;
+    int item, tile, part, slice, step;
 };
 
 static __device__ __forceinline__ struct place place_of(const struct stream_args &a, int item)
 {
-    return {item, item / a.n_parts, item % a.n_parts, 0};
+    const int i = item / a.n_slices;
+
+    return {item, i / a.n_parts, i % a.n_parts, item % a.n_slices, 0};
 }
 
 static __device__ __forceinline__ void next_item(struct place &p, const struct stream_args &a)
@@ -129,7 +136,7 @@ static __device__ __forceinline__ int k_of(const struct stream_args &a, const st
     return k < a.part_k ? p.part * a.part_k + k : a.s.k;
 }
 
-/* Weights will not be read again, x by all blocks. */
+/* A block does not read weights again, all read x. */
 template <class F, bool GATED>
 static __device__ __forceinline__ void copy_w(uint32_t to, const struct stream_args &a,
                                               const struct place &p, uint32_t full, uint64_t policy)
@@ -150,7 +157,8 @@ static __device__ __forceinline__ void copy_x(uint32_t stage, const struct strea
     for (int i = 0; i < F::BOXES; i++) {
         const int k = k_of<F>(a, p, i);
 
-        copy_box_2d(stage + F::W_BYTES + (uint32_t)(i * F::X_BOX), &a.x, k, 0, full);
+        copy_box_2d(stage + F::W_BYTES + (uint32_t)(i * F::X_BOX), &a.x, k, p.slice * F::X_ROWS,
+                    full);
         if (F::E4M3)
             copy_bytes(stage + F::SCALES + (uint32_t)(i * F::X_ROWS) * 4,
                        a.s.x_scales + k / BOX * a.s.m, (uint32_t)a.s.m * 4, full);
@@ -213,8 +221,8 @@ static __device__ __forceinline__ void copy_all(const struct stream_args &a, con
     prefetch_kv(a.prefetch);
 }
 
-/* The row of x at which those of the thread's warpgroup begin; the compiler knows that it is the
- * same in all lanes. */
+/* The row of a slice at which those of the thread's warpgroup begin; the compiler knows that it is
+ * the same in all lanes. */
 template <class F> static __device__ __forceinline__ int first_row()
 {
     const int warpgroup = (int)threadIdx.x / GROUP_THREADS;
@@ -229,7 +237,7 @@ static __device__ __forceinline__ void store_f32(const struct skinny &s, const f
                                                  const struct place &p)
 {
     const int warp = (int)threadIdx.x % GROUP_THREADS / WARP, lane = (int)threadIdx.x % WARP;
-    const int x_row = first_row<F>() + lane % 4 * 2, m_left = s.m - x_row;
+    const int x_row = p.slice * F::X_ROWS + first_row<F>() + lane % 4 * 2, m_left = s.m - x_row;
     const int row = p.tile * ROWS + warp * 16 + lane / 4;
     float *y = (float *)s.y + ((int64_t)p.part * s.m + x_row) * s.y_stride + row;
 
@@ -253,7 +261,7 @@ static __device__ __forceinline__ void store_bf16(const struct skinny &s,
     static constexpr int RUNS = OUT == SKINNY_SILU_MUL ? 1 : 2; /* of 8 of a row of y, of a warp */
     const int warp = (int)threadIdx.x % GROUP_THREADS / WARP, lane = (int)threadIdx.x % WARP;
     const int row = (p.tile * (ROWS / 16) + warp) * 8 * RUNS;
-    const int x_row = first_row<F>() + lane / 4, m_left = s.m - x_row;
+    const int x_row = p.slice * F::X_ROWS + first_row<F>() + lane / 4, m_left = s.m - x_row;
     uint16_t *y = (uint16_t *)s.y + x_row * s.y_stride + row + lane % 4 * 2;
     float bias[2] = {};
 
@@ -474,6 +482,12 @@ extern "C" cudaError_t stream_gemm_init(bool *usable)
     return r;
 }
 
+/* Of so many rows, as few as can be. */
+static int slices_of(int m)
+{
+    return (m + STREAM_SLICE_ROWS - 1) / STREAM_SLICE_ROWS;
+}
+
 /* All parts are written and read again. A step of 0.6B on an H100, 2026-11-27, with 8 and 4 at
  * most: 64 rows 2.42 and 2.43 ms, 96 rows 3.24 and 3.28, 128 rows 4.14 and 4.07. */
 static int most_parts(int m)
@@ -483,7 +497,7 @@ static int most_parts(int m)
 
 extern "C" int stream_parts(int m, int n, int k, bool e4m3)
 {
-    const int tiles = (n + ROWS - 1) / ROWS, least = e4m3 ? 2 * SCALED : BOX;
+    const int tiles = (n + ROWS - 1) / ROWS * slices_of(m), least = e4m3 ? 2 * SCALED : BOX;
 
     for (int parts = most_parts(m); parts > 1; parts /= 2)
         if (tiles * parts <= STREAM_PART_TILES && k % (parts * least) == 0)
@@ -518,7 +532,8 @@ static cudaError_t run(const struct launch *l, const struct skinny *s, int n_par
     a.n_parts = n_parts;
     a.part_k = pairs / n_parts;
     a.n_steps = (a.part_k + F::STEP - 1) / F::STEP;
-    a.n_items = (s->n + each - 1) / each * n_parts;
+    a.n_slices = (s->m + F::X_ROWS - 1) / F::X_ROWS;
+    a.n_items = (s->n + each - 1) / each * n_parts * a.n_slices;
     return launch_kernel(kernel_of<F>(s->out),
                          dim3((unsigned)(a.n_items < l->n_sms ? a.n_items : l->n_sms)), F::THREADS,
                          SHARED_BYTES<F>, l, a);
@@ -528,18 +543,21 @@ template <bool E4M3>
 static cudaError_t pick(const struct launch *l, const struct skinny *s, int n_parts,
                         const struct kv_prefetch *prefetch)
 {
-    return s->m <= 16   ? run<form<16, E4M3>>(l, s, n_parts, prefetch)
-           : s->m <= 32 ? run<form<32, E4M3>>(l, s, n_parts, prefetch)
-           : s->m <= 48 ? run<form<48, E4M3>>(l, s, n_parts, prefetch)
-           : s->m <= 64 ? run<form<64, E4M3>>(l, s, n_parts, prefetch)
-           : s->m <= 96 ? run<form<96, E4M3>>(l, s, n_parts, prefetch)
+    const int rows = (s->m + slices_of(s->m) - 1) / slices_of(s->m); /* of a slice */
+
+    return rows <= 16   ? run<form<16, E4M3>>(l, s, n_parts, prefetch)
+           : rows <= 32 ? run<form<32, E4M3>>(l, s, n_parts, prefetch)
+           : rows <= 48 ? run<form<48, E4M3>>(l, s, n_parts, prefetch)
+           : rows <= 64 ? run<form<64, E4M3>>(l, s, n_parts, prefetch)
+           : rows <= 96 ? run<form<96, E4M3>>(l, s, n_parts, prefetch)
                         : run<form<128, E4M3>>(l, s, n_parts, prefetch);
 }
 
 static bool takes_e4m3(const struct skinny *s, int n_parts)
 {
     return s->x_scales && s->quant.scale_rows == SCALED && s->quant.scale_cols == SCALED &&
-           s->k % (n_parts * 2 * SCALED) == 0 && s->m % 4 == 0 && s->out != SKINNY_SILU_MUL;
+           s->k % (n_parts * 2 * SCALED) == 0 && s->m % 4 == 0 && s->m <= STREAM_SLICE_ROWS &&
+           s->out != SKINNY_SILU_MUL;
 }
 
 extern "C" cudaError_t stream_gemm(const struct launch *l, const struct skinny *s, int n_parts,

@@ -525,7 +525,7 @@ END_TEST
 /* The last rows of one product are those of any with fewer, to the bit. */
 TEST(rows_of_streamed_e4m3_do_not_depend_on_others, .n = N(streamed_rows))
 {
-    enum { ROWS = STREAM_MAX_ROWS, OUTPUTS = 200, INPUTS = 1024, GROUPS = INPUTS / 128 };
+    enum { ROWS = STREAM_SLICE_ROWS, OUTPUTS = 200, INPUTS = 1024, GROUPS = INPUTS / 128 };
     const int m = streamed_rows[_i], first = ROWS - m;
     const size_t row = OUTPUTS * sizeof(float);
     const struct quant_weights w = quant_weights_new(&weight_formats[0], OUTPUTS, INPUTS);
@@ -557,7 +557,7 @@ END_TEST
 TEST(stream_of_e4m3_refuses_other_shapes)
 {
     const struct quant_weights w = quant_weights_new(&weight_formats[0], 256, 1024);
-    const struct activations a = quantized(STREAM_MAX_ROWS + 4, 1024, true, false);
+    const struct activations a = quantized(STREAM_SLICE_ROWS + 4, 1024, true, false);
     const struct device_array y = array_new(2 * 64 * 256 * 4);
     const struct skinny good = streamed(&y, &a, &w, 64, 256, 1024, SKINNY_F32);
     struct skinny bad[6];
@@ -567,7 +567,7 @@ TEST(stream_of_e4m3_refuses_other_shapes)
         bad[i] = good;
     bad[0].k = 896;
     bad[1].m = 62;
-    bad[2].m = STREAM_MAX_ROWS + 4;
+    bad[2].m = STREAM_SLICE_ROWS + 4;
     bad[3].out = SKINNY_SILU_MUL;
     bad[4].quant.scale_rows = 1;
     bad[5].x_scales = NULL;

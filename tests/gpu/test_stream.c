@@ -108,7 +108,8 @@ static void check(int m, int n, int k, enum skinny_out out, int n_parts)
     check_on(device.launch.n_sms, m, n, k, out, n_parts);
 }
 
-static const int rows[] = {1, 2, 7, 16, 17, 31, 32, 33, 48, 49, 63, 64, 65, 95, 96, 97, 127, 128};
+static const int rows[] = {1,  2,  7,  16, 17, 31,  32,  33,  48,  49,  63,
+                           64, 65, 95, 96, 97, 127, 128, 129, 192, 193, STREAM_MAX_ROWS};
 
 /* All outputs; tiles that are not full, fewer steps than the ring has and more, more tiles than the
  * machine has room for, several of them a thread block with the ring's end within. */
@@ -133,9 +134,10 @@ TEST(products_follow_twin, .n = N(rows))
 END_TEST
 
 static const struct {
-    int n, k, few, many; /* parts of 96 rows and of 97 */
-} in_parts[] = {{1024, 2048, 8, 4}, {1024, 3072, 8, 4}, {4096, 4096, 2, 2}, {4096, 12288, 2, 2},
-                {896, 4864, 4, 4},  {5120, 5120, 1, 1}, {200, 72, 1, 1}};
+    int n, k, few, many, sliced; /* parts of 96 rows, of 97 and of 129 */
+} in_parts[] = {{1024, 2048, 8, 4, 4},  {1024, 3072, 8, 4, 4}, {4096, 4096, 2, 2, 1},
+                {4096, 12288, 2, 2, 1}, {896, 4864, 4, 4, 4},  {5120, 5120, 1, 1, 1},
+                {200, 72, 1, 1, 1}};
 
 TEST(products_come_in_parts, .n = N(in_parts))
 {
@@ -143,17 +145,20 @@ TEST(products_come_in_parts, .n = N(in_parts))
 
     ck_assert_int_eq(stream_parts(96, n, k, false), in_parts[_i].few);
     ck_assert_int_eq(stream_parts(97, n, k, false), in_parts[_i].many);
+    ck_assert_int_eq(stream_parts(129, n, k, false), in_parts[_i].sliced);
     ck_assert(in_parts[_i].many == 1 ||
-              in_parts[_i].many * n * STREAM_MAX_ROWS <= FORWARD_PART_FLOATS);
-    for (int m = 5; m <= STREAM_MAX_ROWS; m += 27) {
+              in_parts[_i].many * n * STREAM_SLICE_ROWS <= FORWARD_PART_FLOATS);
+    for (int m = 5; m <= STREAM_MAX_ROWS; m += m < STREAM_SLICE_ROWS ? 27 : 116) {
         const int n_parts = stream_parts(m, n, k, false);
 
         ck_assert(n_parts == 1 || n_parts * n * m <= FORWARD_PART_FLOATS);
         if (usable)
             check(m, n, k, SKINNY_F32, n_parts);
     }
-    if (usable && n <= 1024)
+    if (usable && n <= 1024) {
         check_on(3, 128, n, k, SKINNY_F32, in_parts[_i].many);
+        check_on(3, 256, n, k, SKINNY_F32, in_parts[_i].sliced);
+    }
 }
 END_TEST
 
