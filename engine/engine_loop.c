@@ -247,20 +247,6 @@ int engine_store_down(struct engine *g, bool to_sleep, uint64_t until_us, struct
     return r < 0 ? r : next == CORE_IDLE;
 }
 
-/* A piece of idle work of the model's backend, and when there is none of the draft model's; a
- * request that comes meanwhile waits for it. 1 while there is more, 0, or a negative errno. */
-static int idle_work(struct engine *g, struct err *e)
-{
-    const struct backend_ops *ops = g->options.backend;
-    int r = 0;
-
-    if (ops->idle && (!g->asleep || g->status.backend.idle_s))
-        r = ops->idle(g->backend, e);
-    if (r == 0 && g->drafter && !g->asleep)
-        r = drafter_idle(g->drafter, e);
-    return r;
-}
-
 /* With nothing to do: until a request, a cancel, a deadline or the end, or the time to sleep. */
 static int rest(struct engine *g, uint64_t deadline_us, struct err *e)
 {
@@ -328,7 +314,10 @@ static int iterate(struct engine *g, struct err *e)
     quiet_us = g->committed_us + ENGINE_QUIET_US;
     if (clock_us() < quiet_us)
         return rest(g, deadline_us && deadline_us < quiet_us ? deadline_us : quiet_us, e);
-    r = idle_work(g, e);
+    if (ops->idle && (!g->asleep || g->status.backend.idle_s))
+        r = ops->idle(g->backend, e);
+    if (r == 0 && g->drafter && !g->asleep)
+        r = drafter_idle(g->drafter, e);
     if (r == 0) {
         engine_read_memory(g);
         r = rest(g, deadline_us, e);
