@@ -532,7 +532,7 @@ static cudaError_t run(const struct launch *l, const struct skinny *s, int n_par
     a.n_parts = n_parts;
     a.part_k = pairs / n_parts;
     a.n_steps = (a.part_k + F::STEP - 1) / F::STEP;
-    a.n_slices = (s->m + F::X_ROWS - 1) / F::X_ROWS;
+    a.n_slices = slices_of(s->m);
     a.n_items = (s->n + each - 1) / each * n_parts * a.n_slices;
     return launch_kernel(kernel_of<F>(s->out),
                          dim3((unsigned)(a.n_items < l->n_sms ? a.n_items : l->n_sms)), F::THREADS,
