@@ -16,9 +16,9 @@
  * uniform. (0.6B with 32 streams on an H200, 2026-11-28: 1.27 ms a decode step; without, and with
  * half as much k in a stage, 1.32.)
  *
- * More than 128 rows are sliced: each slice of a tile is an item of its own. Neighbouring blocks
- * have those of a tile at the same time, and one of them should find its weights in L2. That pays
- * where weights are few and other blocks would have no tile.
+ * More than 128 rows are sliced, and fewer where there are few tiles: each slice of a tile is an
+ * item of its own. Neighbouring blocks have those of a tile at the same time, and one of them
+ * should find its weights in L2. That pays where other blocks would have no tile.
  *
  * Of a gated product, 8 rows of gate and 8 of up lie in turn in a tile, so that both sums of a
  * result are in one thread.
@@ -49,6 +49,10 @@ static constexpr int GROUP_THREADS = 4 * WARP;
  * 11 % longer (H200, 2026-11-29). It is not that the setting changes between kernels: with all of
  * them at 228 KiB no step of now is faster or slower. */
 static constexpr int RING_BYTES = 192 << 10;
+/* Rows beyond which k has 4 parts at most, not 8, for all parts are written and read again, and x
+ * may have more slices than it must. A step of 0.6B on an H100, 2026-11-27, with 8 and 4 parts: 64
+ * rows 2.42 and 2.43 ms, 96 rows 3.24 and 3.28, 128 rows 4.14 and 4.07. */
+static constexpr int MANY = 96;
 
 /* What a kernel multiplies, and its ring. */
 template <int ROWS_OF_X, bool IS_E4M3> struct form {
@@ -483,26 +487,37 @@ extern "C" cudaError_t stream_gemm_init(bool *usable)
 }
 
 /* Of so many rows, as few as can be. */
-static int slices_of(int m)
+static int fewest_slices(int m)
 {
     return (m + STREAM_SLICE_ROWS - 1) / STREAM_SLICE_ROWS;
 }
 
-/* All parts are written and read again. A step of 0.6B on an H100, 2026-11-27, with 8 and 4 at
- * most: 64 rows 2.42 and 2.43 ms, 96 rows 3.24 and 3.28, 128 rows 4.14 and 4.07. */
-static int most_parts(int m)
+/* Twice as many where blocks would have nothing else to do: n_tiles is that of all parts. (0.6B on
+ * H200s, 2026-11-30: with 97, 112 and 128 streams a step takes 1.2 % less, with 65 to 96 0.4 %
+ * more, and with fewer, in 4 parts, 2 to 6 % more. Qwen2.5-0.5B: 4.5 % less with 128, 1 % with 64.)
+ */
+static int slices_of(int m, int n_tiles)
 {
-    return m > 96 ? 4 : 8;
+    const int n = fewest_slices(m);
+
+    return m > MANY && 2 * n * n_tiles <= STREAM_PART_TILES ? 2 * n : n;
 }
 
 extern "C" int stream_parts(int m, int n, int k, bool e4m3)
 {
-    const int tiles = (n + ROWS - 1) / ROWS * slices_of(m), least = e4m3 ? 2 * SCALED : BOX;
+    const int tiles = (n + ROWS - 1) / ROWS * fewest_slices(m), least = e4m3 ? 2 * SCALED : BOX;
 
-    for (int parts = most_parts(m); parts > 1; parts /= 2)
+    for (int parts = m > MANY ? 4 : 8; parts > 1; parts /= 2)
         if (tiles * parts <= STREAM_PART_TILES && k % (parts * least) == 0)
             return parts;
     return 1;
+}
+
+static int tiles_of(const struct skinny *s)
+{
+    const int each = s->out == SKINNY_SILU_MUL ? ROWS / 2 : ROWS;
+
+    return (s->n + each - 1) / each;
 }
 
 /* Maps know bf16 alone: two e4m3 are one for them. */
@@ -516,14 +531,13 @@ static cudaError_t run(const struct launch *l, const struct skinny *s, int n_par
     const cuuint64_t gated_sizes[4] = {k, 8, 2, n / 8}, gated_strides[3] = {row, n * row, 8 * row};
     const cuuint32_t x_box[2] = {BOX, F::X_ROWS}, w_box[2] = {BOX, ROWS};
     const cuuint32_t gated_box[4] = {BOX, 8, 2, ROWS / 16};
-    const bool gated = s->out == SKINNY_SILU_MUL;
-    const int each = gated ? ROWS / 2 : ROWS;
     struct stream_args a;
     cudaError_t r = encode_map(&a.x, s->x, 2, x_sizes, &row, x_box);
 
     if (r == cudaSuccess)
-        r = gated ? encode_map(&a.w, s->w, 4, gated_sizes, gated_strides, gated_box)
-                  : encode_map(&a.w, s->w, 2, w_sizes, &row, w_box);
+        r = s->out == SKINNY_SILU_MUL
+                ? encode_map(&a.w, s->w, 4, gated_sizes, gated_strides, gated_box)
+                : encode_map(&a.w, s->w, 2, w_sizes, &row, w_box);
     if (r != cudaSuccess)
         return r;
     a.s = *s;
@@ -532,8 +546,8 @@ static cudaError_t run(const struct launch *l, const struct skinny *s, int n_par
     a.n_parts = n_parts;
     a.part_k = pairs / n_parts;
     a.n_steps = (a.part_k + F::STEP - 1) / F::STEP;
-    a.n_slices = slices_of(s->m);
-    a.n_items = (s->n + each - 1) / each * n_parts * a.n_slices;
+    a.n_slices = (s->m + F::X_ROWS - 1) / F::X_ROWS;
+    a.n_items = tiles_of(s) * n_parts * a.n_slices;
     return launch_kernel(kernel_of<F>(s->out),
                          dim3((unsigned)(a.n_items < l->n_sms ? a.n_items : l->n_sms)), F::THREADS,
                          SHARED_BYTES<F>, l, a);
@@ -543,7 +557,8 @@ template <bool E4M3>
 static cudaError_t pick(const struct launch *l, const struct skinny *s, int n_parts,
                         const struct kv_prefetch *prefetch)
 {
-    const int rows = (s->m + slices_of(s->m) - 1) / slices_of(s->m); /* of a slice */
+    const int n_slices = E4M3 ? 1 : slices_of(s->m, tiles_of(s) * n_parts);
+    const int rows = (s->m + n_slices - 1) / n_slices;
 
     return rows <= 16   ? run<form<16, E4M3>>(l, s, n_parts, prefetch)
            : rows <= 32 ? run<form<32, E4M3>>(l, s, n_parts, prefetch)
