@@ -21,13 +21,19 @@ void bench_sampler(void)
     static const struct {
         const char *name;
         float spread; /* of the logits: 1 is as flat as a model that knows nothing, 4 is sharp */
+        int n_logprobs;
         struct sampling s;
     } settings[] = {
-        {"greedy", 1.0f, {.top_p = 1.0f}},
-        {"temperature", 1.0f, {.temperature = 0.6f, .top_p = 1.0f}},
-        {"temperature", 4.0f, {.temperature = 0.6f, .top_p = 1.0f}},
-        {"top_k", 1.0f, {.temperature = 0.6f, .top_k = 20, .top_p = 0.95f}},
-        {"top_p", 4.0f, {.temperature = 0.6f, .top_p = 0.95f}},
+        {"greedy", 1.0f, -1, {.top_p = 1.0f}},
+        {"logprobs", 1.0f, 5, {.top_p = 1.0f}},
+        {"temperature", 1.0f, -1, {.temperature = 0.6f, .top_p = 1.0f}},
+        {"temperature", 4.0f, -1, {.temperature = 0.6f, .top_p = 1.0f}},
+        {"top_k", 1.0f, -1, {.temperature = 0.6f, .top_k = 20, .top_p = 0.95f}},
+        {"top_k_500", 1.0f, -1, {.temperature = 0.6f, .top_k = 500, .top_p = 0.95f}},
+        {"top_p", 1.0f, -1, {.temperature = 0.6f, .top_p = 0.95f}},
+        {"top_p", 2.0f, -1, {.temperature = 0.6f, .top_p = 0.95f}},
+        {"top_p", 4.0f, -1, {.temperature = 0.6f, .top_p = 0.95f}},
+        {"min_p", 4.0f, -1, {.temperature = 0.6f, .top_p = 1.0f, .min_p = 0.05f}},
     };
     static const int rows[] = {1, 16, 64, 128, 256};
 
@@ -44,7 +50,7 @@ void bench_sampler(void)
             for (int k = 0; k < g.n_rows; k++) {
                 g.sampling[k] = settings[i].s;
                 g.sampling[k].repetition_penalty = 1.0f;
-                g.sampling[k].n_logprobs = -1;
+                g.sampling[k].n_logprobs = settings[i].n_logprobs;
                 g.sampling[k].seed = (uint64_t)k;
                 g.updates[k].state = g.rows[k].state = k;
             }

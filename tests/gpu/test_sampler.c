@@ -99,9 +99,11 @@ TEST(draws_are_the_twins, .n = N(vocabs))
 }
 END_TEST
 
-/* top_k, top_p and min_p leave what sorting leaves, alone and together. */
+/* top_k, top_p and min_p leave what sorting leaves, alone and together; of top_k few ids and many.
+ */
 TEST(filters_leave_what_sorting_leaves, .n = N(vocabs))
 {
+    static const int top_k[] = {0, 20, 1, 1500, 0, 65, 1024, 1025};
     struct rig g;
 
     rig_init(&g, vocabs[_i], MAX_ROWS, 3.0f);
@@ -109,7 +111,7 @@ TEST(filters_leave_what_sorting_leaves, .n = N(vocabs))
         struct sampling *s = &g.sampling[j];
 
         s->temperature = j % 5 == 4 ? 30.0f : 0.6f;
-        s->top_k = j % 4 == 0 ? 0 : j % 4 == 1 ? 20 : j % 4 == 2 ? 1 : 1500;
+        s->top_k = top_k[j % 8];
         s->top_p = j % 3 == 0 ? 0.95f : j % 3 == 1 ? 1.0f : 0.5f;
         s->min_p = j % 7 == 3 ? 0.1f : 0.0f;
     }
