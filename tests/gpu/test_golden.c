@@ -259,12 +259,13 @@ static void copy_blocks(struct backend *b, uint64_t *step, const struct batch_co
     struct step_result result;
     struct err e;
 
-    for (int ended = 0; ended < n; ended += result.n_copies) {
+    for (int ended = 0, begin = n; ended < n; ended += result.n_copies) {
         struct batch *batch = make_batch(&(struct batch_parts){
-            .step = ++*step, .n_copies = ended ? 0 : n, .copies = copies, .max_blocks = 1});
+            .step = ++*step, .n_copies = begin, .copies = copies, .max_blocks = 1});
 
         err_must(nvllm_backend.submit(b, batch, &e), &e);
         err_must(nvllm_backend.wait(b, &result, &e), &e);
+        begin = 0;
         for (int i = 0; i < result.n_copies; i++)
             ck_assert(result.copies[i].ok && result.copies[i].id < (uint32_t)n);
         free(batch);
@@ -284,6 +285,7 @@ TEST(ranks_copy_their_parts_of_blocks, .n = 2)
     struct driver driver = {.ops = &nvllm_backend, .options = &o, .n_copies = {4, 4}};
     struct backend *b;
     uint8_t *seen;
+    char *host;
     size_t part;
     struct err e;
 
@@ -300,6 +302,7 @@ TEST(ranks_copy_their_parts_of_blocks, .n = 2)
     ck_assert_uint_eq(info.tiers[TIER_HOST].bytes,
                       (uint64_t)info.tiers[TIER_HOST].n_blocks * info.block_bytes);
     part = info.block_bytes / (size_t)o.tp_size;
+    host = info.tiers[TIER_HOST].memory + 3 * info.block_bytes;
     seen = malloc(BLOCKS * part);
     for (int i = 0; i < BLOCKS; i++) {
         down[i] = (struct batch_copy){(uint32_t)i, TIER_DEVICE, TIER_HOST, COPY_AFTER, 0, i, 3 + i};
@@ -316,13 +319,13 @@ TEST(ranks_copy_their_parts_of_blocks, .n = 2)
                                         cudaMemcpyDeviceToHost),
                              cudaSuccess);
             for (int i = 0; i < BLOCKS; i++)
-                ck_assert_mem_eq(seen + (size_t)i * part,
-                                 info.tiers[TIER_HOST].memory + (size_t)(3 + i) * info.block_bytes +
-                                     (size_t)r * part,
-                                 part);
+                ck_assert_msg(memcmp(seen + (size_t)i * part,
+                                     host + (size_t)i * info.block_bytes + (size_t)r * part,
+                                     part) == 0,
+                              "%s, rank %d, block %d of %d", way ? "up" : "down", r, i, BLOCKS);
         }
-        for (size_t i = 0; way == 0 && i < info.block_bytes; i++) /* of the first block */
-            info.tiers[TIER_HOST].memory[3 * info.block_bytes + i] = (char)(i * 7);
+        for (size_t i = 0; way == 0 && i < BLOCKS * info.block_bytes; i++)
+            host[i] = (char)(i * 7 + i / 1000);
         if (way == 0)
             copy_blocks(b, &driver.step, up, BLOCKS);
     }
