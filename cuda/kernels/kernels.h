@@ -459,8 +459,9 @@ cudaError_t stream_gemm(const struct launch *l, const struct skinny *s, int n_pa
 cudaError_t stream_gemm_init(bool *usable);
 
 /* Where tiles of all rows of w are too few for the machine, parts of k make them more: as many as
- * leave STREAM_PART_TILES tiles at most, each counted once a slice of x, and of many rows fewer. So
- * y has STREAM_PART_TILES * 64 * STREAM_SLICE_ROWS floats at most where there are parts. */
+ * leave STREAM_PART_TILES tiles at most, each counted once for every STREAM_SLICE_ROWS rows of x,
+ * and of many rows fewer. So y has STREAM_PART_TILES * 64 * STREAM_SLICE_ROWS floats at most where
+ * there are parts. */
 int stream_parts(int m, int n, int k, bool e4m3);
 
 /* Of weights of 4 bits and many rows; n and y_stride even. Scales and zeros lie at multiples of 4

@@ -196,10 +196,9 @@ static __device__ void make_list(struct row_view &v, const struct bound &b, stru
     v.n = (int)s.n_list;
 }
 
-/* The bound of the fewest ids, in order, whose count or mass reaches what is wanted: so many ids,
- * of all that there are at most, or such a share of all mass; only ids within `in` count. As soon
- * as those that may be kept are few, only they are looked through: v lists them, as it does all the
- * ids of a count up to LIST. */
+/* The bound of the fewest ids, in order, that reach what is wanted: a number of ids, no more than
+ * there are, or a share of their mass. Only ids within `in` count. Lists in v what may be kept once
+ * there is room for it; always, where up to LIST ids are wanted. */
 template <bool MASS>
 static __device__ struct bound select(struct row_view &v, const struct bound &in, double wanted,
                                       struct finish_shared &s)

@@ -16,9 +16,9 @@
  * uniform. (0.6B with 32 streams on an H200, 2026-11-28: 1.27 ms a decode step; without, and with
  * half as much k in a stage, 1.32.)
  *
- * More than 128 rows are sliced, and fewer where there are few tiles: each slice of a tile is an
- * item of its own. Neighbouring blocks have those of a tile at the same time, and one of them
- * should find its weights in L2. That pays where other blocks would have no tile.
+ * More than 128 rows are sliced; more than 96 are sliced finer where tiles are few. Each slice of a
+ * tile is an item of its own. Neighbouring blocks have those of a tile at the same time, and one of
+ * them should find its weights in L2. That pays where other blocks would have no tile.
  *
  * Of a gated product, 8 rows of gate and 8 of up lie in turn in a tile, so that both sums of a
  * result are in one thread.
@@ -49,9 +49,9 @@ static constexpr int GROUP_THREADS = 4 * WARP;
  * 11 % longer (H200, 2026-11-29). It is not that the setting changes between kernels: with all of
  * them at 228 KiB no step of now is faster or slower. */
 static constexpr int RING_BYTES = 192 << 10;
-/* Rows beyond which k has 4 parts at most, not 8, for all parts are written and read again, and x
- * may have more slices than it must. A step of 0.6B on an H100, 2026-11-27, with 8 and 4 parts: 64
- * rows 2.42 and 2.43 ms, 96 rows 3.24 and 3.28, 128 rows 4.14 and 4.07. */
+/* With more rows k has 4 parts at most, not 8, for all parts are written and read again. A step of
+ * 0.6B on an H100, 2026-11-27, with 8 and 4 parts: 64 rows 2.42 and 2.43 ms, 96 rows 3.24 and 3.28,
+ * 128 rows 4.14 and 4.07. And x may have finer slices. */
 static constexpr int MANY = 96;
 
 /* What a kernel multiplies, and its ring. */
@@ -492,15 +492,15 @@ static int fewest_slices(int m)
     return (m + STREAM_SLICE_ROWS - 1) / STREAM_SLICE_ROWS;
 }
 
-/* Twice as many where blocks would have nothing else to do: n_tiles is that of all parts. (0.6B on
- * H200s, 2026-11-30: with 97, 112 and 128 streams a step takes 1.2 % less, with 65 to 96 0.4 %
- * more, and with fewer, in 4 parts, 2 to 6 % more. Qwen2.5-0.5B: 4.5 % less with 128, 1 % with 64.)
- */
-static int slices_of(int m, int n_tiles)
+/* Twice as many where other blocks would have no item; n_tiles counts each part of k. (On H200s,
+ * 2026-11-30: with 97 to 128 streams a step of 0.6B takes 0.6 to 1.5 % less and one of Qwen2.5-0.5B
+ * 3 to 4 %. With 65 to 96 one of 0.6B would take 0 to 1 % more, with 33 to 64, in 4 parts, 3 to
+ * 6 %.) */
+static int slices_of(int m, int n_tiles, int n_sms)
 {
     const int n = fewest_slices(m);
 
-    return m > MANY && 2 * n * n_tiles <= STREAM_PART_TILES ? 2 * n : n;
+    return m > MANY && 2 * n * n_tiles <= n_sms ? 2 * n : n;
 }
 
 extern "C" int stream_parts(int m, int n, int k, bool e4m3)
@@ -557,7 +557,7 @@ template <bool E4M3>
 static cudaError_t pick(const struct launch *l, const struct skinny *s, int n_parts,
                         const struct kv_prefetch *prefetch)
 {
-    const int n_slices = E4M3 ? 1 : slices_of(s->m, tiles_of(s) * n_parts);
+    const int n_slices = E4M3 ? 1 : slices_of(s->m, tiles_of(s) * n_parts, l->n_sms);
     const int rows = (s->m + n_slices - 1) / n_slices;
 
     return rows <= 16   ? run<form<16, E4M3>>(l, s, n_parts, prefetch)
