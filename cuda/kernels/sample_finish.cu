@@ -7,9 +7,9 @@
  * histograms, of counts for top_k and of probability mass for top_p. Mass is added as integers, so
  * that no order of adding changes it. Once at most LIST ids may be kept, only these are looked at.
  * Until then bound by what one multiprocessor computes in its few passes over the row, 4 *
- * vocab_size bytes each: in L2, or over NVLink what other ranks have; more loads in flight do not
- * help. (151,936 logits of spread 4 at temperature 0.6 and top_p 0.95 on an H200, 2026-11-30, 1, 64
- * and 256 rows: 119, 127 and 283 us; with all passes over the row 256, 288 and 591.) */
+ * vocab_size bytes each: in L2, or over NVLink what other ranks have; more than one load ahead does
+ * not help. (151,936 logits of spread 4 at temperature 0.6 and top_p 0.95 on an H200, 2026-11-30,
+ * 1, 64 and 256 rows: 119, 127 and 283 us; with all passes over the row 256, 288 and 591.) */
 #include "cuda/kernels/sampler.cuh"
 
 int sample_scan_parts(const struct launch *l, const struct sampler_memory *m, int n_rows);
