@@ -2,14 +2,15 @@
  * left, filters by top_k, top_p and min_p, draws among what is left, takes log probabilities and
  * gives the id to the next step and the host. One block per row.
  *
- * What sample_scan listed for a small top_k is sorted. Otherwise nothing is: the ids kept are those
- * at or before a bound in the order of falling logit, and the bound is found digit by digit from
- * histograms, of counts for top_k and of probability mass for top_p. Mass is added as integers, so
- * that no order of adding changes it. Once at most LIST ids may be kept, only these are looked at.
- * Until then bound by what one multiprocessor computes in its few passes over the row, 4 *
- * vocab_size bytes each: in L2, or over NVLink what other ranks have; more than one load ahead does
- * not help. (151,936 logits of spread 4 at temperature 0.6 and top_p 0.95 on an H200, 2026-11-30,
- * 1, 64 and 256 rows: 119, 127 and 283 us; with all passes over the row 256, 288 and 591.) */
+ * The ids kept are the first ones in the order of falling logit. Where they are few, a list that
+ * has them is sorted in shared memory. For a small top_k sample_scan has listed them; otherwise a
+ * bound is looked for digit by digit, in histograms of counts for top_k and of probability mass for
+ * top_p, until no more than LIST ids are before it. Where more are kept, the bound is found to the
+ * last digit. Mass is added as integers, so that no order of adding changes it. Bound by what one
+ * multiprocessor computes in its few passes over the row, 4 * vocab_size bytes each: in L2, or over
+ * NVLink what other ranks have; more than one load ahead does not help. (151,936 logits of spread 4
+ * at temperature 0.6 and top_p 0.95 on an H200, 2026-11-30, 1, 64 and 256 rows: 104, 111 and
+ * 258 us; with a pass over the row for each digit 256, 288 and 591.) */
 #include "cuda/kernels/sampler.cuh"
 
 int sample_scan_parts(const struct launch *l, const struct sampler_memory *m, int n_rows);
@@ -21,7 +22,7 @@ static constexpr float BINS_PER_NAT = 64.0f; /* first digit: x = 0 .. -32; less 
 static constexpr float MASS_ONE = 1099511627776.0f; /* 2^40: 2^22 of them fit 64 bits */
 static constexpr int LEVELS = 6;
 static constexpr uint64_t ID_ONES = 0xffc00000; /* of ~id, above the bits that level 4 looks at */
-static constexpr int LIST = 1024;               /* ids kept in shared memory once few are left */
+static constexpr int LIST = THREADS;            /* ids listed at most: each thread ranks one */
 
 /* Ids at or before a place in the order. */
 struct bound {
@@ -42,25 +43,20 @@ struct finish_shared {
     uint32_t count[BINS];
     unsigned long long warp_sums[WARPS];
     struct draw warps[WARPS];
-    float list_z[LIST];
-    int32_t list_ids[LIST];
+    uint64_t list[LIST]; /* keys */
     uint32_t n_list;
     int bin;
-    unsigned long long above;
+    unsigned long long above, n_above; /* that bin: what is wanted, ids */
     struct joined scan;
     const float *raw[MAX_RANKS], *drawn_from[MAX_RANKS]; /* this block's row */
-    float kept_z[TOP_K_LISTED];
-    int32_t kept_ids[TOP_K_LISTED];
-    float floor;
+    float maxima[THREADS], floor;
 };
 
-/* What a row is drawn from: x = (z - max) * scale; in shared memory where listed, else where the
- * ranks have it. */
+/* What a row is drawn from: x = (z - max) * scale. */
 struct row_view {
     const float *const *z; /* [ranks] in shared memory, n_per_rank of the row's n logits each */
     float max, scale;
     int n, n_per_rank;
-    bool listed;
 };
 
 static __device__ __forceinline__ float x_of(const struct row_view &v, float z)
@@ -87,23 +83,22 @@ static __device__ __forceinline__ int digit_of(uint64_t key, int level)
     return (int)(key >> shift_of(level)) & (level == 3 ? 1023 : BINS - 1);
 }
 
-static __device__ __forceinline__ bool is_within(const struct bound &b, float x, uint64_t key)
-{
-    const int bin = first_digit(x);
-
-    return bin > b.bin || (bin == b.bin && key >= b.key);
-}
-
-/* Calls f(z, id) for every id of the row, by all threads. */
+/* Calls f(z, bin, key) for every id of the row within b, by all threads. Most are far behind it,
+ * which is seen first. */
 template <typename F>
-static __device__ __forceinline__ void each_id(const struct row_view &v,
-                                               const struct finish_shared &s, F f)
+static __device__ __forceinline__ void each_within(const struct row_view &v, const struct bound &b,
+                                                   F f)
 {
-    if (v.listed) {
-        for (int i = (int)threadIdx.x; i < v.n; i += THREADS)
-            f(s.list_z[i], s.list_ids[i]);
-        return;
-    }
+    auto look_at = [&](float z, int32_t id) {
+        const int bin = first_digit(x_of(v, z));
+
+        if (bin < b.bin)
+            return;
+        const uint64_t key = key_of(z, id);
+        if (bin > b.bin || key >= b.key)
+            f(z, bin, key);
+    };
+
     for (int first = 0, rank = 0; first < v.n; first += v.n_per_rank, rank++) {
         const int n_fours = min(v.n_per_rank, v.n - first) / 4;
         const float4 *own = (const float4 *)v.z[rank];
@@ -113,10 +108,10 @@ static __device__ __forceinline__ void each_id(const struct row_view &v,
             const float4 z = next;
 
             next = __ldcg(own + min(i + THREADS, n_fours - 1));
-            f(z.x, first + i * 4);
-            f(z.y, first + i * 4 + 1);
-            f(z.z, first + i * 4 + 2);
-            f(z.w, first + i * 4 + 3);
+            look_at(z.x, first + i * 4);
+            look_at(z.y, first + i * 4 + 1);
+            look_at(z.z, first + i * 4 + 2);
+            look_at(z.w, first + i * 4 + 3);
         }
     }
 }
@@ -126,19 +121,24 @@ static __device__ __forceinline__ unsigned long long mass_of(float x)
     return (unsigned long long)(__expf(x) * MASS_ONE);
 }
 
-static __device__ unsigned long long block_sum(unsigned long long x, struct finish_shared &s)
+/* Sums over the threads up to this one, and over all. */
+struct prefix {
+    unsigned long long up_to, all;
+};
+
+static __device__ struct prefix block_prefix(unsigned long long x, struct finish_shared &s)
 {
-    for (int i = WARP / 2; i > 0; i /= 2)
-        x += __shfl_xor_sync(ALL_LANES, x, i);
+    const int warp = (int)threadIdx.x / WARP, lane = (int)threadIdx.x % WARP;
+    const unsigned long long of_warp = warp_prefix(x);
+    static_assert(WARPS == WARP, "a lane has the sum of a warp");
+
+    __syncthreads(); /* warp_sums may be read still */
+    if (lane == WARP - 1)
+        s.warp_sums[warp] = of_warp;
     __syncthreads();
-    if (threadIdx.x % WARP == 0)
-        s.warp_sums[threadIdx.x / WARP] = x;
-    __syncthreads();
-    x = 0;
-    for (int i = 0; i < WARPS; i++)
-        x += s.warp_sums[i];
-    __syncthreads(); /* warp_sums may be written again */
-    return x;
+    const unsigned long long own = s.warp_sums[lane], up_to = warp_prefix(own);
+    return {__shfl_sync(ALL_LANES, up_to - own, warp) + of_warp,
+            __shfl_sync(ALL_LANES, up_to, WARP - 1)};
 }
 
 static __device__ unsigned long long share_of(double share, unsigned long long total)
@@ -148,64 +148,48 @@ static __device__ unsigned long long share_of(double share, unsigned long long t
     return target < 1 ? 1 : target > total ? total : target;
 }
 
-/* The bin, counted from the top, in which the sum reaches target; s.bin and s.above. Each thread
- * has two bins. */
-template <typename T>
-static __device__ void find_bin(const T *bins, unsigned long long target, struct finish_shared &s)
-{
-    const int warp = (int)threadIdx.x / WARP, lane = (int)threadIdx.x % WARP;
-    const int top = BINS - 1 - 2 * (int)threadIdx.x;
-    const unsigned long long a = bins[top], b = bins[top - 1];
-    unsigned long long sum = warp_prefix(a + b);
-
-    if (lane == WARP - 1)
-        s.warp_sums[warp] = sum;
-    __syncthreads();
-    for (int i = 0; i < warp; i++)
-        sum += s.warp_sums[i];
-    const unsigned long long before = sum - a - b;
-    if (before < target && sum >= target) {
-        s.bin = before + a >= target ? top : top - 1;
-        s.above = before + a >= target ? before : before + a;
-    }
-    __syncthreads();
-}
-
 /* Whichever of two bounds keeps fewer ids. */
 static __device__ __forceinline__ struct bound tighter(const struct bound &a, const struct bound &b)
 {
     return a.bin > b.bin || (a.bin == b.bin && a.key > b.key) ? a : b;
 }
 
-/* Keeps the ids within b in shared memory; there are at most LIST. */
-static __device__ void make_list(struct row_view &v, const struct bound &b, struct finish_shared &s)
+/* Lists the ids within b; there are at most LIST. */
+static __device__ void make_list(const struct row_view &v, const struct bound &b,
+                                 struct finish_shared &s)
 {
-    __syncthreads();
     if (threadIdx.x == 0)
         s.n_list = 0;
     __syncthreads();
-    each_id(v, s, [&](float z, int32_t id) {
-        if (!is_within(b, x_of(v, z), key_of(z, id)))
-            return;
-        const uint32_t at = atomicAdd(&s.n_list, 1u);
-        s.list_z[at] = z;
-        s.list_ids[at] = id;
-    });
+    each_within(v, b, [&](float, int, uint64_t key) { s.list[atomicAdd(&s.n_list, 1u)] = key; });
     __syncthreads();
-    v.listed = true;
-    v.n = (int)s.n_list;
 }
 
-/* The bound of the fewest ids, in order, that reach what is wanted: a number of ids, no more than
- * there are, or a share of their mass. Only ids within `in` count. Lists in v what may be kept once
- * there is room for it; always, where up to LIST ids are wanted. */
+/* Sorts the list, best first. */
+static __device__ void sort_list(struct finish_shared &s)
+{
+    const int me = (int)threadIdx.x, n = (int)s.n_list;
+    const uint64_t key = me < n ? s.list[me] : 0;
+    int rank = 0;
+
+    for (int i = 0; i < n && me < n; i++)
+        rank += s.list[i] > key;
+    __syncthreads();
+    if (me < n)
+        s.list[rank] = key;
+    __syncthreads();
+}
+
+/* Of the ids within b, the first ones in order that reach what is wanted: a number of ids, no more
+ * than there are, or a share of their mass, which becomes `total`. Where they are no more than LIST
+ * they are listed, with some behind them, and the result is true; else b becomes their bound. */
 template <bool MASS>
-static __device__ struct bound select(struct row_view &v, const struct bound &in, double wanted,
-                                      struct finish_shared &s)
+static __device__ bool select(struct bound &b, unsigned long long &total, const struct row_view &v,
+                              double wanted, struct finish_shared &s)
 {
     const int top = BINS - 1 - 2 * (int)threadIdx.x; /* of the thread's two bins */
     unsigned long long target = (unsigned long long)wanted, n_above = 0;
-    struct bound b = {0, 0};
+    struct bound found = {0, 0};
 
     for (int level = 0; level < LEVELS; level++) {
         unsigned long long far_mass = 0;
@@ -217,21 +201,17 @@ static __device__ struct bound select(struct row_view &v, const struct bound &in
             s.count[i] = 0;
         }
         __syncthreads();
-        each_id(v, s, [&](float z, int32_t id) {
+        each_within(v, b, [&](float z, int bin, uint64_t key) {
             const float x = x_of(v, z);
-            const uint64_t key = key_of(z, id);
-            int bin = first_digit(x);
 
-            if (!is_within(in, x, key))
-                return;
             if (level == 0 && bin == 0) { /* most ids of a row: not all to one address */
                 far_count++;
                 far_mass += MASS ? mass_of(x) : 0;
                 return;
             }
-            if (level > 0) {
-                if (bin != b.bin ||
-                    (level > 1 && key >> shift_of(level - 1) != b.key >> shift_of(level - 1)))
+            if (level > 0) { /* of ids with the same digits so far */
+                if (bin != found.bin ||
+                    (level > 1 && key >> shift_of(level - 1) != found.key >> shift_of(level - 1)))
                     return;
                 bin = digit_of(key, level);
             }
@@ -244,27 +224,37 @@ static __device__ struct bound select(struct row_view &v, const struct bound &in
             atomicAdd(&s.mass[0], far_mass);
         }
         __syncthreads();
+        const unsigned long long n[2] = {s.count[top], s.count[top - 1]};
+        const unsigned long long x[2] = {MASS ? s.mass[top] : n[0], MASS ? s.mass[top - 1] : n[1]};
+        const struct prefix ids = block_prefix(n[0] + n[1], s);
+        const struct prefix sums = MASS ? block_prefix(x[0] + x[1], s) : ids;
+        const unsigned long long before = sums.up_to - x[0] - x[1];
+
         if (MASS && level == 0)
-            target = share_of(wanted, block_sum(s.mass[top] + s.mass[top - 1], s));
-        if (MASS)
-            find_bin(s.mass, target, s);
-        else
-            find_bin(s.count, target, s);
+            target = share_of(wanted, total = sums.all);
+        if (before < target && sums.up_to >= target) {
+            const bool in_top = before + x[0] >= target;
+
+            s.bin = in_top ? top : top - 1;
+            s.above = in_top ? before : before + x[0];
+            s.n_above = ids.up_to - n[1] - (in_top ? n[0] : 0);
+        }
+        __syncthreads();
         target -= s.above;
+        n_above += s.n_above;
         if (level == 0)
-            b.bin = s.bin;
+            found.bin = s.bin;
         else
-            b.key |= (uint64_t)s.bin << shift_of(level) | (level == 4 ? ID_ONES : 0);
-        n_above +=
-            block_sum((top > s.bin ? s.count[top] : 0) + (top - 1 > s.bin ? s.count[top - 1] : 0),
-                      s);
-        if (!v.listed && n_above + s.count[s.bin] <= LIST)
-            make_list(v, tighter(b, in), s);
+            found.key |= (uint64_t)s.bin << shift_of(level) | (level == 4 ? ID_ONES : 0);
+        if (n_above + s.count[s.bin] <= LIST) {
+            make_list(v, tighter(found, b), s);
+            return true;
+        }
         if (s.count[s.bin] == 1 || (!MASS && s.count[s.bin] == target))
             break;
     }
-    __syncthreads();
-    return b;
+    b = tighter(found, b);
+    return false;
 }
 
 /* Draws for an id that no filter but min_p may take away. */
@@ -284,42 +274,59 @@ static __device__ __forceinline__ void draw_kept(struct draw &best, const struct
     draw_try(best, z, word, id, v.scale);
 }
 
-static __device__ int32_t draw_filtered(struct row_view v, const struct sampler_state &p,
-                                        uint32_t counter, struct finish_shared &s)
+/* Of a list that has all that top_k and top_p leave. total: the mass that top_p is a share of; 0:
+ * what top_k leaves has it. */
+static __device__ int32_t draw_listed(const struct row_view &v, const struct sampler_state &p,
+                                      uint32_t counter, unsigned long long total,
+                                      struct finish_shared &s)
 {
-    struct bound b = {-1, 0};
+    sort_list(s);
+    const int me = (int)threadIdx.x, n_list = (int)s.n_list;
+    const bool is_kept = me < (p.top_k > 0 ? min(n_list, p.top_k) : n_list);
+    const uint64_t key = is_kept ? s.list[me] : 0;
+    const float z = z_of(key);
+    const unsigned long long mass = is_kept ? mass_of(x_of(v, z)) : 0;
+    const struct prefix sums = block_prefix(mass, s);
+    const unsigned long long target = share_of(p.top_p, total > 0 ? total : sums.all);
     struct draw best = no_draw();
 
-    if (p.top_k > 0 && p.top_k < v.n)
-        b = select<false>(v, b, p.top_k, s);
-    if (p.top_p < 1.0f)
-        b = select<true>(v, b, p.top_p, s);
-    each_id(v, s, [&](float z, int32_t id) {
-        if (is_within(b, x_of(v, z), key_of(z, id)))
-            draw_kept(best, v, p, counter, z, id);
-    });
+    if (is_kept && (p.top_p >= 1.0f || sums.up_to - mass < target))
+        draw_kept(best, v, p, counter, z, id_of(key));
     block_best(best, v.scale, s.warps);
     return best.id;
 }
 
-/* Gathers what the parts listed in shared memory; false where it does not fit. The k-th largest of
- * the maxima of parts, or of their warps where parts are few, is no larger than the row's k-th
- * largest logit, so what is below it is left out, nearly all beyond k. */
-static __device__ bool gather(struct row_view &v, const struct scan *parts, int n_parts, int k,
-                              struct finish_shared &s)
+static __device__ int32_t draw_filtered(const struct row_view &v, const struct sampler_state &p,
+                                        uint32_t counter, struct finish_shared &s)
+{
+    struct bound b = {-1, 0};
+    struct draw best = no_draw();
+    unsigned long long total = 0;
+
+    if ((p.top_k > 0 && p.top_k < v.n && select<false>(b, total, v, p.top_k, s)) ||
+        (p.top_p < 1.0f && select<true>(b, total, v, p.top_p, s)))
+        return draw_listed(v, p, counter, total, s);
+    each_within(v, b,
+                [&](float z, int, uint64_t key) { draw_kept(best, v, p, counter, z, id_of(key)); });
+    block_best(best, v.scale, s.warps);
+    return best.id;
+}
+
+/* Lists what the parts have listed; false where it does not fit. The k-th largest of the maxima of
+ * parts, or of their warps where parts are few, is no larger than the row's k-th largest logit, so
+ * what is below it is left out, nearly all beyond k. */
+static __device__ bool gather(const struct scan *parts, int n_parts, int k, struct finish_shared &s)
 {
     const bool by_part = n_parts >= 2 * k;
     const int me = (int)threadIdx.x, n_maxima = by_part ? n_parts : n_parts * SCAN_WARPS;
-    float *maxima = s.list_z;
     static_assert(SAMPLER_MAX_SPLITS * SCAN_WARPS <= THREADS, "a thread has one maximum at most");
-    static_assert(THREADS <= LIST && SAMPLER_MAX_SPLITS <= BINS,
-                  "they are kept where there is room");
+    static_assert(SAMPLER_MAX_SPLITS <= BINS, "lengths of lists are kept where there is room");
 
     const int32_t n_own = me < n_parts ? parts[me].n_listed : 0;
     if (me < n_parts)
         s.count[me] = (uint32_t)n_own;
     if (me < n_maxima)
-        maxima[me] =
+        s.maxima[me] =
             by_part ? parts[me].found.max : parts[me / SCAN_WARPS].warp_max[me % SCAN_WARPS];
     if (me == 0) {
         s.floor = -INFINITY;
@@ -328,89 +335,44 @@ static __device__ bool gather(struct row_view &v, const struct scan *parts, int 
     if (__syncthreads_or(n_own < 0))
         return false;
     if (me < n_maxima) {
-        const float own = maxima[me];
+        const float own = s.maxima[me];
         int n_before = 0;
 
         for (int i = 0; i < n_maxima; i++)
-            n_before += maxima[i] > own || (maxima[i] == own && i < me);
+            n_before += s.maxima[i] > own || (s.maxima[i] == own && i < me);
         if (n_before == k - 1)
             s.floor = own;
     }
     __syncthreads();
     for (int i = me; i < n_parts * LISTED; i += THREADS) {
-        const struct scan &part = parts[i / LISTED];
+        const uint64_t key = parts[i / LISTED].listed[i % LISTED];
 
-        if (i % LISTED >= (int)s.count[i / LISTED] || part.listed_z[i % LISTED] < s.floor)
+        if (i % LISTED >= (int)s.count[i / LISTED] || z_of(key) < s.floor)
             continue;
         const uint32_t at = atomicAdd(&s.n_list, 1u);
-        if (at < LIST) {
-            s.list_z[at] = part.listed_z[i % LISTED];
-            s.list_ids[at] = part.listed_ids[i % LISTED];
-        }
+        if (at < LIST)
+            s.list[at] = key;
     }
     __syncthreads();
-    v.listed = true;
-    v.n = (int)s.n_list;
-    return v.n <= LIST;
-}
-
-/* As draw_filtered, of a list that holds the top_k best: these are ranked. */
-static __device__ int32_t draw_listed(const struct row_view &v, const struct sampler_state &p,
-                                      uint32_t counter, struct finish_shared &s)
-{
-    const int me = (int)threadIdx.x, n = min(v.n, p.top_k);
-    struct draw best = no_draw();
-
-    if (me < v.n) {
-        const uint64_t key = key_of(s.list_z[me], s.list_ids[me]);
-        int rank = 0;
-
-        for (int i = 0; i < v.n; i++)
-            rank += key_of(s.list_z[i], s.list_ids[i]) > key;
-        if (rank < n) {
-            s.kept_z[rank] = s.list_z[me];
-            s.kept_ids[rank] = s.list_ids[me];
-            s.mass[rank] = mass_of(x_of(v, s.list_z[me]));
-        }
-    }
-    __syncthreads();
-    if (me < n) {
-        unsigned long long before = 0, total = 0;
-
-        for (int i = 0; i < n; i++) {
-            before += i < me ? s.mass[i] : 0;
-            total += s.mass[i];
-        }
-        if (p.top_p >= 1.0f || before < share_of(p.top_p, total))
-            draw_kept(best, v, p, counter, s.kept_z[me], s.kept_ids[me]);
-    }
-    block_best(best, v.scale, s.warps);
-    return best.id;
+    return s.n_list <= LIST;
 }
 
 /* The n best of the raw row, best first. */
-static __device__ void best_logprobs(struct row_view v, int n, float log_sum, int32_t *ids,
+static __device__ void best_logprobs(const struct row_view &v, int n, float log_sum, int32_t *ids,
                                      float *logprobs, struct finish_shared &s)
 {
-    const struct bound all = {-1, 0};
+    struct bound all = {-1, 0};
+    unsigned long long total = 0;
+    const int me = (int)threadIdx.x;
+    static_assert(SAMPLING_MAX_LOGPROBS <= LIST, "they are listed");
 
     n = min(min(n, (int)SAMPLING_MAX_LOGPROBS), v.n);
-    if (n < v.n)
-        select<false>(v, all, n, s);
-    else
-        make_list(v, all, s);
-    for (int i = (int)threadIdx.x; i < v.n; i += THREADS) {
-        const uint64_t key = key_of(s.list_z[i], s.list_ids[i]);
-        int rank = 0;
-
-        for (int j = 0; j < v.n; j++)
-            rank += key_of(s.list_z[j], s.list_ids[j]) > key;
-        if (rank >= n)
-            continue;
-        ids[rank] = s.list_ids[i];
-        logprobs[rank] = s.list_z[i] - v.max - log_sum;
-    }
-    __syncthreads();
+    select<false>(all, total, v, n, s);
+    sort_list(s);
+    if (me >= n)
+        return;
+    ids[me] = id_of(s.list[me]);
+    logprobs[me] = z_of(s.list[me]) - v.max - log_sum;
 }
 
 static __device__ __forceinline__ void join(struct joined &a, const struct joined &b, float scale)
@@ -456,17 +418,16 @@ static __device__ int32_t choose(const struct sampler_memory &m, const struct sa
                                  const struct sampler_state &p, const struct joined &scan,
                                  const struct scan *parts, int n_parts, struct finish_shared &s)
 {
-    struct row_view v = {s.drawn_from, z_of(scan.key), scale_of(p),
-                         m.vocab_size, m.ids_per_rank, false};
-    const struct row_view whole = v;
+    const struct row_view v = {s.drawn_from, z_of(scan.key), scale_of(p), m.vocab_size,
+                               m.ids_per_rank};
     int32_t id = id_of(scan.key);
 
     if (p.temperature > 0.0f && !is_filtered(p))
         id = scan.best.id;
     else if (p.temperature > 0.0f && v.max > -INFINITY)
-        id = is_listed(p) && gather(v, parts, n_parts, p.top_k, s)
-                 ? draw_listed(v, p, row.counter, s)
-                 : draw_filtered(whole, p, row.counter, s);
+        id = is_listed(p) && gather(parts, n_parts, p.top_k, s)
+                 ? draw_listed(v, p, row.counter, 0, s)
+                 : draw_filtered(v, p, row.counter, s);
     return id < m.vocab_size ? id : (int32_t)BATCH_NUMERICS;
 }
 
@@ -511,7 +472,7 @@ static __global__ void __launch_bounds__(THREADS)
     if (!scan.broken)
         id = choose(m, row, p, scan, parts, n_parts, s);
     if (id >= 0 && p.n_logprobs >= 0) {
-        const struct row_view v = {s.raw, scan.raw_max, 1.0f, m.vocab_size, m.ids_per_rank, false};
+        const struct row_view v = {s.raw, scan.raw_max, 1.0f, m.vocab_size, m.ids_per_rank};
         const float log_sum = logf(scan.raw_sum);
 
         if (threadIdx.x == 0)

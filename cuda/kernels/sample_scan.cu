@@ -249,10 +249,8 @@ static __device__ void list_ids(struct scan *to, const struct found &s, const fl
             if (each[j] >= floor && each[j] > -INFINITY) {
                 const int32_t at = atomicAdd(&n, 1);
 
-                if (at < LISTED) {
-                    to->listed_z[at] = each[j];
-                    to->listed_ids[at] = id + j;
-                }
+                if (at < LISTED)
+                    to->listed[at] = key_of(each[j], id + j);
             }
     }
     __syncthreads();

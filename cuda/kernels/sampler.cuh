@@ -37,8 +37,7 @@ struct scan {
     struct found found;
     int32_t n_listed;           // -1: more than there is room for
     float warp_max[SCAN_WARPS]; // adjusted, where ids are listed
-    float listed_z[LISTED];
-    int32_t listed_ids[LISTED];
+    uint64_t listed[LISTED];    // keys
 };
 
 __device__ __forceinline__ void add_sums(float &max, float &sum, float max2, float sum2)
