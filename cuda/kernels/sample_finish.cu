@@ -2,11 +2,12 @@
  * left, filters by top_k, top_p and min_p, draws among what is left, takes log probabilities and
  * gives the id to the next step and the host. One block per row.
  *
- * The ids kept are the first ones in the order of falling logit. Where they are few, a list that
- * has them is sorted in shared memory. For a small top_k sample_scan has listed them; otherwise a
- * bound is looked for digit by digit, in histograms of counts for top_k and of probability mass for
- * top_p, until no more than LIST ids are before it. Where more are kept, the bound is found to the
- * last digit. Mass is added as integers, so that no order of adding changes it. Bound by what one
+ * The ids that top_k and top_p keep are the first ones in the order of falling logit. Where they
+ * are few, a list that has them is sorted in shared memory. For a small top_k sample_scan has
+ * listed them; otherwise a bound is looked for digit by digit, in histograms of counts for top_k
+ * and of probability mass for top_p, until at most LIST ids are at or before it. Where more are
+ * kept, the bound is narrowed until it keeps exactly these. Mass is added as integers, so that no
+ * order of adding changes it. Bound by what one
  * multiprocessor computes in its few passes over the row, 4 * vocab_size bytes each: in L2, or over
  * NVLink what other ranks have; more than one load ahead does not help. (151,936 logits of spread 4
  * at temperature 0.6 and top_p 0.95 on an H200, 2026-11-30, 1, 64 and 256 rows: 104, 111 and
@@ -46,10 +47,10 @@ struct finish_shared {
     uint64_t list[LIST]; /* keys */
     uint32_t n_list;
     int bin;
-    unsigned long long above, n_above; /* that bin: what is wanted, ids */
+    unsigned long long above, n_above; /* in the bins above: of what is wanted, and ids */
     struct joined scan;
-    const float *raw[MAX_RANKS], *drawn_from[MAX_RANKS]; /* this block's row */
-    float maxima[THREADS], floor;
+    const float *raw[MAX_RANKS], *drawn_from[MAX_RANKS];  /* this block's row */
+    float maxima[SAMPLER_MAX_SPLITS * SCAN_WARPS], floor; /* of gather() */
 };
 
 /* What a row is drawn from: x = (z - max) * scale. */
@@ -180,9 +181,10 @@ static __device__ void sort_list(struct finish_shared &s)
     __syncthreads();
 }
 
-/* Of the ids within b, the first ones in order that reach what is wanted: a number of ids, no more
- * than there are, or a share of their mass, which becomes `total`. Where they are no more than LIST
- * they are listed, with some behind them, and the result is true; else b becomes their bound. */
+/* Finds the first ids, in order, of those within b that reach what is wanted: a number of ids, no
+ * more than there are; or with MASS a share of the mass of all within b, which total becomes. True
+ * if they are listed, perhaps with some behind them; that is so whenever a number of up to LIST is
+ * wanted. Else b becomes their bound. */
 template <bool MASS>
 static __device__ bool select(struct bound &b, unsigned long long &total, const struct row_view &v,
                               double wanted, struct finish_shared &s)
@@ -225,18 +227,21 @@ static __device__ bool select(struct bound &b, unsigned long long &total, const 
         }
         __syncthreads();
         const unsigned long long n[2] = {s.count[top], s.count[top - 1]};
-        const unsigned long long x[2] = {MASS ? s.mass[top] : n[0], MASS ? s.mass[top - 1] : n[1]};
+        const unsigned long long amount[2] = {MASS ? s.mass[top] : n[0],
+                                              MASS ? s.mass[top - 1] : n[1]};
         const struct prefix ids = block_prefix(n[0] + n[1], s);
-        const struct prefix sums = MASS ? block_prefix(x[0] + x[1], s) : ids;
-        const unsigned long long before = sums.up_to - x[0] - x[1];
+        const struct prefix sums = MASS ? block_prefix(amount[0] + amount[1], s) : ids;
+        const unsigned long long before = sums.up_to - amount[0] - amount[1];
 
-        if (MASS && level == 0)
-            target = share_of(wanted, total = sums.all);
+        if (MASS && level == 0) {
+            total = sums.all;
+            target = share_of(wanted, total);
+        }
         if (before < target && sums.up_to >= target) {
-            const bool in_top = before + x[0] >= target;
+            const bool in_top = before + amount[0] >= target;
 
             s.bin = in_top ? top : top - 1;
-            s.above = in_top ? before : before + x[0];
+            s.above = in_top ? before : before + amount[0];
             s.n_above = ids.up_to - n[1] - (in_top ? n[0] : 0);
         }
         __syncthreads();
@@ -274,8 +279,8 @@ static __device__ __forceinline__ void draw_kept(struct draw &best, const struct
     draw_try(best, z, word, id, v.scale);
 }
 
-/* Of a list that has all that top_k and top_p leave. total: the mass that top_p is a share of; 0:
- * what top_k leaves has it. */
+/* Draws from the list, which has all that top_k and top_p leave and perhaps more. total: the mass
+ * that top_p is a share of; 0: that of what top_k leaves. */
 static __device__ int32_t draw_listed(const struct row_view &v, const struct sampler_state &p,
                                       uint32_t counter, unsigned long long total,
                                       struct finish_shared &s)
@@ -345,9 +350,10 @@ static __device__ bool gather(const struct scan *parts, int n_parts, int k, stru
     }
     __syncthreads();
     for (int i = me; i < n_parts * LISTED; i += THREADS) {
+        if (i % LISTED >= (int)s.count[i / LISTED])
+            continue;
         const uint64_t key = parts[i / LISTED].listed[i % LISTED];
-
-        if (i % LISTED >= (int)s.count[i / LISTED] || z_of(key) < s.floor)
+        if (z_of(key) < s.floor)
             continue;
         const uint32_t at = atomicAdd(&s.n_list, 1u);
         if (at < LIST)

@@ -115,6 +115,7 @@ const int32_t *rig_run(struct rig *g)
     array_to_device(&g->step);
     array_to_device(&g->masks);
     device_fill(g->scans.device, 0xff, g->scans.bytes);
+    device_fill(g->results.device, 0xff, g->results.bytes);
     cuda_must(sampler_update(&device.launch, &g->m, &g->view, g->n_rows));
     for (int i = 0; i < g->n_rows; i++)
         if (sampling_needs_history(&g->sampling[i]))

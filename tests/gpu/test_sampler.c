@@ -50,11 +50,14 @@ static void check_logprobs(const struct rig *g, int row)
 
     for (int id = 0; id < vocab; id++)
         sum += exp((double)z[id]);
+    ck_assert_int_lt(ids[row], vocab);
+    ck_assert_int_ge(ids[row], 0);
     ck_assert_double_eq_tol((double)logprobs[row], (double)z[ids[row]] - log(sum), 1e-4);
     for (int i = 0; i < n; i++) {
         const int32_t id = top[i];
         int before = 0;
 
+        ck_assert(id >= 0 && id < vocab);
         for (int other = 0; other < vocab; other++)
             before += z[other] > z[id] || (z[other] == z[id] && other < id);
         ck_assert_int_eq(before, i);
@@ -142,7 +145,40 @@ TEST(filters_leave_what_sorting_leaves, .n = N(vocabs))
         s->top_k = top_k[j % 8];
         s->top_p = j % 3 == 0 ? 0.95f : j % 3 == 1 ? 1.0f : 0.5f;
         s->min_p = j % 7 == 3 ? 0.1f : 0.0f;
+        s->n_logprobs = j % 6 == 1 ? SAMPLING_MAX_LOGPROBS : -1;
     }
+    check_rig(&g);
+}
+END_TEST
+
+/* Of more ids than a list has room for, top_p takes none that top_k has left out, though it shares
+ * all digits looked at with the last that is kept: here that id would be drawn. */
+TEST(top_p_stays_within_top_k)
+{
+    enum { VOCAB = 151936, KEPT = 3000, LAST = 7 };
+    struct rig g;
+    float *z;
+    double most = -INFINITY;
+    int best = 0;
+
+    rig_init(&g, VOCAB, 1, 0.0f);
+    g.sampling[0].temperature = 1e6f;
+    g.sampling[0].top_k = KEPT;
+    g.sampling[0].top_p = 0.9999f;
+    for (int id = LAST + 1; id < VOCAB; id++) {
+        const struct philox4 words =
+            philox_quad(g.sampling[0].seed, g.rows[0].counter, (uint32_t)id / 4);
+        const double noise = -log(-log1p(-(double)philox_w(words.v[id % 4])));
+
+        if (noise > most) {
+            most = noise;
+            best = id;
+        }
+    }
+    z = rig_logits(&g, 0);
+    for (int id = 0, n = 0; id < VOCAB; id++)
+        z[id] = id == LAST || id == best ? 1.0f : n < KEPT - 1 ? 2.0f + (float)n++ / KEPT : 0.0f;
+    array_to_device(&g.logits);
     check_rig(&g);
 }
 END_TEST
@@ -245,7 +281,7 @@ TEST(masks_leave_allowed_ids, .n = 2)
 {
     enum { ROWS = 64 };
     const int vocab = _i ? 151936 : 2004, words = (vocab + 31) / 32;
-    static const int top_k[] = {0, 12, 0, 500, 12, 0, 3000, 12, 0};
+    static const int top_k[] = {0, 12, 0, 500, 12, 500, 3000, 12, 0};
     const int32_t stops[] = {77};
     int32_t expected[ROWS];
     uint32_t *masks;
@@ -253,7 +289,7 @@ TEST(masks_leave_allowed_ids, .n = 2)
 
     rig_init(&g, vocab, ROWS, 3.0f);
     masks = g.masks.host;
-    for (int i = 0; i < ROWS / 2 * words; i++) /* every fourth one leaves a few ids alone */
+    for (int i = 0; i < ROWS / 2 * words; i++) /* every fourth mask allows only a few ids */
         masks[i] = i / words % 4 || i % words % 1000 == 17 ? random_bits() & random_bits() : 0;
     for (int j = 0; j < ROWS; j++) {
         struct sampling *s = &g.sampling[j];
