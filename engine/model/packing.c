@@ -1,7 +1,6 @@
 /* packing.c - see packing.h. */
 #include "engine/model/packing.h"
 
-#include <math.h>
 #include <string.h>
 
 #include "engine/util/bf16.h"
@@ -91,11 +90,11 @@ void int4_unpack(uint8_t *out, size_t out_stride, const uint32_t *words, size_t 
     }
 }
 
-/* ---- E4M3 */
-
-float e4m3_scale(const uint16_t *x, size_t stride, size_t n_rows, size_t n_cols)
+/* The largest magnitude of rows of bf16, NaN where one is NaN: magnitudes are in the order of their
+ * bits, NaN above all. */
+static float largest_of(const uint16_t *x, size_t stride, size_t n_rows, size_t n_cols)
 {
-    uint16_t max = 0; /* magnitudes of bf16 are in the order of their bits */
+    uint16_t max = 0;
 
     for (size_t r = 0; r < n_rows; r++)
         for (size_t c = 0; c < n_cols; c++) {
@@ -103,7 +102,16 @@ float e4m3_scale(const uint16_t *x, size_t stride, size_t n_rows, size_t n_cols)
 
             max = magnitude > max ? magnitude : max;
         }
-    return max > 0 ? f32_from_bf16(max) / E4M3_MAX : 1.0f;
+    return f32_from_bf16(max);
+}
+
+/* ---- E4M3 */
+
+float e4m3_scale(const uint16_t *x, size_t stride, size_t n_rows, size_t n_cols)
+{
+    const float max = largest_of(x, stride, n_rows, n_cols);
+
+    return max == 0.0f ? 1.0f : max / E4M3_MAX;
 }
 
 void e4m3_from_bf16(uint8_t *out, const uint16_t *x, size_t n, float scale)
@@ -127,11 +135,9 @@ static uint32_t int4_from_f32(float x)
 
 void int4_from_bf16(uint32_t *out, uint16_t *scale, const uint16_t *x, size_t n)
 {
-    float max = 0.0f, by;
+    float by;
 
-    for (size_t i = 0; i < n; i++)
-        max = fmaxf(max, fabsf(f32_from_bf16(x[i])));
-    *scale = bf16_from_f32(max / INT4_REACH);
+    *scale = bf16_from_f32(largest_of(x, n, 1, n) / INT4_REACH);
     if (*scale == 0)
         *scale = bf16_from_f32(1.0f);
     by = f32_from_bf16(*scale);

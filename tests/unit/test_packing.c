@@ -152,6 +152,23 @@ TEST(groups_are_quantized)
     ck_assert_uint_eq(word, 0x88888888);
 }
 
+/* One weight that is no number, or infinite, is not lost to the scale of its group or block. */
+TEST(broken_weights_break_their_scale)
+{
+    static const float broken[] = {NAN, -NAN, INFINITY, -INFINITY};
+
+    for (size_t i = 0; i < N(broken); i++) {
+        uint16_t x[8] = {0x3f80, 0xbf80, 0x3f80}, scale;
+        uint32_t word;
+
+        x[5] = bf16_from_f32(broken[i]);
+        int4_from_bf16(&word, &scale, x, 8);
+        ck_assert(!isfinite(f32_from_bf16(scale)));
+        ck_assert(!isfinite(e4m3_scale(x, 4, 2, 4)));
+    }
+}
+END_TEST
+
 /* A row with a zero and a scale for each group. */
 TEST(rows_become_floats)
 {
