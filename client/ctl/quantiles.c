@@ -21,14 +21,20 @@ void quantiles_add(struct quantiles *q, uint64_t ns)
 
 double quantiles_ms(const struct quantiles *q, double share)
 {
-    double wanted = ceil(share * (double)q->n), seen = 0;
+    double wanted = ceil(share * (double)q->n), before = 0;
 
     if (share >= 1)
         return (double)q->max_ns / 1e6;
     for (unsigned i = 0; i < QUANTILES_BUCKETS; i++) {
-        seen += (double)q->counts[i];
-        if (seen >= wanted && seen > 0)
-            return fmax(begin_of(i), (double)q->min_ns) / 1e6;
+        const double here = (double)q->counts[i];
+
+        if (before + here >= wanted && here > 0) { /* as if they lay evenly in their bucket */
+            const double begin = fmax(begin_of(i), (double)q->min_ns);
+            const double end = fmin(begin_of(i + 1), (double)q->max_ns);
+
+            return floor(begin + (wanted - before - 0.5) / here * (end - begin)) / 1e6;
+        }
+        before += here;
     }
     return 0;
 }

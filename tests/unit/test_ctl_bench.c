@@ -113,6 +113,21 @@ TEST(quantiles_are_near)
     ck_assert_double_eq(quantiles_ms(&q, 1), (double)times[N - 1] / 1e6);
 }
 
+/* Where times are close together quantiles are not those of a bucket's edge. */
+TEST(quantiles_of_like_times)
+{
+    enum { N = 4000, FIRST = 2570000 }; /* ns, of some buckets */
+    static struct quantiles q;
+
+    for (int i = 0; i < N; i++)
+        quantiles_add(&q, FIRST + (uint64_t)(i * 7919 % N) * 10);
+    for (int share = 5; share < 100; share += 5) {
+        const double want = (FIRST + share * N / 10.0) / 1e6;
+
+        ck_assert_double_eq_tol(quantiles_ms(&q, share / 100.0), want, want * 0.001);
+    }
+}
+
 /* No times, the shortest and the longest there can be are no trouble. */
 TEST(quantiles_at_the_edges)
 {
