@@ -68,14 +68,14 @@ def clients():
         rates = run(all_, WARM_UP, MEASURED)
     gaps, firsts = sorted(g for c in all_ for g in c.gaps), [f for c in all_ for f in c.firsts]
     middle, late = statistics.median(gaps), gaps[len(gaps) * 99 // 100]
-    good = statistics.median(rates) >= 3600 and late <= 3 * middle
+    good = statistics.median(rates) >= 4000 and late <= 2 * middle
     row(f"speed, {len(all_)} clients", reached(good) if args.large else "-",
         f"model={model.name} in={few(PROMPT)} out={few(OUTPUT, 2)} tok_per_s="
         f"{statistics.median(rates):.0f} ({min(rates):.0f} to {max(rates):.0f}, {MEASURED} rounds) "
         f"share={floor(model_config(model), len(all_)) * statistics.median(rates):.2f} "
         f"between_tokens_ms={middle * 1e3:.1f} p99={late * 1e3:.1f}: {late / middle:.2f} x "
         f"longest={gaps[-1] * 1e3:.0f} first_token_ms={statistics.median(firsts or [0]) * 1e3:.0f}"
-        " (bar 3600 on the 8B shape, 3 x)")
+        " (bar 4000 on the 8B shape, 2 x)")
 
 
 def run(all_, warm_up, measured):
