@@ -79,11 +79,12 @@ static void engine_ready(struct server *s)
     s->ready = true;
     log_text(LOG_LEVEL_INFO, "ready", status.backend.devices[0].name,
              "model=%s backend=%s tensor_parallel=%d processes=%d blocks=%d block_len=%d "
-             "block_bytes=%llu max_seq_len=%d",
+             "block_bytes=%llu max_seq_len=%d weights=%s kv_dtype=%s",
              s->parts.model, s->parts.backend, status.backend.tp_size,
              status.backend.n_processes > 1 ? status.backend.n_processes : 1,
              status.backend.tiers[TIER_DEVICE].n_blocks, status.block_len,
-             (unsigned long long)status.backend.block_bytes, status.max_seq_len);
+             (unsigned long long)status.backend.block_bytes, status.max_seq_len, status.weights,
+             status.kv_dtype);
     if (!engine_chat_template(s->parts.engine))
         log_event(LOG_LEVEL_WARNING, "no_chat_template", "model=%s", s->parts.model);
     sd_notify(0, "READY=1");

@@ -195,6 +195,7 @@ struct engine_status {
     int32_t n_ranks;             /* with a device of their own; 0: there is one device */
     const struct backend_device *ranks; /* the devices of this struct's backend */
     uint64_t draft_bytes;               /* of the draft model: not in backend.other_bytes */
+    const char *weights, *kv_dtype;     /* what they are kept as; NULL before READY */
     struct core_stats core;
     int32_t block_len;
     int32_t max_seq_len;

@@ -102,7 +102,9 @@
     F(SLEEP_LEVEL, asleep,  q->asleep,                   asleep,          asleep) \
     F(COUNT, tensor_parallel, q->backend.tp_size,        tensor_parallel, tensor_parallel) \
     F(COUNT, processes,     q->backend.n_processes,      processes,       processes) \
-    F(LIST,  ranks,         ranks,                       rank,            ranks)
+    F(LIST,  ranks,         ranks,                       rank,            ranks) \
+    F(TEXT,  weights,       q->weights,                  weights,         weights) \
+    F(TEXT,  kv_dtype,      q->kv_dtype,                 kv_dtype,        kv_dtype)
 
 /* ---- requests: nvllm_request_info, nvllm_request_list */
 

@@ -90,6 +90,8 @@ static void print_numbers(const struct nvllm_status *s)
                (unsigned long long)s->model_draft_tokens,
                show_percent(s->model_accepted_tokens, s->model_draft_tokens));
     print_memory(s);
+    put("weights", s->weights);
+    put("KV cache", s->kv_dtype);
     printf("%-14s%u tokens\n", "longest", s->max_seq_len);
     if (s->embedding_dim > 0)
         printf("%-14s%u values\n", "embeddings", s->embedding_dim);

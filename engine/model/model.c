@@ -314,6 +314,7 @@ int model_quantize(struct model *m, enum dtype dtype, struct err *e)
             if (quantization_may_have((enum weight_role)role))
                 layers[layer] |= (uint16_t)(1u << (role - N_MODEL_WEIGHTS));
     m->config.quant = &m->quant;
+    m->dtype = dtype_info[dtype].name;
     return 0;
 }
 

@@ -14,25 +14,30 @@ class Quantized(Case):
         self.assertEqual(done.returncode, status, done.stderr)
         return done.stderr.decode()
 
-    def answers(self, *options, model=MODEL):
+    def answers(self, *options, kept, model=MODEL):
+        """Ids and logprobs of some cases; kept: what status says of weights and of keys."""
         cases = [c for c in json.loads((GOLDEN / "nvllm-tiny-greedy.json").read_text())
                  if len(c["prompt_ids"]) < 200][:8]
         lines = [{"id": c["name"], "prompt": c["prompt"], "max_tokens": 24, "temperature": 0,
                   "logprobs": 5} for c in cases]
         with Daemon(*options, model=model) as d:
+            status = d.status()
+            self.assertEqual((status["weights"], status["kv_dtype"]), kept)
+            self.assertRegex(d.log(), f"event=ready .* weights={kept[0]} kv_dtype={kept[1]}")
             out, summary, _ = d.batch(lines)
         self.assertEqual(summary["failed"], 0)
         return [(o["token_ids"], o["logprobs"]) for o in out]
 
     def test_folders_answer_as_quantize_does(self):
         """The same tokens and logprobs, and other ones than those of bf16."""
-        plain = self.answers()
+        plain = self.answers(kept=("bf16", "f32"))
+        self.assertNotEqual(self.answers("cache.kv_dtype=fp8", kept=("bf16", "fp8")), plain)
         for to in WAYS:
             with self.subTest(to):
                 folder = self.temporary_folder() / to
                 self.convert(to, MODEL, folder)
-                at_load = self.answers(f"model.quantize={to}")
-                self.assertEqual(self.answers(model=folder), at_load)
+                at_load = self.answers(f"model.quantize={to}", kept=(to, "f32"))
+                self.assertEqual(self.answers(model=folder, kept=(to, "f32")), at_load)
                 self.assertNotEqual(at_load, plain)
 
     def test_check_says_what_a_folder_is(self):

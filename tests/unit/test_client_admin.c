@@ -89,10 +89,13 @@ TEST(status_has_the_ledger)
 
     ANSWER(STATUS, Status, status, .driver = (char *)"580.159.04, CUDA 13.0",
            .has_tensor_parallel = 1, .tensor_parallel = 4, .has_processes = 1, .processes = 2,
-           .memory = mark(&memory), .n_ranks = 2, .ranks = ranks);
+           .memory = mark(&memory), .n_ranks = 2, .ranks = ranks, .weights = (char *)"int4",
+           .kv_dtype = (char *)"fp8");
     expect_ok(nvllm_get_status(client, MS, &status, &err));
     asked(OP(GET_STATUS));
     ck_assert_str_eq(status->driver, "580.159.04, CUDA 13.0");
+    ck_assert_str_eq(status->weights, "int4");
+    ck_assert_str_eq(status->kv_dtype, "fp8");
     ck_assert_uint_eq(status->tensor_parallel, 4);
     ck_assert_uint_eq(status->processes, 2);
     ck_assert_uint_eq(status->weight_bytes, UINT64_C(1) << 40);
