@@ -172,6 +172,11 @@ static int32_t group_of(const struct model_config *c)
     return c->quant ? c->quant->scale_cols : 0;
 }
 
+static const char *group_name(const struct model_config *c)
+{
+    return c->quant->scale_rows > 1 ? "blocks" : "groups";
+}
+
 void shard_range(int64_t *first, int64_t *n, const struct model_config *c, enum tensor_dim dim,
                  struct shard s)
 {
@@ -195,6 +200,18 @@ void shard_range(int64_t *first, int64_t *n, const struct model_config *c, enum 
     *n = min64(share, all - *first);
 }
 
+/* An FFN that could be divided may not be in groups: so these are named. */
+static int refuse_ffn(const struct model_config *c, int32_t tp_size, struct err *e)
+{
+    if (group_of(c) == 0)
+        return err_set(e, -ENOTSUP, "an FFN of %d cannot be divided among %d ranks", c->ffn_dim,
+                       tp_size);
+    return err_set(e, -ENOTSUP,
+                   "an FFN of %d cannot be divided among %d ranks in whole %s of %d: fewer ranks "
+                   "may do",
+                   c->ffn_dim, tp_size, group_name(c), group_of(c));
+}
+
 int shard_check(const struct model_config *c, int32_t tp_size, struct err *e)
 {
     const int32_t group = group_of(c);
@@ -208,14 +225,13 @@ int shard_check(const struct model_config *c, int32_t tp_size, struct err *e)
                        tp_size);
     shard_range(&first, &n, c, DIM_FFN, (struct shard){tp_size - 1, tp_size});
     if (n == 0)
-        return err_set(e, -ENOTSUP, "an FFN of %d cannot be divided among %d ranks", c->ffn_dim,
-                       tp_size);
+        return refuse_ffn(c, tp_size, e);
     shard_range(&first, &n, c, DIM_Q, (struct shard){0, tp_size});
     if (group > 0 && tp_size > 1 && n % group != 0)
         return err_set(e, -ENOTSUP,
-                       "o_proj is quantized in groups of %d columns, and %d ranks have %d each: "
+                       "o_proj is quantized in %s of %d columns, and %d ranks have %d each: "
                        "fewer ranks may do",
-                       group, tp_size, (int)n);
+                       group_name(c), group, tp_size, (int)n);
     return 0;
 }
 

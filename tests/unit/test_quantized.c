@@ -9,6 +9,7 @@
 
 #include "engine/cpu/cpu_backend.h"
 #include "engine/model/packing.h"
+#include "engine/model/quantization.h"
 #include "engine/model/weights.h"
 #include "engine/util/file.h"
 #include "tests/tools/backend_driver.h"
@@ -507,6 +508,32 @@ TEST(mixed_matrices_are_refused)
     make_dir();
     quantized_write(dir, &shapes[SHAPE_WHOLE], &form, false);
     refused("layer 0 has weights that are quantized beside weights that are not");
+}
+
+/* A rank has whole blocks or groups, so fewer ranks may do than would for plain weights. */
+static const struct {
+    int scale_rows, n_heads, ffn_dim; /* heads of 64 */
+    const char *text;
+} undivided[] = {
+    {1, 16, 768, "an FFN of 768 cannot be divided among 4 ranks in whole groups of 128: fewer"},
+    {128, 16, 768, "an FFN of 768 cannot be divided among 4 ranks in whole blocks of 128: fewer"},
+    {1, 12, 1024, "o_proj is quantized in groups of 128 columns, and 4 ranks have 192 each: fewer"},
+    {128, 12, 1024, "o_proj is quantized in blocks of 128 columns, and 4 ranks have 192 each"},
+};
+
+TEST(undivided_groups_are_named, .n = N(undivided))
+{
+    const struct quantization quant = {.scale_rows = undivided[_i].scale_rows, .scale_cols = 128};
+    struct model_config c = {.n_heads = undivided[_i].n_heads,
+                             .n_kv_heads = 4,
+                             .head_dim = 64,
+                             .ffn_dim = undivided[_i].ffn_dim};
+
+    ck_assert_int_eq(shard_check(&c, 4, &e), 0);
+    c.quant = &quant;
+    ck_assert_int_eq(shard_check(&c, 4, &e), -ENOTSUP);
+    ck_assert_msg(strstr(e.text, undivided[_i].text) != NULL, "%s", e.text);
+    ck_assert_int_eq(shard_check(&c, 2, &e), 0);
 }
 
 RUN_TESTS("quantized", NULL, NULL)
