@@ -127,13 +127,31 @@ static int find_command(struct command_line *c, const char *name)
     return usage_error(text);
 }
 
-/* Loads the options; check-config goes on where they are wrong, and list needs none. */
+/* Whether what the command line says is right, whatever is in the default file. */
+static int check_given(const struct command_line *c, struct err *e)
+{
+    struct options o;
+    int r = options_init(&o, e);
+
+    if (r < 0)
+        return r;
+    r = apply(c, &o, e);
+    options_deinit(&o);
+    return r;
+}
+
+/* Loads the options. check-config goes on where they are wrong. list and convert need none, and go
+ * on where the default file is wrong, which the user may not even be able to read. */
 static int load_options(struct command_line *c)
 {
+    const bool needs_none = is_command(c, "list") || is_command(c, "convert");
+
     c->loaded = load(c, &c->options, &c->why);
     if (c->loaded < 0)
         memset(&c->options, 0, sizeof(c->options));
-    if (is_command(c, "check-config") || is_command(c, "list") || is_command(c, "convert"))
+    if (is_command(c, "check-config") || (needs_none && c->loaded == 0))
+        return 0;
+    if (needs_none && !c->config && check_given(c, &c->why) == 0)
         return 0;
     if (c->loaded < 0) {
         complain(&c->why);

@@ -163,20 +163,29 @@ class List(Case):
         self.assertIn(b"the rest is not listed", done.stderr)
 
     def test_needs_no_configuration(self):
-        """Neither a model nor a right configuration; a second directory is one too many."""
+        """Neither a model nor a backend that can be loaded; a second directory is one too many."""
         folder = self.temporary_folder()
-        (folder / "wrong.conf").write_text("[model\n")
-        for option, why in (f"--config={folder}/wrong.conf", "wrong.conf:1: "), (
-                "--backend=cuda", "none.so"):
-            done = self.list(option, f"--set=backend.module={folder}/none.so", MODEL)
-            self.assertIn("  Qwen3ForCausalLM ", done.stdout.decode())
-            self.assertIn(why, done.stderr.decode())
-            self.assertIn("; no backend is asked", done.stderr.decode())
+        done = self.list("--backend=cuda", f"--set=backend.module={folder}/none.so", MODEL)
+        self.assertIn("  Qwen3ForCausalLM ", done.stdout.decode())
+        self.assertIn("none.so", done.stderr.decode())
+        self.assertIn("; no backend is asked", done.stderr.decode())
         self.list(folder, folder, status=2)
         with open("/dev/full", "wb") as full:
             done = subprocess.run([config.nvllmd, "list", MODEL.parent], stdout=full,
                                   stderr=subprocess.PIPE, timeout=scaled(30, 120))
         self.assertEqual((done.returncode, done.stderr), (1, b"nvllmd: cannot write to stdout\n"))
+
+    def test_wrong_options(self):
+        """What the command line says, or a file that it names, is wrong as for any command."""
+        folder = self.temporary_folder()
+        (folder / "wrong.conf").write_text("[model\n")
+        for option, why in ((f"--config={folder}/wrong.conf", "wrong.conf:1: "),
+                            (f"--config={folder}/none", f"{folder}/none: No such file"),
+                            ("--set=nonsense=1", "nonsense: no such option"),
+                            ("--set=cache.block_len=17", "cache.block_len: ")):
+            done = self.list(option, MODEL, status=2)
+            self.assertEqual(done.stdout, b"")
+            self.assertIn(why, done.stderr.decode())
 
 
 class Client(Case):

@@ -9,8 +9,9 @@ WAYS = ("fp8", "int4")
 
 
 class Quantized(Case):
-    def convert(self, to, source, target, status=0):
-        done = run_command([config.nvllmd, "convert", "--to", to, source, target], check=False)
+    def convert(self, to, source, target, *options, status=0):
+        done = run_command([config.nvllmd, "convert", *options, "--to", to, source, target],
+                           check=False)
         self.assertEqual(done.returncode, status, done.stderr)
         return done.stderr.decode()
 
@@ -68,3 +69,11 @@ class Quantized(Case):
                            check=False)
         self.assertEqual(done.returncode, 1)
         self.assertIn(b"model.quantize: the folder's weights are fp8 already", done.stdout)
+
+    def test_wrong_options(self):
+        """Options and files that are wrong for other commands are for convert, which uses none."""
+        folder = self.temporary_folder()
+        for option, why in ("--set=nonsense=1", "nonsense: no such option"), (
+                f"--config={folder}/none", "none: No such file"):
+            self.assertIn(why, self.convert("fp8", MODEL, folder / "x", option, status=2))
+        self.assertEqual(list(folder.iterdir()), [])
