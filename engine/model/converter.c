@@ -441,6 +441,58 @@ static int check_written(const char *folder, struct err *e)
     return r;
 }
 
+/* An error of errno that names the new folder as the caller does. */
+static int cannot_make(const char *to, struct err *e)
+{
+    const int code = errno;
+    const bool in_parent =
+        code == ENOENT || code == ENOTDIR || code == EACCES || code == EPERM || code == EROFS;
+
+    return err_set(e, -code, "%s: cannot be made: %s%s", to, strerror(code),
+                   in_parent ? "; its parent folder must exist and be writable" : "");
+}
+
+/* The real path of the folder that `to` is to be in, to be freed; NULL with errno. */
+static char *parent_of(const char *to)
+{
+    char path[PATH];
+    size_t n = strlen(to);
+
+    while (n > 1 && to[n - 1] == '/')
+        n--;
+    while (n > 0 && to[n - 1] != '/')
+        n--;
+    if (snprintf(path, sizeof(path), "%.*s.", (int)n, to) >= PATH) {
+        errno = ENAMETOOLONG;
+        return NULL;
+    }
+    return realpath(path, NULL);
+}
+
+static bool is_inside(const char *path, const char *folder)
+{
+    const size_t n = strlen(folder);
+
+    return strncmp(path, folder, n) == 0 && (!path[n] || path[n] == '/' || folder[n - 1] == '/');
+}
+
+/* A new folder inside the old one would be copied with it the next time, without its weights. */
+static int check_place(const char *from, const char *to, struct err *e)
+{
+    char *old = realpath(from, NULL), *parent = old ? parent_of(to) : NULL;
+    int r = 0;
+
+    if (!old)
+        r = err_set(e, -errno, "%s: %s", from, strerror(errno));
+    else if (!parent)
+        r = cannot_make(to, e);
+    else if (is_inside(parent, old))
+        r = err_set(e, -EINVAL, "%s: lies inside %s: give a name outside of that folder", to, from);
+    free(old);
+    free(parent);
+    return r;
+}
+
 /* Writes the folder under another name beside `to`, and gives it that when it is whole. */
 static int write_folder(struct converter *c, const char *to, struct err *e)
 {
@@ -453,7 +505,7 @@ static int write_folder(struct converter *c, const char *to, struct err *e)
     if (snprintf(beside, sizeof(beside), "%.*s.part-%d", (int)n, to, (int)getpid()) >= PATH)
         return err_set(e, -ENAMETOOLONG, "%.80s...: the name is too long", to);
     if (mkdir(beside, 0755) < 0)
-        return err_set(e, -errno, "%s: %s", beside, strerror(errno));
+        return cannot_make(to, e);
     c->to = open(beside, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     r = c->to < 0 ? err_set(e, -errno, "%s: %s", beside, strerror(errno)) : write_all(c, e);
     if (r == 0)
@@ -483,9 +535,10 @@ int model_convert(const char *from, const char *to, enum dtype dtype,
     r = model_open(&c.model, from, e);
     if (r < 0)
         return r;
-    if (dtype != DTYPE_BF16 && c.model->config.quant)
+    r = check_place(from, to, e);
+    if (r == 0 && dtype != DTYPE_BF16 && c.model->config.quant)
         r = err_set(e, -ENOTSUP, "%s: is quantized already: convert it to bf16 first", from);
-    else if (dtype != DTYPE_BF16)
+    else if (r == 0 && dtype != DTYPE_BF16)
         r = model_quantize(c.model, dtype, e);
     if (r == 0) {
         c.from = open(from, O_RDONLY | O_DIRECTORY | O_CLOEXEC);

@@ -8,10 +8,10 @@
 
 #include "engine/model/model.h"
 
-/* Makes the folder `to`, which must not exist: -EEXIST. dtype is DTYPE_E4M3 or DTYPE_INT4, or
- * DTYPE_BF16, to which weights of other types, quantized or not, are rounded. Tensor by tensor, one
- * in memory at a time; all other files are copied. It appears under its name when it is whole, and
- * not at all after an error. progress may be NULL. */
+/* Makes the folder `to`, which must not exist (-EEXIST) nor lie inside `from` (-EINVAL). dtype is
+ * DTYPE_E4M3 or DTYPE_INT4, or DTYPE_BF16, to which weights of other types, quantized or not, are
+ * rounded. Tensor by tensor, one in memory at a time; all other files are copied. It appears under
+ * its name when it is whole, and not at all after an error. progress may be NULL. */
 int model_convert(const char *from, const char *to, enum dtype dtype,
                   void (*progress)(void *ctx, double done), void *progress_ctx, struct err *e);
 

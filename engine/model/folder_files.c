@@ -110,7 +110,7 @@ static int copy_all(int from, int to, bool is_inner, struct err *e)
     const int again = dup(from);
     DIR *d = again < 0 ? NULL : fdopendir(again);
     const struct dirent *entry;
-    struct stat st, target;
+    struct stat st;
     int r = 0;
 
     if (!d) {
@@ -120,13 +120,10 @@ static int copy_all(int from, int to, bool is_inner, struct err *e)
         return r;
     }
     rewinddir(d);
-    if (fstat(to, &target) < 0)
-        r = err_set(e, -errno, "%s", strerror(errno));
     while (r == 0 && (entry = readdir(d))) {
         const char *name = entry->d_name;
 
-        if (name[0] == '.' || fstatat(from, name, &st, 0) < 0 ||
-            (st.st_dev == target.st_dev && st.st_ino == target.st_ino))
+        if (name[0] == '.' || fstatat(from, name, &st, 0) < 0)
             continue;
         if (S_ISDIR(st.st_mode) && !is_inner)
             r = copy_inner(from, to, name, e);

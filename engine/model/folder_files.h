@@ -21,8 +21,7 @@ int new_file_write(struct new_file *f, const void *from, size_t bytes, struct er
 int new_file_close(struct new_file *f, int r, struct err *e);
 
 /* Copies all files from one folder to another but weights in any form and config.json, and those of
- * its folders, not of theirs. Hidden files stay behind, and so does the new folder where it lies in
- * the old one. */
+ * its folders, not of theirs. Hidden files stay behind. */
 int folder_copy(int from, int to, struct err *e);
 
 /* A folder with what folder_copy() makes in it. */

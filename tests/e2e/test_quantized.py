@@ -63,6 +63,10 @@ class Quantized(Case):
                       self.convert("int4", folder / "fp8", folder / "int4", status=1))
         self.assertIn("convert takes --to", self.convert("fp4", MODEL, folder / "fp4", status=2))
         self.assertIn("no-model", self.convert("fp8", folder / "no-model", folder / "x", status=1))
+        self.assertEqual(self.convert("bf16", folder / "fp8", folder / "fp8" / "a", status=1),
+                         f"nvllmd: {folder}/fp8/a: lies inside {folder}/fp8: give a name outside "
+                         "of that folder\n")
+        self.assertNotIn("a", [p.name for p in (folder / "fp8").iterdir()])
         self.assertEqual([p.name for p in folder.iterdir()], ["fp8"])
         done = run_command([config.nvllmd, "check-config", "--model", folder / "fp8", "--set",
                             "model.quantize=fp8", "--backend", "cpu", "--socket", folder / "s"],

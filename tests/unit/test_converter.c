@@ -208,11 +208,10 @@ TEST(f32_becomes_bf16)
     remove_dir();
 }
 
-/* In the old folder, too: it does not hold itself, nor weights of other formats, wherever they are.
- * A link to a folder is one. */
-TEST(folders_are_copied_once)
+/* Weights of other formats stay behind, wherever they are. A link to a folder is one. */
+TEST(folders_are_copied_without_weights)
 {
-    static const char *const left[] = {"out", "pytorch_model.bin", "1_Pooling/model.bin"};
+    static const char *const left[] = {"pytorch_model.bin", "1_Pooling/model.bin"};
     char path[256];
 
     make_dir();
@@ -220,14 +219,14 @@ TEST(folders_are_copied_once)
     write_text(in_dir("plain/pytorch_model.bin"), "");
     write_text(in_dir("plain/1_Pooling/model.bin"), "");
     ck_assert_int_eq(symlink("1_Pooling", in_dir("plain/link")), 0);
-    convert(in_dir("plain"), in_dir("plain/out"), DTYPE_E4M3);
-    check_same(in_dir("plain"), DTYPE_E4M3, in_dir("plain/out"), DTYPE_BF16);
-    ck_assert_int_eq(access(in_dir("plain/out/link/config.json"), R_OK), 0);
+    convert(in_dir("plain"), in_dir("out"), DTYPE_E4M3);
+    check_same(in_dir("plain"), DTYPE_E4M3, in_dir("out"), DTYPE_BF16);
+    ck_assert_int_eq(access(in_dir("out/link/config.json"), R_OK), 0);
     for (size_t i = 0; i < N(left); i++) {
-        snprintf(path, sizeof(path), "%s/plain/out/%s", dir, left[i]);
+        snprintf(path, sizeof(path), "%s/out/%s", dir, left[i]);
         ck_assert_int_lt(access(path, F_OK), 0);
     }
-    snprintf(path, sizeof(path), "%s/plain/out/out.part-%d", dir, (int)getpid());
+    snprintf(path, sizeof(path), "%s/out.part-%d", dir, (int)getpid());
     ck_assert_int_lt(access(path, F_OK), 0);
     remove_dir();
 }
@@ -294,8 +293,44 @@ TEST(existing_names_are_refused)
     ck_assert_int_eq(model_convert(TEST_MODEL_DIR, in_dir("out"), DTYPE_E4M3, NULL, NULL, &e),
                      -EEXIST);
     ck_assert_ptr_nonnull(strstr(e.text, "out: exists already"));
-    ck_assert_int_eq(model_convert(TEST_MODEL_DIR, in_dir("no/out"), DTYPE_E4M3, NULL, NULL, &e),
-                     -ENOENT);
+    remove_dir();
+}
+
+/* Names of new folders that cannot be made. They are named as they were given. */
+static const struct {
+    const char *from, *to;
+    int code;
+    const char *text;
+} places[] = {
+    {"plain", "no/out", -ENOENT,
+     "no/out: cannot be made: No such file or directory; its parent folder must exist and be "
+     "writable"},
+    {"plain", "plain/config.json/out", -ENOTDIR, "out: cannot be made: Not a directory; its"},
+    {"plain", "plain/out", -EINVAL, "plain/out: lies inside "},
+    {"plain", "plain/1_Pooling/out/", -EINVAL, "plain/1_Pooling/out/: lies inside "},
+    {"plain", "link/out", -EINVAL, "link/out: lies inside "},
+    {"link", "plain/out", -EINVAL, "link: give a name outside of that folder"},
+};
+
+TEST(wrong_places_are_refused, .n = N(places))
+{
+    make_dir();
+    write_sharded(DTYPE_BF16);
+    ck_assert_int_eq(symlink("plain", in_dir("link")), 0);
+    ck_assert_int_eq(model_convert(in_dir(places[_i].from), in_dir(places[_i].to), DTYPE_E4M3, NULL,
+                                   NULL, &e),
+                     places[_i].code);
+    ck_assert_msg(strstr(e.text, places[_i].text) != NULL, "%s", e.text);
+    ck_assert_int_eq(n_left(), 1); /* the link */
+    remove_dir();
+}
+
+/* A name that begins as the old folder's does. */
+TEST(folders_beside_are_not_inside)
+{
+    make_dir();
+    write_sharded(DTYPE_BF16);
+    convert(in_dir("plain"), in_dir("plain2"), DTYPE_E4M3);
     remove_dir();
 }
 
