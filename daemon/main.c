@@ -250,6 +250,11 @@ static int convert(const struct command_line *c)
         usage_error("convert takes --to fp8, int4 or bf16, a model folder and a new one");
         return EXIT_USAGE;
     }
+    if (!*c->line.words[0] || !*c->line.words[1]) {
+        usage_error(*c->line.words[0] ? "OUT is empty: it must be the name of a new folder"
+                                      : "IN is empty: it must be the name of a model folder");
+        return EXIT_USAGE;
+    }
     r = model_convert(c->line.words[0], c->line.words[1], dtype,
                       isatty(STDERR_FILENO) ? print_progress : NULL, &percent, &e);
     if (percent >= 0)

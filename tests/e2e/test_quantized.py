@@ -62,6 +62,13 @@ class Quantized(Case):
         self.assertIn("convert it to bf16 first",
                       self.convert("int4", folder / "fp8", folder / "int4", status=1))
         self.assertIn("convert takes --to", self.convert("fp4", MODEL, folder / "fp4", status=2))
+        self.assertIn("nvllmd: OUT is empty: it must be the name of a new folder\n",
+                      self.convert("fp8", MODEL, "", status=2))
+        self.assertIn("nvllmd: IN is empty: it must be the name of a model folder\n",
+                      self.convert("fp8", "", folder / "x", status=2))
+        self.assertIn(f"nvllmd: {folder}/no/x: cannot be made: No such file or directory; its "
+                      "parent folder must exist and be writable\n",
+                      self.convert("fp8", MODEL, folder / "no" / "x", status=1))
         self.assertIn("no-model", self.convert("fp8", folder / "no-model", folder / "x", status=1))
         self.assertEqual(self.convert("bf16", folder / "fp8", folder / "fp8" / "a", status=1),
                          f"nvllmd: {folder}/fp8/a: lies inside {folder}/fp8: give a name outside "
