@@ -519,6 +519,18 @@ static int write_folder(struct converter *c, const char *to, struct err *e)
     return r;
 }
 
+/* As model_open(), whose errors name the folder's files, but not the folder if there is one. */
+static int open_old(struct model **out, const char *folder, struct err *e)
+{
+    struct err why;
+    const int r = model_open(out, folder, &why);
+    const size_t n = strlen(folder);
+
+    if (r < 0 && strncmp(why.text, folder, n) == 0 && why.text[n] == ':')
+        return err_set(e, r, "%s", why.text);
+    return r < 0 ? err_set(e, r, "%s: %s", folder, why.text) : 0;
+}
+
 int model_convert(const char *from, const char *to, enum dtype dtype,
                   void (*progress)(void *ctx, double done), void *progress_ctx, struct err *e)
 {
@@ -532,7 +544,7 @@ int model_convert(const char *from, const char *to, enum dtype dtype,
     must(dtype == DTYPE_BF16 || dtype == DTYPE_E4M3 || dtype == DTYPE_INT4);
     if (lstat(to, &st) == 0)
         return err_set(e, -EEXIST, "%s: exists already: give the name of a new folder", to);
-    r = model_open(&c.model, from, e);
+    r = open_old(&c.model, from, e);
     if (r < 0)
         return r;
     r = check_place(from, to, e);

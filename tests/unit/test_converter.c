@@ -325,6 +325,23 @@ TEST(wrong_places_are_refused, .n = N(places))
     remove_dir();
 }
 
+/* Errors of the old folder begin with its name, and have it once. */
+TEST(old_folders_are_named)
+{
+    char text[256];
+
+    make_dir();
+    ck_assert_int_eq(mkdir(in_dir("empty"), 0755), 0);
+    ck_assert_int_lt(model_convert(in_dir("empty"), in_dir("out"), DTYPE_E4M3, NULL, NULL, &e), 0);
+    snprintf(text, sizeof(text),
+             "%s/empty: config.json: cannot be opened: No such file or directory", dir);
+    ck_assert_str_eq(e.text, text);
+    ck_assert_int_lt(model_convert(in_dir("none"), in_dir("out"), DTYPE_E4M3, NULL, NULL, &e), 0);
+    snprintf(text, sizeof(text), "%s/none: No such file or directory", dir);
+    ck_assert_str_eq(e.text, text);
+    remove_dir();
+}
+
 /* A name that begins as the old folder's does. */
 TEST(folders_beside_are_not_inside)
 {
