@@ -85,10 +85,11 @@ void field_need_text(const struct fields *f, const char *key, const char *only)
 
 void field_need_int(const struct fields *f, const char *key, int32_t only)
 {
-    int32_t i;
+    const json_t *value = field(f, key, 1u << JSON_INTEGER, "an integer");
+    const json_int_t i = json_integer_value(value);
 
-    if (field_int(&i, f, key, INT32_MIN, INT32_MAX) && i != only)
-        PROBLEM(f, key, -ENOTSUP, "%d is not supported; only %d is", i, only);
+    if (value && i != only)
+        PROBLEM(f, key, -ENOTSUP, "%" JSON_INTEGER_FORMAT " is not supported; only %d is", i, only);
 }
 
 void field_need_flag(const struct fields *f, const char *key, bool only)

@@ -21,6 +21,7 @@ struct check {
     struct model *m;
     struct problems *p;
     size_t n_missing, n_wrong;
+    bool lacks_config;                                 /* of quantization: has been noted */
     char missing[(MAX_NAMED + 1) * TENSOR_NAME_BYTES]; /* their names */
     int at;                                            /* in these */
     uint16_t *plain; /* [n_layers] projections that are not quantized, as of struct quantization */
@@ -78,6 +79,17 @@ static void note_wrong(struct check *c, int code, const char *text)
         problems_add(c->p, code, "%s", text);
 }
 
+/* FP8 weights whose format nothing says, noted once for all of them. */
+static void note_no_config(struct check *c, const struct tensor *t)
+{
+    if (!c->lacks_config)
+        problems_add(c->p, -ENOTSUP,
+                     "config.json: quantization_config is missing, but %s is %s: use the "
+                     "config.json that belongs to these weights",
+                     t->name, t->type);
+    c->lacks_config = true;
+}
+
 /* Looks for one tensor. NULL: it is missing or wrong, which has been noted. */
 static const struct tensor *need_tensor(struct check *c, const char *name,
                                         const struct tensor *wanted, const char *types)
@@ -93,6 +105,10 @@ static const struct tensor *need_tensor(struct check *c, const char *name,
         if ((!file || file->tensors.header) && c->n_missing++ < MAX_NAMED)
             c->at += snprintf(c->missing + c->at, sizeof(c->missing) - (size_t)c->at, "%s%s",
                               c->at ? ", " : "", name);
+        return NULL;
+    }
+    if (c->m->quant.format == QUANT_NONE && t->dtype == DTYPE_E4M3) {
+        note_no_config(c, t);
         return NULL;
     }
     rc = check_tensor(t, wanted, types, file->name, &e);

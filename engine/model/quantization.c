@@ -153,10 +153,14 @@ static struct fields fields_of(const struct fields *f, const char *key, char pre
 
 static void parse_group_size(struct quantization *q, const struct fields *f)
 {
-    if (field_int(&q->scale_cols, f, "group_size", INT32_MIN, INT32_MAX) && q->scale_cols != 32 &&
-        q->scale_cols != 64 && q->scale_cols != 128)
-        PROBLEM(f, "group_size", -ENOTSUP, "%d is not supported; 32, 64 and 128 are",
-                q->scale_cols);
+    const json_t *value = field(f, "group_size", 1u << JSON_INTEGER, "an integer");
+    const json_int_t n = json_integer_value(value);
+
+    if (n == 32 || n == 64 || n == 128)
+        q->scale_cols = (int32_t)n;
+    else if (value)
+        PROBLEM(f, "group_size", -ENOTSUP,
+                "%" JSON_INTEGER_FORMAT " is not supported; 32, 64 and 128 are", n);
 }
 
 static void set_int4(struct quantization *q, enum quant_format format, bool zeros)
@@ -198,7 +202,9 @@ static void parse_gptq(struct quantization *q, const struct fields *f)
     q->zero_bias = 1;
     field_need_int(f, "bits", 4);
     parse_group_size(q, f);
-    field_need_flag(f, "desc_act", false);
+    if (json_is_true(field_flag(f, "desc_act")))
+        PROBLEM(f, "desc_act", -ENOTSUP,
+                "true is not supported; folders quantized with desc_act false are");
     if (version && strcmp(version, "gptq_v2") == 0)
         q->zero_bias = 0;
     else if (version && strcmp(version, "gptq") != 0)

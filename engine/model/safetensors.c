@@ -56,7 +56,8 @@ int safetensors_header_bytes(size_t *out, const char *file, const void *first, u
                        n, SAFETENSORS_MAX_HEADER);
     if (n > file_bytes - SAFETENSORS_LENGTH_BYTES)
         return err_set(e, -EINVAL,
-                       "%s: a header of %" PRIu64 " bytes in a file of %" PRIu64 ": truncated?",
+                       "%s: a header of %" PRIu64 " bytes in a file of %" PRIu64
+                       ": truncated? Download it again",
                        file, n, file_bytes);
     *out = (size_t)n;
     return 0;

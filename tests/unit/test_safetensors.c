@@ -148,7 +148,7 @@ TEST(header_length, .n = 8)
         const char *text; /* NULL: it passes */
     } cases[] = {
         {"\x02\0\0\0\0\0\0\0", 10, NULL},
-        {"\x02\0\0\0\0\0\0\0", 9, "truncated"},
+        {"\x02\0\0\0\0\0\0\0", 9, "in a file of 9: truncated? Download it again"},
         {"\x02\0\0\0\0\0\0\0", 7, "too few"},
         {"\x02\0\0\0\0\0\0\0", 0, "too few"},
         {"\x00\xe1\xf5\x05\0\0\0\0", UINT64_MAX, NULL},
