@@ -82,7 +82,7 @@ def sweep():
 
 
 def weights():
-    """The 8B shape as bf16, and what `nvllmd convert` and fp8_rows.py made of it."""
+    """The 8B shape as bf16, and what `nvllmd convert` and quantize_folder.py made of it."""
     if not args.large:
         raise Skip("no folder of the 8B shape")
     base = None
