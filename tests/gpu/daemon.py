@@ -20,6 +20,7 @@ import drafts
 import embeddings
 import hosts
 import kv_fp8
+import quantized
 import ranks
 import speed
 import stress
@@ -242,6 +243,7 @@ def faults():
 PARTS = {f.__name__: f for f in (golden, seeds, prefix, starts, ledger, idle, shapes, faults)}
 PARTS["embeddings"] = embeddings.embeddings
 PARTS["fp8"] = kv_fp8.fp8
+PARTS["quantized"] = quantized.quantized
 PARTS["ranks"] = ranks.ranks
 PARTS["hosts"] = hosts.hosts
 PARTS["stress"] = stress.stress
