@@ -14,10 +14,11 @@ from device import (CLEAR_MARGIN, GREEDY, Skip, answers_of, args, daemon, few, g
 CONVERTED = "fp8", "int4"  # by nvllmd itself
 WEIGHTS = "model.safetensors"
 
-# Of logits, on average. On the CPU those of bf16 weights are 0.12 or more away from those of 4
-# bits, and 0.06 from those of E4M3; scales that are wrong by a tenth move them by 0.17. Activations
-# of a device are bf16, which with transformers moves them by 0.04, or E4M3 where weights are.
-MOVED = 0.1
+# Of logits, on average. On an H200 (2026-11-30) they are 0.011 to 0.017 away where activations are
+# bf16, and 0.098 where they are E4M3, as with a scale a row or a tensor. On the CPU those of bf16
+# weights are 0.17 or more away from those of 4 bits, and 0.06 from those of E4M3; scales that are
+# wrong by a tenth move them by 0.17.
+MOVED = 0.13
 
 
 def quantized():
