@@ -238,8 +238,10 @@ void engine_status(const struct engine *g, struct engine_status *out)
     out->asleep = engine_asleep(g);
     out->n_ranks = out->backend.n_devices > 1 ? out->backend.n_devices : 0;
     out->ranks = out->backend.devices;
-    out->weights = out->state == ENGINE_READY ? model_dtype_name(g->model) : NULL;
-    out->kv_dtype = out->state == ENGINE_READY ? kv_dtype_name(out->backend.kv_dtype) : NULL;
+    if (out->state != ENGINE_READY)
+        return;
+    out->weights = model_kept_as(g->model);
+    out->kv_dtype = kv_dtype_name(out->backend.kv_dtype);
 }
 
 void engine_metrics(const struct engine *g, struct engine_metrics *out)

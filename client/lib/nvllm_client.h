@@ -581,7 +581,7 @@ struct nvllm_status {
     uint64_t model_draft_tokens; /* of both, by the draft model, see model.draft there */
     uint64_t model_accepted_tokens;
     uint64_t draft_bytes; /* that it takes; on a device it adds up with those above */
-    const char *weights;  /* what they are kept as: "bf16", "fp8", "int4", "mixed types" */
+    const char *weights;  /* what they are kept as: "bf16", "fp8", "int4" */
     const char *kv_dtype; /* what keys and values are kept as: "f32", "bf16", "fp8" */
 };
 

@@ -314,7 +314,6 @@ int model_quantize(struct model *m, enum dtype dtype, struct err *e)
             if (quantization_may_have((enum weight_role)role))
                 layers[layer] |= (uint16_t)(1u << (role - N_MODEL_WEIGHTS));
     m->config.quant = &m->quant;
-    m->dtype = dtype_info[dtype].name;
     return 0;
 }
 
@@ -377,6 +376,11 @@ uint64_t model_n_parameters(const struct model *m)
 const char *model_dtype_name(const struct model *m)
 {
     return m->dtype;
+}
+
+const char *model_kept_as(const struct model *m)
+{
+    return dtype_info[m->config.quant ? m->quant.dtype : DTYPE_BF16].name;
 }
 
 bool model_has_changed(const struct model *m)
