@@ -505,7 +505,8 @@ static int write_folder(struct converter *c, const char *to, struct err *e)
     if (snprintf(beside, sizeof(beside), "%.*s.part-%d", (int)n, to, (int)getpid()) >= PATH)
         return err_set(e, -ENAMETOOLONG, "%.80s...: the name is too long", to);
     if (mkdir(beside, 0755) < 0)
-        return cannot_make(to, e);
+        return errno == EEXIST ? err_set(e, -EEXIST, "%s: exists already: remove it", beside)
+                               : cannot_make(to, e);
     c->to = open(beside, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     r = c->to < 0 ? err_set(e, -errno, "%s: %s", beside, strerror(errno)) : write_all(c, e);
     if (r == 0)

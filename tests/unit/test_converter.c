@@ -286,13 +286,22 @@ TEST(failures_leave_nothing, .n = 4)
     remove_dir();
 }
 
+/* The new folder's, and the one that it has until it is whole. */
 TEST(existing_names_are_refused)
 {
+    char part[256];
+
     make_dir();
     ck_assert_int_eq(mkdir(in_dir("out"), 0755), 0);
     ck_assert_int_eq(model_convert(TEST_MODEL_DIR, in_dir("out"), DTYPE_E4M3, NULL, NULL, &e),
                      -EEXIST);
     ck_assert_ptr_nonnull(strstr(e.text, "out: exists already"));
+    snprintf(part, sizeof(part), "%s/new.part-%d", dir, (int)getpid());
+    ck_assert_int_eq(mkdir(part, 0755), 0);
+    ck_assert_int_eq(model_convert(TEST_MODEL_DIR, in_dir("new"), DTYPE_E4M3, NULL, NULL, &e),
+                     -EEXIST);
+    ck_assert_ptr_nonnull(strstr(e.text, "exists already: remove it"));
+    ck_assert_ptr_nonnull(strstr(e.text, part));
     remove_dir();
 }
 
