@@ -21,7 +21,7 @@ void quantiles_add(struct quantiles *q, uint64_t ns)
 
 double quantiles_ms(const struct quantiles *q, double share)
 {
-    double wanted = ceil(share * (double)q->n), before = 0;
+    double wanted = fmax(ceil(share * (double)q->n), 1), before = 0;
 
     if (share >= 1)
         return (double)q->max_ns / 1e6;
@@ -32,6 +32,7 @@ double quantiles_ms(const struct quantiles *q, double share)
             const double begin = fmax(begin_of(i), (double)q->min_ns);
             const double end = fmin(begin_of(i + 1), (double)q->max_ns);
 
+            /* whole ns, as times are */
             return floor(begin + (wanted - before - 0.5) / here * (end - begin)) / 1e6;
         }
         before += here;

@@ -7,11 +7,11 @@
  * listed them; otherwise a bound is looked for digit by digit, in histograms of counts for top_k
  * and of probability mass for top_p, until at most LIST ids are at or before it. Where more are
  * kept, the bound is narrowed until it keeps exactly these. Mass is added as integers, so that no
- * order of adding changes it. Bound by what one
- * multiprocessor computes in its few passes over the row, 4 * vocab_size bytes each: in L2, or over
- * NVLink what other ranks have; more than one load ahead does not help. (151,936 logits of spread 4
- * at temperature 0.6 and top_p 0.95 on an H200, 2026-11-30, 1, 64 and 256 rows: 104, 111 and
- * 258 us; with a pass over the row for each digit 256, 288 and 591.) */
+ * order of adding changes it. Bound by what one multiprocessor computes in its few passes over the
+ * row, 4 * vocab_size bytes each: in L2, or over NVLink what other ranks have; more than one load
+ * ahead does not help. (151,936 logits of spread 4 at temperature 0.6 and top_p 0.95 on an H200,
+ * 2026-11-30, 1, 64 and 256 rows: 104, 111 and 258 us; with a pass over the row for each digit 256,
+ * 288 and 591.) */
 #include "cuda/kernels/sampler.cuh"
 
 int sample_scan_parts(const struct launch *l, const struct sampler_memory *m, int n_rows);

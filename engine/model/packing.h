@@ -37,7 +37,7 @@ void int4_unpack(uint8_t *out, size_t out_stride, const uint32_t *words, size_t 
                  size_t first, size_t n, int bias, bool awq);
 
 /* ---- rounding: to nearest, ties to even; infinities and NaN give any element, but a scale that is
- * none or infinite, so that a broken weight still breaks what is computed of it */
+ * NaN or infinite, so that a broken weight still breaks what is computed of it */
 
 /* The scale of a block of bf16 [n_rows, n_cols]: its largest magnitude becomes 448, the largest of
  * E4M3. 1 for zeros. */

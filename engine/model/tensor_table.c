@@ -200,7 +200,7 @@ void shard_range(int64_t *first, int64_t *n, const struct model_config *c, enum 
     *n = min64(share, all - *first);
 }
 
-/* An FFN that could be divided may not be in groups: so these are named. */
+/* An FFN that divides among the ranks may not divide in whole groups, so these are named. */
 static int refuse_ffn(const struct model_config *c, int32_t tp_size, struct err *e)
 {
     if (group_of(c) == 0)

@@ -167,7 +167,6 @@ TEST(broken_weights_break_their_scale)
         ck_assert(!isfinite(e4m3_scale(x, 4, 2, 4)));
     }
 }
-END_TEST
 
 /* A row with a zero and a scale for each group. */
 TEST(rows_become_floats)
