@@ -146,6 +146,7 @@ FORMATS = {
     "gptq-32": gptq_format(32, zeros=False),
     "gptq-128-zeros": gptq_format(128, zeros=True, version="gptq"),
     "gptq-v2-64-zeros": gptq_format(64, zeros=True, version="gptq_v2"),
+    "packed-128": compressed_int4_format(128, zeros=False),
     "packed-64": compressed_int4_format(64, zeros=False),
     "packed-32-zeros": compressed_int4_format(32, zeros=True),
 }
@@ -211,16 +212,30 @@ def tensors_of(form, path, device):
     return tensors
 
 
+def differing(meant, path):
+    """How many tensors are meant to be in a file, and which of them it has otherwise or not, or
+    beside them."""
+    def same(a, b):
+        return (a.dtype, a.shape) == (b.dtype, b.shape) and \
+            a.contiguous().view(torch.uint8).equal(b.view(torch.uint8))
+
+    got = load_file(path)
+    return len(meant), sorted(meant.keys() ^ got.keys()) + sorted(
+        name for name in meant.keys() & got.keys() if not same(meant[name], got[name]))
+
+
 def misread(form, old, read):
-    """How many tensors a file of bf16 weights has, and which of them another does not have as they
-    are in the format, or has beside them."""
+    """As differing(): what another program makes bf16 weights of, having read the format."""
     with safe_open(old, "pt") as f:
         meant = {name: f.get_tensor(name) for name in f.keys()}
     for name in filter(is_quantized, meant):
         meant[name] = Quantized(form, meant[name]).values().bfloat16()
-    got = load_file(read)
-    return len(meant), sorted(meant.keys() ^ got.keys()) + sorted(
-        name for name in meant.keys() & got.keys() if not meant[name].equal(got[name]))
+    return differing(meant, read)
+
+
+def miswritten(form, old, new):
+    """As differing(): what another program wrote in the format."""
+    return differing(tensors_of(form, old, "cpu"), new)
 
 
 def write(form, old, new, device="cpu"):

@@ -11,7 +11,7 @@ import kv_fp8
 from device import (CLEAR_MARGIN, GREEDY, Skip, answers_of, args, daemon, few, golden_wrong,
                     harness, row, verdict)
 
-CONVERTED = "fp8", "int4"  # by nvllmd itself
+CONVERTED = {"fp8": "fp8-blocks", "int4": "packed-128"}  # by nvllmd itself, and what that is
 WEIGHTS = "model.safetensors"
 
 # Of logits, on average. On an H200 (2026-11-30) they are 0.011 to 0.017 away where activations are
@@ -26,29 +26,32 @@ def quantized():
     if args.scale < 1:
         cases = [c for c in cases if len(c["prompt_ids"]) < 300][:few(len(cases))]
     plain = exact(cases, harness.MODEL)
-    for form in CONVERTED:
-        with temporary_folder() as base:
-            folder = converted(form, harness.MODEL, Path(base) / form)
-            golden(f"converted {form}", cases, plain, folder)
-    published(cases, plain)
-
-
-def published(cases, plain):
-    """Folders as other programs write them; no other part has to load torch."""
     try:
-        import quantize_folder
+        import quantize_folder  # no other part has to load torch
     except ImportError:
-        raise Skip("no torch and safetensors to make folders of other formats") from None
+        quantize_folder = None
+    for to, form in CONVERTED.items():
+        with temporary_folder() as base:
+            folder = converted(to, harness.MODEL, Path(base) / to)
+            if quantize_folder:
+                tensors(f"converted {to}", *quantize_folder.miswritten(
+                    quantize_folder.FORMATS[form], harness.MODEL / WEIGHTS, folder / WEIGHTS))
+            golden(f"converted {to}", cases, plain, folder)
+    if not quantize_folder:
+        raise Skip("no torch and safetensors to make folders of other formats")
     for name, form in quantize_folder.FORMATS.items():
         with temporary_folder() as base:
             folder = Path(base) / name
             quantize_folder.write(form, harness.MODEL, folder)
             # Backends may misread a folder alike: what nvllmd makes of it is what was meant.
             read = converted("bf16", folder, Path(base) / "bf16")
-            n, wrong = quantize_folder.misread(form, harness.MODEL / WEIGHTS, read / WEIGHTS)
-            row(f"tensors of {name}", verdict(n and not wrong),
-                f"{n - len(wrong)}/{n} as meant" + "".join(f", {n}" for n in wrong[:4]))
+            tensors(name, *quantize_folder.misread(form, harness.MODEL / WEIGHTS, read / WEIGHTS))
             golden(name, cases, plain, folder)
+
+
+def tensors(name, n, wrong):
+    row(f"tensors of {name}", verdict(n and not wrong),
+        f"{n - len(wrong)}/{n} as meant" + "".join(f", {w}" for w in wrong[:4]))
 
 
 def temporary_folder():
