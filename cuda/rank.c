@@ -289,8 +289,7 @@ static int read_known(struct rank *rank, struct err *e)
              rank->device.name, rank->device.compute, driver, runtime, cublasLtGetVersion(),
              GEMM_WORKSPACE >> 20, c->n_layers, c->hidden_dim, c->n_heads, c->n_kv_heads,
              c->head_dim, c->ffn_dim, c->n_experts_per_tok, c->n_experts, c->vocab_size,
-             rank->options.block_len, rank->shard.tp_size,
-             dtype_info[c->quant ? c->quant->dtype : DTYPE_BF16].name,
+             rank->options.block_len, rank->shard.tp_size, model_kept_as(c),
              c->quant ? c->quant->scale_cols : 0,
              rank->options.kv_dtype == KV_DTYPE_FP8 ? ", fp8 keys" : "");
     return algo_file_read(&rank->known, rank->options.cache_folder, rank->key, e);

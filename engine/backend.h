@@ -30,15 +30,6 @@ enum kv_dtype {
     KV_DTYPE_FP8, /* E4M3, each token's key and value of a head with a power of two as its scale */
 };
 
-/* As options name it. */
-static inline const char *kv_dtype_name(enum kv_dtype t)
-{
-    return t == KV_DTYPE_F32    ? "f32"
-           : t == KV_DTYPE_BF16 ? "bf16"
-           : t == KV_DTYPE_FP8  ? "fp8"
-                                : "auto";
-}
-
 struct backend_options {
     int32_t block_len;        /* power of two, 16 .. 4096 */
     int32_t max_batch_tokens; /* rows of a step, at most */

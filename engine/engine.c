@@ -228,6 +228,8 @@ enum sleep_level engine_asleep(const struct engine *g)
 
 void engine_status(const struct engine *g, struct engine_status *out)
 {
+    static const char *const kv_dtypes[] = {
+        [KV_DTYPE_F32] = "f32", [KV_DTYPE_BF16] = "bf16", [KV_DTYPE_FP8] = "fp8"};
     pthread_mutex_t *lock = (pthread_mutex_t *)&g->lock;
 
     pthread_mutex_lock(lock);
@@ -240,8 +242,8 @@ void engine_status(const struct engine *g, struct engine_status *out)
     out->ranks = out->backend.devices;
     if (out->state != ENGINE_READY)
         return;
-    out->weights = model_kept_as(g->model);
-    out->kv_dtype = kv_dtype_name(out->backend.kv_dtype);
+    out->weights = model_kept_as(model_config(g->model));
+    out->kv_dtype = kv_dtypes[out->backend.kv_dtype];
 }
 
 void engine_metrics(const struct engine *g, struct engine_metrics *out)

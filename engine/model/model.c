@@ -378,9 +378,9 @@ const char *model_dtype_name(const struct model *m)
     return m->dtype;
 }
 
-const char *model_kept_as(const struct model *m)
+const char *model_kept_as(const struct model_config *c)
 {
-    return dtype_info[m->config.quant ? m->quant.dtype : DTYPE_BF16].name;
+    return dtype_info[c->quant ? c->quant->dtype : DTYPE_BF16].name;
 }
 
 bool model_has_changed(const struct model *m)

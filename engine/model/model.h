@@ -202,7 +202,7 @@ uint64_t model_weight_bytes(const struct model *m); /* of all these tensors, as 
 uint64_t model_n_parameters(const struct model *m);
 const char *model_dtype_name(const struct model *m); /* as stored: "bf16", or "mixed types" */
 /* What backends keep the projections as: "bf16" whatever plain type is stored, "fp8", "int4". */
-const char *model_kept_as(const struct model *m);
+const char *model_kept_as(const struct model_config *c);
 
 /* Reads bytes of a tensor from offset on, as stored. -EIO: the file has become shorter. */
 int model_read(const struct model *m, const struct tensor *t, uint64_t offset, void *dst,

@@ -362,7 +362,7 @@ TEST(every_layout_reads, .n = 24)
     ck_assert_msg(model_open(&m, dir, &e) == 0, "%s", e.text);
     ck_assert_int_eq(access(in_dir("model.safetensors"), F_OK), sharded ? -1 : 0);
     ck_assert_str_eq(model_dtype_name(m), dtype_info[dtype].name);
-    ck_assert_str_eq(model_kept_as(m), "bf16");
+    ck_assert_str_eq(model_kept_as(model_config(m)), "bf16");
     ck_assert_int_eq(model_config(m)->qk_norm, qwen3);
     ck_assert_int_eq(model_config(m)->qkv_bias, !qwen3);
     ck_assert_int_eq(model_tensor(m, "lm_head.weight") != NULL, !tied);
