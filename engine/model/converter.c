@@ -452,14 +452,22 @@ static int cannot_make(const char *to, struct err *e)
                    in_parent ? "; its parent folder must exist and be writable" : "");
 }
 
-/* The real path of the folder that `to` is to be in, to be freed; NULL with errno. */
-static char *parent_of(const char *to)
+/* Of a name without the slashes behind it. */
+static size_t length_of(const char *to)
 {
-    char path[PATH];
     size_t n = strlen(to);
 
     while (n > 1 && to[n - 1] == '/')
         n--;
+    return n;
+}
+
+/* The real path of the folder that `to` is to be in, to be freed; NULL with errno. */
+static char *parent_of(const char *to)
+{
+    char path[PATH];
+    size_t n = length_of(to);
+
     while (n > 0 && to[n - 1] != '/')
         n--;
     if (snprintf(path, sizeof(path), "%.*s.", (int)n, to) >= PATH) {
@@ -497,12 +505,10 @@ static int check_place(const char *from, const char *to, struct err *e)
 static int write_folder(struct converter *c, const char *to, struct err *e)
 {
     char beside[PATH];
-    size_t n = strlen(to);
     int r;
 
-    while (n > 1 && to[n - 1] == '/')
-        n--;
-    if (snprintf(beside, sizeof(beside), "%.*s.part-%d", (int)n, to, (int)getpid()) >= PATH)
+    if (snprintf(beside, sizeof(beside), "%.*s.part-%d", (int)length_of(to), to, (int)getpid()) >=
+        PATH)
         return err_set(e, -ENAMETOOLONG, "%.80s...: the name is too long", to);
     if (mkdir(beside, 0755) < 0)
         return errno == EEXIST ? err_set(e, -EEXIST, "%s: exists already: remove it", beside)
